@@ -1,4 +1,4 @@
-"""What a figure is measured on, and with: the machine with its quotas, and the time of what runs in the client."""
+"""The machine of a figure with its quotas, and the time of what runs in the client."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ Curve = list[tuple[float, float]]  # points of cubic Bezier curves: a start, the
 
 
 class Drawn(NamedTuple):
-    """What an SVG shows, in its own order: boxes, labels of arrows, and an arrow's two lines, each before its label."""
+    """Boxes, labels of arrows, and each arrow's two lines before its label, in the order of an SVG."""
 
     page: Rect
     boxes: list[Rect]

@@ -139,7 +139,7 @@ def test_words_that_could_not_be_found_are_found_later(error: BaseException) -> 
 
 
 def test_threads_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text's words are all found, whoever empties the cache meanwhile."""
+    """A text's words are all found, even if another thread empties the cache meanwhile."""
     monkeypatch.setattr(tokens, "MOST_WORDS", 120)
     cache, texts = WordCache(numbering()), [[f"word{n % 297}" for n in range(k, k + 300, 5)] for k in range(256)]
     with ThreadPoolExecutor(8) as callers:
