@@ -51,6 +51,8 @@ ATTACKS: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "null character in a link": ("a null character", (pax(linkpath="a\0b") + link("x", "y"),)),
     "long name": ("more than 1,024 characters", (pax(path="n/" * 600 + "n") + item("x"),)),
     "long part": ("or 255 bytes between slashes", (item("d/" + "é" * 128),)),
+    "long part of a link": ("or 255 bytes between slashes", (link("x", "y" * 256),)),
+    "link to nothing": ("it links to nothing", (link("x", ""),)),
     "time of nan": ("its time is nan", (pax(mtime="nan") + item("x"),)),
     "time of inf": ("its time is inf", (pax(mtime="inf") + item("x"),)),
     "late time": ("its time is 1.18059e", (item("x", mtime=2**70),)),

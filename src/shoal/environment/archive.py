@@ -184,7 +184,8 @@ class _Tree:
             return "its path leaves the folder"
         if "\0" in name + link:
             return "its name or link has a null character"
-        if max(len(name), len(link)) > _MOST_NAME or max(map(len, os.fsencode(name).split(b"/"))) > _MOST_PART:
+        parts = os.fsencode(f"{name}/{link}").split(b"/")
+        if max(len(name), len(link)) > _MOST_NAME or max(map(len, parts)) > _MOST_PART:
             return f"its name or link has more than {_MOST_NAME:,} characters, or {_MOST_PART} bytes between slashes"
         if kind == _SPECIAL or member.issparse():
             return "it is a special file" if kind == _SPECIAL else "it is a sparse file"
@@ -217,6 +218,8 @@ class _Tree:
 
     def _follow(self, folder: str, link: str) -> str:
         """Return the reason why a symbolic link in ``folder`` must not have the target ``link``."""
+        if not link:
+            return "it links to nothing"
         outside = f"it links to {escape(link)}, outside the folder"
         if link.startswith("/"):
             return outside
