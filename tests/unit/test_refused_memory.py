@@ -98,7 +98,6 @@ class Early(Streaming):
 
 @pytest.fixture(autouse=True)
 def without_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     SEEN.clear()
     logging.disable()  # pytest keeps records, with their tracebacks
