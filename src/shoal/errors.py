@@ -42,6 +42,19 @@ class ServerError(ShoalError):
     """Triton did not start, went away, or refused the request."""
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of those that led to it, before the error is kept or becomes an answer.
+
+    The frames of a traceback hold their variables, such as the arrays of a request. One that also holds the error, or
+    the list that it is put in, would stay in memory until Python's garbage collector runs.
+    """
+    errors = [error]
+    while errors:
+        each = errors.pop()
+        errors += filter(None, (each.__cause__, each.__context__))
+        each.__traceback__ = each.__cause__ = each.__context__ = None
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the advice for an unknown name: the most similar of the known names, or else all of them."""
     names = list(known)

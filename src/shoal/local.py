@@ -177,7 +177,11 @@ class Pipeline:
                 continue
             running |= {self._pool.submit(self._call, step, tensors): step for step in due}
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                _keep(running.pop(future), future.result(), tensors)
+                step = running.pop(future)
+                try:
+                    _keep(step, future.result(), tensors)
+                finally:
+                    del future  # or its error would hold this frame, and the frame the error
 
     def _call(self, step: Step, tensors: Arrays) -> Arrays:
         return self._models[step.model].call(self._inputs(step, tensors))
@@ -303,7 +307,10 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
     def ask(inputs: Arrays) -> Arrays:
         (answer,) = component.process([inputs])
         if isinstance(answer, ShoalError):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # or the error would hold this frame, and the frame the error
         return answer
 
     def ask_stream(inputs: Arrays, until: Stream | None) -> Generator[Arrays]:

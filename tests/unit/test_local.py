@@ -108,6 +108,8 @@ def test_a_batch_is_its_rows(pipeline: Pipeline, passages: Any) -> None:
     batch = pipeline(excerpt=texts)["SCORE"]
     singles = np.concatenate([pipeline(excerpt=[text])["SCORE"] for text in texts])
     np.testing.assert_allclose(batch, singles, rtol=0, atol=1e-5)
+    others = pipeline(excerpt=[texts[0], *reversed(texts[1:]), texts[1]])["SCORE"]
+    np.testing.assert_allclose(others[0], batch[0], rtol=0, atol=1e-5)  # beside other texts
 
 
 def test_a_single_model_is_a_pipeline(repository: Path) -> None:

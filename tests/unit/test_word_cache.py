@@ -110,14 +110,15 @@ def test_codes_tell_words_apart_where_words_are_forgotten(bundle: Bundle, batche
     tokenize = BasicTokenizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "MOST_WORDS", 6)
-        cache = WordCache(TokenCodes(listed))
+        codes = TokenCodes(listed)
+        cache = WordCache(codes, codes.forget)
         for texts in batches:
-            seen: dict[int, str] = {}
             for text, row in zip(texts, flatten(cache(texts)), strict=True):
+                seen: dict[int, str] = {}
                 for token, code in zip(tokenize(text), row, strict=True):
                     assert (code == -1 and not is_word(token)) or seen.setdefault(code, token) == token
                     assert token not in listed or listed[code] == token
-            assert len(set(seen.values())) == len(seen)
+                assert len(set(seen.values())) == len(seen)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)

@@ -85,7 +85,8 @@ def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts:
 
     there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
     clean = [" ".join(BasicTokenizer()(text)) for text in texts]
-    codes = CODERS[device](Words.find(there(clean, device), device))
+    codes, is_wrong = CODERS[device](Words.find(there(clean, device), device))
+    assert not is_wrong
     got = make_features(*count_tokens(codes, there_lexicon))
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
@@ -104,7 +105,8 @@ def test_nothing_reads_a_value_from_the_device() -> None:
     texts = Ragged(meta(np.zeros(40, np.uint8)), meta(np.zeros(4, np.int64)))
     lexicon = Lexicon.build(["a"], ["b"], device)
     words = Words(texts, count_begun(texts), num_tokens)
-    codes = DeviceCoder(lexicon, device)(words)
+    codes, is_wrong = DeviceCoder(lexicon, device)(words)
+    assert is_wrong.shape == (1,)
     raw = make_features(*count_tokens(codes, lexicon))
     features = normalise(raw, meta(np.zeros(8)), meta(np.ones(8)))
     assert features.shape == (3, 7 + 1)

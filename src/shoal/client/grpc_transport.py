@@ -180,9 +180,9 @@ class ChannelPool:
         try:
             yield channel
         except grpc.RpcError as error:
-            failure = grpc_failure(error.code().name, error.details() or "")
-            is_broken = failure.kind is Kind.CONNECTION_LOST
-            raise failure from None
+            said = error.code().name, error.details() or ""
+            is_broken = grpc_failure(*said).kind is Kind.CONNECTION_LOST
+            raise grpc_failure(*said) from None
         finally:
             with self._lock:
                 channel.users -= 1

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.client.calls import Answer, Call
-from shoal.client.failures import CallError, Kind, explain
+from shoal.client.failures import CallError, Kind, Server, explain
 from shoal.client.flow import Attempts, Settings
 from shoal.errors import ShoalError
 
@@ -64,12 +64,14 @@ class Course:
         pause = None if self._has_begun else self._attempts.pause(failure)
         if pause is not None:
             return pause
-        server = self._attempts.server
+        raise self._explain(failure, self._attempts.server) from None
+
+    def _explain(self, failure: CallError, server: Server) -> ShoalError:
         if self._has_begun:
             server = server._replace(seconds=self._between, has_begun=True)
         error = explain(failure, self.call, server)
         self._note_refusal(error, self.call.model)
-        raise error from None
+        return error
 
 
 class Replies(Iterator[Answer]):

@@ -21,7 +21,7 @@ from shoal.component.callees import Callees, TritonCallees
 from shoal.component.ledger import BATCHES, ROWS, Beacon, Metrics
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device, namespace
-from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.errors import ArtifactError, InputError, SetupError, ShoalError, forget_frames
 
 _MAX_CONCAT = 8  # to concatenate more arrays in one call, CuPy uploads a table of pointers
 _log = logging.getLogger("shoal")
@@ -156,15 +156,24 @@ class Component:
         except Exception as error:
             if len(requests) == 1:
                 return [self.failure(error)]
-            return [self._answer([request])[0] for request in requests]
+            forget_frames(error)
+        return [self._answer([request])[0] for request in requests]
 
     def failure(self, error: Exception) -> ShoalError:
-        """Return the error for the client. Unexpected errors may name local paths, so their text is only logged."""
+        """Return the error for the client. Unexpected errors may name local paths, so their text is only logged.
+
+        The traceback is dropped: it holds the request.
+        """
         if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
-            return error
-        name = self.context.spec.name
-        _log.error("model %s failed on a request", name, exc_info=error)
-        return ShoalError(f"Model {name} failed on this request ({type(error).__name__}).", "See the server's log.")
+            answer = error
+        else:
+            name = self.context.spec.name
+            _log.error("model %s failed on a request", name, exc_info=error)
+            answer = ShoalError(
+                f"Model {name} failed on this request ({type(error).__name__}).", "See the server's log."
+            )
+        forget_frames(error)
+        return answer
 
     @classmethod
     def for_triton(cls) -> type[TritonModel]:

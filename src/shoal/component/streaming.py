@@ -119,7 +119,10 @@ class QueueStream(Stream):
     def __iter__(self) -> Iterator[dict[str, Array]]:
         while (item := self._items.get()) is not None:
             if isinstance(item, ShoalError):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # or the error would hold this frame, and the frame the error
             yield dict(item)
 
     def close(self) -> None:
@@ -381,6 +384,7 @@ class StreamingModel(TritonModel):
             except Exception:
                 _log.exception("model %s could not send an answer", self.component.context.spec.name)
             self._note_move(stream if item is None else None)
+            del stream, item  # which would live until the next answer
 
     def _look_for_leavers(self) -> None:
         pause = _LOOK_SECONDS

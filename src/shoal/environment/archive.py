@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import posixpath
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError, SetupError
@@ -28,6 +30,15 @@ _FORMATS = {
     b"version https://git-lfs": "Git LFS pointer",
 }
 _CHUNK = 2**20
+_MOST_ENTRIES = 250_000  # with the folders that only names show; environments have up to about 100,000
+_MOST_NAME, _MOST_PART = 1024, 255  # characters of a path; bytes of each part, a limit of Linux
+_MOST_HEADER = 2**16  # bytes of the headers before an entry, which tarfile reads as a whole
+_MOST_RATIO = 1032  # of the sizes unpacked and packed: gzip's limit
+_MOST_SECONDS = 2**40  # since 1970; no file system has later times
+_EXTENDED = (b"x", b"g", b"X", tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)  # headers of the next entry
+_DAMAGE = (
+    tarfile.TarError, EOFError, zlib.error, OSError, ValueError, TypeError, ArithmeticError, LookupError, RecursionError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,14 @@ class _Header(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) < tarfile.BLOCKSIZE or any(buf):
                 raise tarfile.ReadError(str(error)) from error
             raise  # a block of zeros is the regular end of an archive
+        if header.size < 0 or (header.type in _EXTENDED and header.size > _MOST_HEADER):
+            raise tarfile.ReadError(f"a header has {header.size:,} bytes")
+        return header
 
 
 def read_archive(path: Path) -> Iterator[Entry]:
@@ -69,7 +83,8 @@ def read_archive(path: Path) -> Iterator[Entry]:
     The content of an entry can be read only until the next entry is requested.
 
     Raises:
-        ArtifactError: the file cannot be read, is not a gzip-compressed tar archive, or is damaged or cut off.
+        ArtifactError: the file cannot be read, is not a gzip-compressed tar archive, is damaged or cut off, or has more
+            than 250,000 entries.
     """
     _check_format(path)
     with (
@@ -77,16 +92,22 @@ def read_archive(path: Path) -> Iterator[Entry]:
         gzip.open(path) as file,
         tarfile.open(fileobj=file, mode="r|", encoding="utf-8", tarinfo=_Header) as archive,
     ):
-        files: set[str] = set()
+        tree, num_entries, most = _Tree(), 0, path.stat().st_size * _MOST_RATIO
         while (member := archive.next()) is not None:
-            kind = _find_kind(member)
-            refusal = _find_refusal(member, kind, files)
-            if kind in (FILE, HARD_LINK):
-                files.add(posixpath.normpath(member.name))
+            # A size may point back, or so far that tarfile would search for the next header without end.
+            if not member.offset_data <= archive.offset <= most:
+                raise tarfile.ReadError(f"an entry ends at byte {archive.offset}")
+            kind, num_entries = _find_kind(member), num_entries + 1
+            refusal = tree.take(member, kind)
+            if max(num_entries, len(tree.kinds)) > _MOST_ENTRIES:
+                raise ArtifactError(
+                    f"{path} has more than {_MOST_ENTRIES:,} entries.",
+                    "If you trust it, unpack it with tar -xzf and name the folder.",
+                )
             yield Entry(
                 member.name,
                 kind,
-                member.size,
+                member.size if kind == FILE else 0,
                 member.mode,
                 float(member.mtime),
                 member.linkname,
@@ -106,8 +127,9 @@ def _damage(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
-        raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or rebuild it.") from error
+    except _DAMAGE as error:
+        what = f"{path} is damaged or cut off: {escape(str(error))}"
+        raise ArtifactError(what, "Copy it again, or rebuild it.") from error
 
 
 def _check_format(path: Path) -> None:
@@ -133,24 +155,85 @@ def _find_kind(member: tarfile.TarInfo) -> str:
     return FILE if member.isreg() else _SPECIAL
 
 
-def _find_refusal(member: tarfile.TarInfo, kind: str, files: set[str]) -> str:
-    """Return the reason why an entry must not be unpacked; empty if it may be.
+def escape(text: str) -> str:
+    """Return a text from an archive for a message: cut, with line ends and control characters escaped."""
+    return repr(text if len(text) <= 200 else f"{text[:200]}…")[1:-1]
 
-    The entry is judged by its type, its name and the target of its link. ``files`` are the names of the files and hard
-    links that precede the entry in the archive. ``tarfile.data_filter`` is not used: Python has it from 3.11.4 on
-    (Debian 12 has 3.11.2), and it would unpack an entry with an absolute name under another name.
+
+class _Tree:
+    """Paths of an archive so far, with their kinds, and the rules by which an entry must not be unpacked.
+
+    ``tarfile.data_filter`` is not used: Python has it from 3.11.4 on (Debian 12 has 3.11.2), the first versions follow
+    chains of links out of the folder (CVE-2025-4517), and none can judge an archive without unpacking it.
+
+    Names suffice here, whatever the order of the entries, because a path that was a folder stays a folder: nothing may
+    replace it, and no link or file may have entries below it. So each link is in a real folder. Its target may climb
+    only out of folders, never out of another link, and so cannot leave the top; nor can a chain of such links.
     """
-    if member.name.startswith("/"):
-        return "its name is absolute"
-    if ".." in member.name.split("/"):
-        return "its path leaves the folder"
-    if kind == HARD_LINK and posixpath.normpath(member.linkname) not in files:
-        return f"it is a hard link to {member.linkname}, which is not a file before it in the archive"
-    if kind == SYMLINK:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-        if target.startswith(("/", "../")) or target == "..":
-            return f"it links to {member.linkname}, outside the folder"
-    return "it is a special file" if kind == _SPECIAL else ""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+
+    def take(self, member: tarfile.TarInfo, kind: str) -> str:
+        """Add an entry; return the reason why it must not be unpacked, empty if it may be."""
+        name, link = member.name, member.linkname
+        path = posixpath.normpath(name)
+        if name.startswith("/"):
+            return "its name is absolute"
+        if ".." in name.split("/"):
+            return "its path leaves the folder"
+        if "\0" in name + link:
+            return "its name or link has a null character"
+        parts = os.fsencode(f"{name}/{link}").split(b"/")
+        if max(len(name), len(link)) > _MOST_NAME or max(map(len, parts)) > _MOST_PART:
+            return f"its name or link has more than {_MOST_NAME:,} characters, or {_MOST_PART} bytes between slashes"
+        if kind == _SPECIAL or member.issparse():
+            return "it is a special file" if kind == _SPECIAL else "it is a sparse file"
+        if not abs(member.mtime) < _MOST_SECONDS:
+            return f"its time is {float(member.mtime):g}"
+        if kind == FOLDER or path == ".":
+            return self._enter(path) if kind == FOLDER else "its name is empty"
+        if self.kinds.get(path) == FOLDER:
+            return f"it is a {kind}, and was a folder before"
+        refusal = self._enter(posixpath.dirname(path))
+        source = posixpath.normpath(link)
+        if kind == HARD_LINK and (source == path or self.kinds.get(source) != FILE):
+            refusal = refusal or f"it is a hard link to {escape(link)}, which is not a file before it in the archive"
+        if kind == SYMLINK:
+            refusal = refusal or self._follow(posixpath.dirname(path), link)
+        if not refusal:
+            self.kinds[path] = FILE if kind == HARD_LINK else kind
+        return refusal
+
+    def _enter(self, path: str) -> str:
+        """Add a folder and those above it; return the reason why it cannot be one."""
+        new = []
+        while path not in ("", ".") and (kind := self.kinds.get(path)) != FOLDER:
+            if kind:
+                return f"{escape(path)} is a {kind} in the archive, not a folder"
+            new.append(path)
+            path = posixpath.dirname(path)
+        self.kinds |= dict.fromkeys(new, FOLDER)
+        return ""
+
+    def _follow(self, folder: str, link: str) -> str:
+        """Return the reason why a symbolic link in ``folder`` must not have the target ``link``."""
+        if not link:
+            return "it links to nothing"
+        outside = f"it links to {escape(link)}, outside the folder"
+        if link.startswith("/"):
+            return outside
+        at = [*filter(None, folder.split("/"))]
+        for step in link.split("/"):
+            if step == "..":
+                if not at:
+                    return outside
+                if refusal := self._enter("/".join(at)):
+                    return f"it links to {escape(link)}, but {refusal}"
+                at.pop()
+            elif step not in ("", "."):
+                at.append(step)
+        return ""
 
 
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Iterator[bytes]:
@@ -212,13 +295,14 @@ def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stag
         target.parent.mkdir(parents=True, exist_ok=True)
         with alone(target, "build"), aside(target) as made:
             on_progress("unpack", 0, 1)
+            folders: set[Path] = {made}
             for entry in read_archive(archive):
                 if entry.refusal:
                     raise ArtifactError(
-                        f"{archive} holds {entry.path[:200]!r}: {entry.refusal}.",
+                        f"{archive} holds '{escape(entry.path)}': {entry.refusal}.",
                         "Do not use it; have its maker pack it again.",
                     )
-                _write(entry, made)
+                _write(entry, made, folders)
             for parent, _, _ in os.walk(made):
                 Path(parent).chmod(0o755)  # a server may run as another user, whatever the umask
             on_progress("unpack", 1, 1)
@@ -230,12 +314,11 @@ def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stag
     return target
 
 
-def _write(entry: Entry, folder: Path) -> None:
-    path = folder / entry.path
+def _write(entry: Entry, top: Path, folders: set[Path]) -> None:
+    path = top / posixpath.normpath(entry.path)
+    _make_folder(path if entry.kind == FOLDER else path.parent, folders)
     if entry.kind == FOLDER:
-        path.mkdir(parents=True, exist_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # conda-pack packs a few scripts twice
     if entry.kind == SYMLINK:
         path.symlink_to(entry.link)
@@ -245,4 +328,19 @@ def _write(entry: Entry, folder: Path) -> None:
         path.chmod(entry.mode & 0o755 | 0o644)
         os.utime(path, (entry.mtime, entry.mtime))  # compiled modules are used only if their source is of this time
     else:
-        path.hardlink_to(folder / entry.link)
+        path.hardlink_to(top / posixpath.normpath(entry.link))
+
+
+def _make_folder(folder: Path, folders: set[Path]) -> None:
+    """Make a folder and those above it, except the known ``folders``, and add them; none may be a link.
+
+    Each is examined, because two names of an archive may be the same on this file system (if it ignores case). No
+    descriptors are needed: only this process writes below a folder that ``aside`` made.
+    """
+    for each in reversed([*takewhile(lambda each: each not in folders, (folder, *folder.parents))]):
+        try:
+            each.mkdir()
+        except FileExistsError:
+            if not stat.S_ISDIR(each.lstat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, f"{escape(each.name)} is not a folder") from None
+        folders.add(each)

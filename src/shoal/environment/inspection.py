@@ -13,7 +13,7 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, read_archive, read_folder
+from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, escape, read_archive, read_folder
 from shoal.environment.stub import MAGIC, Version, read_binary, show_version
 from shoal.errors import ArtifactError, SetupError
 
@@ -21,6 +21,7 @@ ARCHIVE, CONDA, VENV = "archive", "folder", "venv"
 _PROBLEMS = ("escapes", "editable", "leaks", "prefixes")  # Environment's fields that list problems
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
 _GLANCE = 96 * 2**20  # unpacked bytes of an archive that `glance` reads, which takes a second at most
+_GLANCE_ENTRIES = 20_000  # as above
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 _MODULE = re.compile(r"lib/python\d\.\d+/(?:site-packages/|lib-dynload/)?(\w+)")
 _KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others may add folders to sys.path
@@ -168,7 +169,7 @@ def glance(source: Path) -> Environment:
         return reading.finish()
     for entry in read_archive(source):
         reading.take(entry)
-        if env.num_bytes > _GLANCE:
+        if env.num_bytes > _GLANCE or env.num_entries > _GLANCE_ENTRIES:
             break
     else:
         return reading.finish()
@@ -216,7 +217,7 @@ class _Reading:
         env.num_entries += 1
         env.num_bytes += entry.size
         if entry.refusal:
-            env.escapes.append(f"{entry.path[:200]!r}: {entry.refusal}")
+            env.escapes.append(f"'{escape(entry.path)}': {entry.refusal}")
             return
         path = PurePosixPath(entry.path).as_posix()
         self._note_place(path, entry)
@@ -235,7 +236,7 @@ class _Reading:
             return
         env.num_hard_links += entry.kind == HARD_LINK
         if env.kind != ARCHIVE and entry.kind == SYMLINK and not (env.source / path).exists():
-            env.prefixes.append(f"{path} links to {entry.link}, which is not there")
+            env.prefixes.append(f"{escape(path)} links to {escape(entry.link)}, which is not there")
             return
         env.has_activate |= path == "bin/activate"
         env.has_interpreter |= path == "bin/python3"
@@ -243,7 +244,7 @@ class _Reading:
         if path == f"lib/{name}" and ".so" in name:
             env.own_libraries.add(name)
         if entry.kind == SYMLINK and entry.link.startswith("/"):
-            env.prefixes.append(f"{path} links to {entry.link}")
+            env.prefixes.append(f"{escape(path)} links to {escape(entry.link)}")
 
     def _read(self, path: str, entry: Entry) -> None:
         """Read a file if it is metadata of a package, or a binary, which shows the library versions that it needs."""
@@ -282,16 +283,16 @@ class _Reading:
             return
         if env.machine == "" or path.startswith("bin/python"):
             env.machine = binary.machine
-        env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
-        env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
+        env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), escape(path)))
+        env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), escape(path)))
         if path.startswith("lib/libstdc++.so.6"):
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
 
     def _read_venv(self, path: str, content: bytes) -> None:
         lines = re.findall(r"(?m)^(\S+)\s*=\s*(.*?)\s*$", content.decode(errors="replace"))
         settings: dict[str, str] = dict(lines)
-        self.full_version = settings.get("version", settings.get("version_info", ""))
-        self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
+        self.full_version = escape(settings.get("version", settings.get("version_info", "")))
+        self.environment.prefixes.append(f"{path} names {escape(settings.get('home', ''))}, where its Python is")
         if settings.get("include-system-site-packages", "").lower() == "true":
             self.environment.is_open = True
             self.environment.leaks.append(f"{path} lets the base Python's packages in")
@@ -301,7 +302,8 @@ class _Reading:
         about = origin.get("dir_info")
         if isinstance(about, dict) and about.get("editable"):
             package = PurePosixPath(path).parent.name.split("-")[0]
-            self.environment.editable.append(f"{package} is an editable install of {origin.get('url', 'a folder')}")
+            url = escape(str(origin.get("url", "a folder")))
+            self.environment.editable.append(f"{escape(package)} is an editable install of {url}")
 
     def _read_metadata(self, path: str, content: bytes) -> None:
         folder = PurePosixPath(path).parent.as_posix()
@@ -309,7 +311,7 @@ class _Reading:
             message = BytesHeaderParser().parsebytes(content)
             if not message["Name"]:
                 return
-            self.metadata[folder] = str(message["Name"]), str(message["Version"])
+            self.metadata[folder] = escape(str(message["Name"])), escape(str(message["Version"]))
 
     def _read_record(self, path: str, content: bytes) -> None:
         folder = PurePosixPath(path).parent
@@ -326,11 +328,11 @@ class _Reading:
             at = posixpath.normpath(posixpath.join(inside, posixpath.dirname(path), line))
             if at != inside and not at.startswith(f"{inside}/"):
                 kind = "a user's own packages" if "/.local/" in line else "packages outside"
-                self.environment.leaks.append(f"{path} lets {kind} in: {line}")
+                self.environment.leaks.append(f"{escape(path)} lets {kind} in: {escape(line)}")
 
     def _read_conda(self, path: str, content: bytes) -> None:
         record = _read_json(content)
-        name, version = str(record.get("name", "")), str(record.get("version", ""))
+        name, version = (escape(str(record.get(key, ""))) for key in ("name", "version"))
         if not name:
             return
         if name == "python":

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
+from shoal.errors import forget_frames
 from shoal.gateway.dispatcher import Dispatcher, Upstream
 from shoal.gateway.grpc_stream import Relay, StatusError
 from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
@@ -92,11 +93,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if not is_free:
                 raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
-            request = await _arrive(self._arriving, address, context, seconds)
-            return await answer(request or b"", address, context)
+            # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
+            return await answer(await _arrive(self._arriving, address, context, seconds) or b"", address, context)
         except RefusedError as refused:
             await self._refuse(context, refused)
         except StatusError as error:
+            forget_frames(error)
             await context.abort(error.code, error.details)
         finally:
             self._calls.give_back(address)
@@ -239,13 +241,17 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             await asyncio.shield(relaying)
         except RefusedError as refused:
+            del relaying  # as in _unary: it has the error, with the traceback
             await self._refuse(context, refused)
         except StatusError as error:
+            del relaying
+            forget_frames(error)
             await context.abort(error.code, error.details)
 
     async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
         """End a call with the gRPC status and the message of a refusal."""
         self._dispatcher.note_refusal(refused)
+        forget_frames(refused)
         if refused.retry_after:
             context.set_trailing_metadata((("retry-after", str(refused.retry_seconds)),))
         await context.abort(_STATUS[refused.why], refused.words)

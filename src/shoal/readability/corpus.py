@@ -103,7 +103,8 @@ class Corpus:
 def fingerprint(text: str) -> str:
     """Return a text's fingerprint: 16 hex digits, the same for texts that differ only in case and whitespace.
 
-    These are the first digits of the SHA-256 of the UTF-8 text, after NFKC, case folding and collapsing whitespace.
+    These are the first digits of the SHA-256 of the UTF-8 text, after NFKC, case folding and collapsing whitespace. Two
+    given texts have the same fingerprint with a probability of 2^-64; one of them is then not used in an evaluation.
     """
     return hashlib.sha256(_normalise(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -68,7 +68,7 @@ class Reader:
         self.wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
         self._features = Features(bundle)
         self._find_codes = TokenCodes(self._features.lexicon.tokens)
-        self._words = WordCache(self._find)
+        self._words = WordCache(self._find, self._find_codes.forget)
 
     def _find(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
         return list(zip(self.wordpiece.find(words), self._find_codes(words), strict=True))
@@ -122,9 +122,9 @@ class DeviceReader:
         clean = self._engine.normalise(here)
         pieces = self._engine.pieces(clean)
         words = Words.find(clean, self._device)
-        codes = self._code(words)
+        codes, is_wrong = self._code(words)
 
-        is_exact = self._routing.find(here, words)
+        is_exact = self._routing.find(here, words) | is_wrong
         rows, steps = self._decide(pieces, is_exact)
         width = min(self._max_length, steps * WIDTH_MULTIPLE)
         if not rows.size:

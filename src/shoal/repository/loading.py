@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def component_class(path: Path) -> type[Component]:
         ArtifactError: the file is not Python code, imports a module that is not installed, or exports no shoal
             component.
     """
-    name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
+    name = f"_shoal_model_{os.fsencode(path.resolve()).hex()}"  # a name without dots, another for each path
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")

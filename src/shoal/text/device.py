@@ -222,12 +222,27 @@ class Words:
     def hashes(self, factors: Array) -> Array:
         """Hash each token of at most 100 bytes to 64 bits: INT64 ``[num_tokens]``.
 
-        The hash is multilinear over the bytes (Lemire and Kaser, 2014): with random odd ``factors``, two given tokens
-        have the same hash with a probability of at most 2^-57.
+        The hash is multilinear over the bytes (Lemire and Kaser, 2014). Different tokens may have the same hash, for
+        example if a client chose them so; ``differ`` compares the bytes.
         """
         xp, values = namespace(self.texts.values), self.texts.values
         place = xp.minimum(xp.maximum(self._places, 0), MAX_WORD_CHARS - 1)
         return self._sum((xp.astype(values, xp.int64) + 1) * xp.take(factors, place))
+
+    @cached_property
+    def lengths(self) -> Array:
+        """Number of bytes of each token: INT64 ``[num_tokens]``."""
+        return self._sum(self._is_inside)
+
+    def differ(self, index: Array, others: Words) -> Array:
+        """Whether each token differs from token number ``index`` of ``others``: BOOL ``[num_tokens]``."""
+        xp, values = namespace(index), self.texts.values
+        if self.num_tokens == 0:
+            return xp.zeros_like(index, dtype=xp.bool)
+        starts = xp.take(xp.take(others._starts, index), xp.maximum(self.begun - 1, 0))
+        places = xp.minimum(starts + xp.maximum(self._places, 0), others.texts.values.shape[0] - 1)
+        num_other_bytes = self._sum(values != xp.take(others.texts.values, places))
+        return (num_other_bytes > 0) | (self.lengths != xp.take(others.lengths, index))
 
     def are_words(self, word_characters: CodePoints) -> Array:
         """Whether each token contains a letter or a digit: BOOL ``[num_tokens]``."""
@@ -240,7 +255,7 @@ class Words:
 
 
 class WordList:
-    """List of known tokens, found by hash. An unknown token is taken for a given known one with probability 2^-57.
+    """List of known tokens, found by hash. An unknown token with the hash of a known one is taken for it.
 
     libcudf's ``tokenize_with_vocabulary`` is not used: its kernel for long rows (26.10) loses or adds tokens at the
     edges of some rows.
@@ -249,7 +264,8 @@ class WordList:
     def __init__(self, tokens: Sequence[str], device: Device) -> None:
         self._factors = hash_factors(device)
         texts = upload(tokens, device, SETUP)
-        hashes = self.hashes(Words(texts, count_begun(texts), len(tokens)))
+        self.words = Words(texts, count_begun(texts), len(tokens))
+        hashes = self.hashes(self.words)
         xp = namespace(hashes)
         self._places = xp.argsort(hashes)
         self._sorted = xp.take(hashes, self._places)
@@ -270,8 +286,9 @@ class WordList:
 class DeviceCoder:
     """Encoder from tokens to integer codes on a GPU, as ``words.TokenCoder`` on the host.
 
-    The code of an unknown word comes from the rank of its hash among the hashes of the batch. Two words of a batch have
-    the same code with a probability of about 2^-57.
+    The code of an unknown word comes from the rank of its hash among the hashes of the batch. The second result, BOOL
+    ``[1]``, is true if two different tokens have the same hash; then the host must read the whole batch. Tokens of more
+    than 100 bytes do not count: the host reads their rows anyway.
     """
 
     def __init__(self, lexicon: Lexicon, device: Device) -> None:
@@ -279,22 +296,31 @@ class DeviceCoder:
         self._word_list = WordList(lexicon.tokens, device)
         self._word_characters = CodePoints.words(device)
 
-    def __call__(self, words: Words) -> Ragged:
-        """Return the codes of the tokens: INT64, one row per text."""
+    def __call__(self, words: Words) -> tuple[Ragged, Array]:
+        """Return the codes of the tokens, INT64, one row per text, and whether they are wrong."""
         hashes = self._word_list.hashes(words)
         xp, listed = namespace(hashes), self._word_list.find(hashes)
-        own = self._num_known + _rank(hashes)
+        ranks, twins = _rank(hashes)
+        own = self._num_known + ranks
         unlisted = xp.where(words.are_words(self._word_characters), own, xp.full_like(listed[:1], -1))
-        return Ragged(xp.where(listed >= 0, listed, unlisted), words.offsets)
+        is_taken = (listed >= 0) & words.differ(xp.maximum(listed, 0), self._word_list.words)
+        is_wrong = (is_taken | words.differ(twins, words)) & (words.lengths <= MAX_WORD_CHARS)
+        return Ragged(xp.where(listed >= 0, listed, unlisted), words.offsets), xp.reshape(xp.any(is_wrong), (1,))
 
 
-def _rank(values: Array) -> Array:
-    """Return the rank of each value, from 0, without gaps; equal values have equal ranks: INT64."""
+def _rank(values: Array) -> tuple[Array, Array]:
+    """Return the rank of each value, from 0, without gaps; equal values have equal ranks: INT64.
+
+    The second array, INT64, is the index of another equal value. These indices link all equal values to a chain, whose
+    first value has its own index.
+    """
     xp = namespace(values)
     # In sorted order the rank grows by 1 wherever a value differs from the one before; then undo the sort.
     order = xp.argsort(values)
-    rank = xp.cumulative_sum(xp.astype(_differs(xp.take(values, order)), xp.int64)) - 1
-    return xp.take(rank, xp.argsort(order))
+    is_new = _differs(xp.take(values, order))
+    before = xp.where(is_new, order, xp.concat([order[:1], order[:-1]]))
+    rank, back = xp.cumulative_sum(xp.astype(is_new, xp.int64)) - 1, xp.argsort(order)
+    return xp.take(rank, back), xp.take(before, back)
 
 
 def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:

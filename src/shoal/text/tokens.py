@@ -75,11 +75,13 @@ def decode_texts(texts: Iterable[bytes]) -> list[str]:
 class WordCache(Generic[T]):
     """Cache of the results of ``find`` by whitespace-separated word; emptied when full. Thread-safe.
 
-    ``find`` takes a list of words and returns one result for each word.
+    ``find`` takes a list of words and returns one result for each word. ``forget`` is called when the cache is emptied:
+    all results for one text come from ``find`` after the same call of ``forget``. Both are called by one thread at a
+    time.
     """
 
-    def __init__(self, find: Callable[[list[str]], Sequence[T]]) -> None:
-        self._find, self._lock = find, Lock()
+    def __init__(self, find: Callable[[list[str]], Sequence[T]], forget: Callable[[], None] = lambda: None) -> None:
+        self._find, self._forget, self._lock = find, forget, Lock()
         self._known: dict[str, T] = {}
         self._num_characters = 0
 
@@ -95,6 +97,7 @@ class WordCache(Generic[T]):
             with self._lock:
                 if len(self._known) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
                     self._known, self._num_characters = {}, 0
+                    self._forget()
                 known = self._known
                 new = [*dict.fromkeys(word for word in words if word not in known)]
                 known.update(zip(new, self._find(new), strict=True))

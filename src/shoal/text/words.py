@@ -31,7 +31,6 @@ SENTENCE_ENDS = (".", "!", "?", "…")
 NUM_STATISTICS = 7  # of a text; TokenCounter lists them
 _KIND = "list of words"
 _ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")
-_HASH = 2**62 - 1
 
 
 def is_word(token: str) -> bool:
@@ -93,14 +92,19 @@ class Lexicon:
 class TokenCodes:
     """Function that returns the integer codes of tokens.
 
-    The code of a token in ``listed`` is its index there; of another word, the length of ``listed`` plus a hash of the
-    word; of other punctuation, -1. Two words that are not in ``listed`` have the same code
-    with a probability of about 2^-62.
+    The code of a token in ``listed`` is its index there; of another word, the next free number, from the length of
+    ``listed`` on; of other punctuation, -1. The words are kept until ``forget`` is called; then numbers are used again,
+    so codes can only be compared with codes from the same time. Only one thread may call at a time.
     """
 
     def __init__(self, listed: Sequence[str]) -> None:
-        self._codes = {token: code for code, token in enumerate(listed)}
+        self._listed = {token: code for code, token in enumerate(listed)}
         self._tokenize = BasicTokenizer()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all words that are not listed."""
+        self._codes = self._listed.copy()
 
     def __call__(self, words: list[str]) -> list[list[int]]:
         """Return the codes of the basic tokens of each whitespace-separated word."""
@@ -114,19 +118,20 @@ class TokenCodes:
 
     def _code(self, token: str) -> int:
         code = self._codes.get(token)
-        if code is not None:
-            return code
-        return len(self._codes) + (hash(token) & _HASH) if is_word(token) else -1
+        if code is None:
+            code = self._codes.setdefault(token, len(self._codes)) if is_word(token) else -1
+        return code
 
 
 class TokenCoder:
-    """Encoder from texts to token codes (see ``TokenCodes``), cached by word."""
+    """Encoder from texts to token codes (see ``TokenCodes``), cached by word. Thread-safe."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._words = WordCache(TokenCodes(lexicon.tokens))
+        codes = TokenCodes(lexicon.tokens)
+        self._words = WordCache(codes, codes.forget)
 
     def __call__(self, texts: Iterable[str]) -> list[list[int]]:
-        """Return the codes of each text's basic tokens, in order."""
+        """Return the codes of each text's basic tokens, in order. Only codes of the same text can be compared."""
         return flatten(self._words(texts))
 
 
