@@ -145,10 +145,10 @@ def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
 class Seat:
     """State of one request that an engine computes: the choice of its tokens, and its answers."""
 
-    def __init__(self, request: TokenRequest, stream: Stream) -> None:
+    def __init__(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         self.request, self.stream = request, stream
         self.is_done = False
-        self._answering, self._chooser = Answering(request, stream), Chooser(request)
+        self._answering, self._chooser = Answering(request, stream), chooser or Chooser(request)
 
     def step(self, logits: NDArray[Any]) -> int:
         """Choose the next token from ``logits``, FP32 [vocabulary], send it, and return it.

@@ -1,27 +1,29 @@
 """Choice of the way of batching for a transformers model: the first way whose tokens are those of ``generate``.
 
 transformers computes some families of models wrongly, without an error, in continuous batches or beside rows with
-padding. So each way answers a few prompts before a client does, and the next way is taken if a token is wrong.
+padding. So each way answers a few prompts before a client does, and the next way is taken if the logits are wrong.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import GenerationConfig
 from transformers import __version__ as version
 
 from shoal.component import Component
 from shoal.component.streaming import QueueStream
 from shoal.errors import ArtifactError, ShoalError
+from shoal.generation.answering import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.engines.hf import HfEngine
 from shoal.generation.engines.hf_static import HfStaticEngine
-from shoal.generation.sampling import Sampling
 
 _SIZES = ((1, 3, 9, 24), 8)  # tokens per prompt, and new tokens
 _LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
@@ -30,17 +32,17 @@ _MOST_WORK = 100_000_000_000  # weights times tokens of a prompt: about a second
 _MOST_TOKENS = 1024
 # What a model computes differs before and after this many tokens.
 _THRESHOLDS = ("original_max_position_embeddings", "sliding_window", "attention_window_size", "attention_chunk_size")
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.004}  # of the greatest logit
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the greatest logit
 
 _log = logging.getLogger("shoal")
 
 
 class _Case(NamedTuple):
-    """A prompt, and the greedy tokens of ``generate`` with the scores that each was chosen from."""
+    """A request, and the greedy tokens of ``generate`` with the logits that each was chosen from."""
 
-    ids: list[int]
+    request: TokenRequest
     tokens: list[int]
-    scores: list[torch.Tensor]
+    logits: list[NDArray[Any]]
 
 
 def choose_engine(
@@ -74,11 +76,17 @@ def choose_engine(
     kind = type(model).__name__
     cases = _make_cases(model, limits, tried)
     for way, make in ways.items():
-        fault, engine = _try(make, component, cases)
-        if engine is not None:
-            reasons = "".join(f"; {other} are not used: {why}" for other, why in faults.items())
+        try:
+            engine = make()
+        except ShoalError as error:
+            faults[way] = error.what
+            continue
+        fault = _find_fault(engine, component, cases, _TOLERANCES[model.dtype])
+        if not fault:
+            reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
             _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, way, reasons)
             return engine
+        engine.close()
         faults[way] = fault
     raise ArtifactError(
         f"transformers {version} cannot serve {kind}: {'; '.join(f'{way}: {why}' for way, why in faults.items())}.",
@@ -101,69 +109,61 @@ def _make_cases(model: Any, limits: Limits, thresholds: Sequence[int]) -> list[_
     The first one is a single token, alone and before all others: some models keep a state from prompt to prompt.
     """
     sizes, new = _SIZES if model.num_parameters() < _LARGE else _LARGE_SIZES
-    lengths = [*sizes, *(size for each in thresholds for size in (each - 2, each + 2))]
     random = np.random.default_rng(0)
     cases = []
-    for length in lengths:
-        room = min(new, limits.context - length)
-        if length > 0 and room > 0:
-            cases.append(_generate(model, random.integers(0, limits.vocabulary, length).tolist(), room))
+    for size in [*sizes, *(size for each in thresholds for size in (each - 2, each + 2))]:
+        if 0 < size < limits.context:
+            ids = random.integers(0, limits.vocabulary, size).tolist()
+            cases.append(_generate(model, ids, min(new, limits.context - size)))
     return cases
 
 
 def _generate(model: Any, ids: list[int], new: int) -> _Case:
     given = torch.tensor([ids])
     config = GenerationConfig(
-        do_sample=False, max_new_tokens=new, pad_token_id=0, output_scores=True, return_dict_in_generate=True
+        do_sample=False, max_new_tokens=new, pad_token_id=0, output_logits=True, return_dict_in_generate=True
     )
     try:
         out = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
     except Exception as error:  # of many kinds, by model
         raise ArtifactError(
-            f"{type(model).__name__} does not continue a text of {len(ids)} tokens: {error}",
+            f"{type(model).__name__} does not continue a prompt of {len(ids)} tokens: {error}",
             "Use another engine, or another model.",
         ) from error
-    return _Case(ids, out.sequences[0, len(ids) :].tolist(), [scores[0].float() for scores in out.scores])
+    logits = [rows[0].float().numpy() for rows in out.logits]
+    return _Case(TokenRequest(tuple(ids), new), out.sequences[0, len(ids) :].tolist(), logits)
 
 
-def _try(
-    make: Callable[[], HfEngine | HfStaticEngine], component: Component, cases: Sequence[_Case]
-) -> tuple[str, HfEngine | HfStaticEngine | None]:
-    """Make an engine, and let it continue the prompts, beside each other and the first one alone.
+class _Follower(Chooser):
+    """Chooses the tokens of ``generate``, and keeps how much the logits differ, relative to the greatest one."""
 
-    Return the engine, or what is wrong with it.
-    """
-    try:
-        engine = make()
-    except ShoalError as error:
-        return error.what, None
-    try:
-        held = [case for case in cases if len(case.ids) + len(case.tokens) <= engine.limits.context]
-        wrong = 0
-        for together in (held, held[:1]):
-            streams = [_ask(engine, component, case) for case in together]
-            for case, stream in zip(together, streams, strict=True):
-                found = [token for answer in stream for token in answer["output_ids"].ravel().tolist()]
-                wrong += not _is_right(case, found)
-        fault = f"{wrong} of {len(held) + 1} prompts get other tokens than from generate" if wrong else ""
-    except ShoalError as error:
-        fault = error.what
-    if not fault:
-        return "", engine
-    engine.close()
-    return fault, None
+    def __init__(self, case: _Case) -> None:
+        super().__init__(case.request)
+        self._case = case
+        self.difference = 0.0
+
+    def choose(self, logits: NDArray[Any], ids: list[int]) -> int:
+        right = self._case.logits[len(ids)]
+        difference = float(np.abs(logits - right).max() / max(1.0, np.abs(right).max()))
+        self.difference = max(self.difference, math.inf if math.isnan(difference) else difference)
+        return self._case.tokens[len(ids)]
 
 
-def _ask(engine: HfEngine | HfStaticEngine, component: Component, case: _Case) -> QueueStream:
-    stream = QueueStream(component, 1)
-    engine.admit(TokenRequest(tuple(case.ids), len(case.tokens), sampling=Sampling(top_k=1)), stream)
-    return stream
-
-
-def _is_right(case: _Case, found: Sequence[int]) -> bool:
-    """Whether the tokens are those of ``generate``, up to a choice between two tokens with about the same score."""
-    for scores, token, right in zip(case.scores, found, case.tokens, strict=True):
-        if token != right:
-            tolerance = _TOLERANCES[torch.float32] * float(scores.abs().max())
-            return float(scores[right] - scores[token]) <= tolerance
-    return True
+def _find_fault(engine: HfEngine | HfStaticEngine, component: Component, cases: Sequence[_Case], most: float) -> str:
+    """Let an engine continue the prompts beside each other, then two of them alone, and return what is wrong."""
+    held = [case for case in cases if len(case.request.ids) + case.request.max_tokens <= engine.limits.context]
+    for together in (held, held[1:2], held[:1]):
+        asked = [(case, QueueStream(component, 1), _Follower(case)) for case in together]
+        for case, stream, follower in asked:
+            engine.admit(case.request, stream, follower)
+        for case, stream, follower in asked:
+            try:
+                list(stream)
+            except ShoalError as error:
+                return error.what
+            if follower.difference > most:
+                return (
+                    f"after a prompt of {len(case.request.ids)} tokens, its logits differ from those of generate by"
+                    f" {follower.difference:.2g} of the greatest"
+                )
+    return ""

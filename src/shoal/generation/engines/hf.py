@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from shoal.component import Stream
 from shoal.errors import SetupError, ShoalError
-from shoal.generation.answering import Seat
+from shoal.generation.answering import Chooser, Seat
 from shoal.generation.contract import Limits, TokenRequest
 
 CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
@@ -37,8 +37,8 @@ _log = logging.getLogger("shoal")
 class _Seat(Seat):
     """Request in this engine, with a ``number``; ``pages`` is the greatest number of cache pages that it needs."""
 
-    def __init__(self, number: int, request: TokenRequest, stream: Stream) -> None:
-        super().__init__(request, stream)
+    def __init__(self, number: int, request: TokenRequest, stream: Stream, chooser: Chooser | None) -> None:
+        super().__init__(request, stream, chooser)
         self.number = number
         self.pages = _pages(len(request.ids) + request.max_tokens)
 
@@ -114,10 +114,10 @@ class HfEngine:
         if self._fault is not None:
             raise SetupError(f"transformers' continuous batching does not start: {self._fault}") from self._fault
 
-    def admit(self, request: TokenRequest, stream: Stream) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:
-            seat = _Seat(next(self._numbers), request, stream)
+            seat = _Seat(next(self._numbers), request, stream, chooser)
             self._waiting.append(seat)
             self._fill()
         stream.on_leave(lambda: self._leave(seat))

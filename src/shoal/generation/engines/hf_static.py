@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from shoal.component import Stream
 from shoal.errors import ShoalError
-from shoal.generation.answering import Seat
+from shoal.generation.answering import Chooser, Seat
 from shoal.generation.contract import Limits, TokenRequest
 
 _WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
@@ -60,9 +60,9 @@ class HfStaticEngine:
         self._worker = threading.Thread(target=self._work, name="shoal-static", daemon=True)
         self._worker.start()
 
-    def admit(self, request: TokenRequest, stream: Stream) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
-        self._waiting.put(Seat(request, stream))
+        self._waiting.put(Seat(request, stream, chooser))
 
     def close(self) -> None:
         """End all streams with an error, and stop computing."""
