@@ -55,6 +55,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("DiffLlama", {}),
     "recurrent-gemma": ("RecurrentGemma", {"lru_width": 32, "attention_window_size": 16}),
 }  # fmt: skip
+# The way of batching, where it is not continuous; and the reason of those that are refused at the start.
+STATIC = ("phi3-long", "stablelm", "diffllama")
+REFUSED = {
+    "gemma2": "does not support an attention implementation",
+    "gpt2": "has max_position_embeddings None",
+    "recurrent-gemma": r"cannot serve RecurrentGemmaForCausalLM: .* one request at a time: after a prompt of 1 token",
+}
 
 
 def make_family(name: str, folder: Path) -> Path:

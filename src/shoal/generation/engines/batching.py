@@ -163,7 +163,7 @@ def _find_fault(engine: HfEngine | HfStaticEngine, component: Component, cases: 
                 return error.what
             if follower.difference > most:
                 return (
-                    f"after a prompt of {len(case.request.ids)} tokens, its logits differ from those of generate by"
+                    f"after a prompt of {len(case.request.ids)} token(s), the logits differ from those of generate by"
                     f" {follower.difference:.2g} of the greatest"
                 )
     return ""
