@@ -18,7 +18,7 @@ from tests.support.llm import open_engine, token_inputs, tokens_of
 LARGE = 7_000_000_000
 
 
-def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: str) -> str:
+def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: Any) -> str:
     """What the log says of the choice; the engine answers."""
     caplog.clear()
     with caplog.at_level(logging.INFO, "shoal"), open_engine(folder, **parameters) as component:

@@ -17,7 +17,7 @@ from shoal.check import check
 from shoal.component.base import Component
 from shoal.component.tensors import Arrays
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation import Completions, Piece, TextStream
+from shoal.generation import Completions, Piece, TextStream, join_pieces
 from tests.conftest import Scale
 from tests.support.llm import cut
 from tests.support.pieces import leaf, start
@@ -132,8 +132,8 @@ def test_stops_counts_and_least_lengths_are_those_of_decoded_beginnings(name: st
             count = draw.randint(1, 6)
             pieces.append(stream.step(rest[:count], last=count >= len(rest), reason="length"))
             rest = rest[count:]
-        found = "".join(piece.text for piece in pieces), pieces[-1].finish_reason, pieces[-1].num_output_tokens
-        assert found == expected, (ids, stops, least)
+        joined = join_pieces(pieces)
+        assert (joined.text, joined.finish_reason, joined.num_output_tokens) == expected, (ids, stops, least)
         one = TextStream(tokenizer, [*stops, "never"], min_tokens=least).step(ids, last=True, reason="length")
         assert (one.text, one.finish_reason, one.num_output_tokens) == expected
     assert stopped > 20
