@@ -65,7 +65,7 @@ class Chooser:
     """Chooses the tokens of one request as transformers' ``generate`` does, but with its own random numbers.
 
     The settings are applied in the same order as in ``generate``. The n-th token is drawn with the n-th random number
-    of the request's seed, so other requests in the batch do not influence the token.
+    of the request's seed, so other requests in the batch influence the token only by the rounding of its logits.
     """
 
     def __init__(self, request: TokenRequest) -> None:

@@ -59,7 +59,7 @@ class TextStream:
             InputError: a stop string is empty.
         """
         stops = [*stops]
-        self._marks = _mark_specials(tokenizer, stops)
+        self._has_stops, self._marks = bool(stops), _mark_specials(tokenizer, stops)
         marked = [_replace(stop, self._marks) for stop in stops] if self._marks else []
         self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter([*stops, *marked])
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
@@ -81,18 +81,16 @@ class TextStream:
         return Piece(text, reason, self._num_input_tokens, self._num_output_tokens)
 
     def _take(self, ids: Sequence[int], last: bool) -> str:
-        if not self._cutter.has_stops:
+        if not self._has_stops or min(ids, default=0) < 0:  # negative ids are refused before any is taken
             text = self._detokenizer.step(ids, last=last)
             self._num_output_tokens += len(ids)
             return text
-        self._detokenizer.check(ids)
         texts = []
         for token in ids:  # one by one, to know the token that completes a stop string
             self._num_output_tokens += 1
             texts.append(self._cut(self._detokenizer.step([token]) + self._marks.get(token, ("", ""))[1]))
             # A stop string that is complete counts now, although other tokens could still change its text.
-            if not self._is_cut and self._detokenizer.is_holding:
-                held = self._detokenizer.peek()
+            if not self._is_cut and (held := self._detokenizer.peek()):
                 if self._num_output_tokens <= self._min_tokens:
                     self._ignored = len(held)
                 elif self._cutter.finds(held, self._ignored):
@@ -161,11 +159,6 @@ class StopCutter:
         self._most_held = max(map(len, self._stops), default=1) - 1
         self._held = ""
         self._has_stopped = False
-
-    @property
-    def has_stops(self) -> bool:
-        """Whether there is any stop string."""
-        return bool(self._stops)
 
     def step(self, text: str, *, last: bool = False, ignored: int = 0) -> tuple[str, bool]:
         """Take the next piece; return the text that is not held back, and whether a stop string was found so far.

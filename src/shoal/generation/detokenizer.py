@@ -49,7 +49,7 @@ class Detokenizer:
         self._steps: list[Step] = [_ByPlace(str, " {}".format)]
         if decoder is not None:
             self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
-        self._holder = next((step for step in self._steps if isinstance(step, _ByteFallback | _AtEnd)), None)
+        self._holds_text = any(isinstance(step, _ByteFallback | _AtEnd) for step in self._steps)
         self._specials = find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
@@ -61,34 +61,20 @@ class Detokenizer:
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
-        self.check(ids)
+        if min(ids, default=0) < 0:
+            raise InputError(f"A token id is {min(ids)}.", "Send ids from 0, without padding.")
         found = map(self._tokenizer.id_to_token, ids)
         tokens = [token for token in found if token is not None and token not in self._specials]
         for step in self._steps:
             tokens = step(tokens, last)
         return "".join(tokens)
 
-    @staticmethod
-    def check(ids: Sequence[int]) -> None:
-        """Check that no id is negative.
-
-        Raises:
-            InputError: an id is negative.
-        """
-        if min(ids, default=0) < 0:
-            raise InputError(f"A token id is {min(ids)}.", "Send ids from 0, without padding.")
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether tokens are held back whose text is complete, because later ones can change it."""
-        return self._holder is not None and self._holder.is_holding
-
     def peek(self) -> str:
-        """Return the text that would come if the stream ended now; the stream goes on."""
+        """Return the complete text that is held back only because later tokens could still change it."""
         tokens: list[str] = []
-        for step in self._steps:
+        for step in self._steps if self._holds_text else ():
             tokens = copy(step)(tokens, True)
-        return "".join(tokens)
+        return "".join(tokens).rstrip(UNKNOWN)
 
 
 @lru_cache(maxsize=8)  # tokenizers; some have a thousand added tokens, and each stream has a detokenizer
@@ -179,13 +165,6 @@ class _ByteFallback:
     def __init__(self) -> None:
         self._run = bytearray()
 
-    @property
-    def is_holding(self) -> bool:
-        try:
-            return bool(self._run.decode())
-        except UnicodeDecodeError:
-            return False
-
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         texts: list[str] = []
         for token in tokens:
@@ -226,10 +205,6 @@ class _AtEnd:
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode
         self._tokens: list[str] = []
-
-    @property
-    def is_holding(self) -> bool:
-        return bool(self._tokens)
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         self._tokens += tokens
