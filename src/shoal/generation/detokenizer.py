@@ -49,7 +49,7 @@ class Detokenizer:
         self._steps: list[Step] = [_ByPlace(str, " {}".format)]
         if decoder is not None:
             self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
-        self._holds_text = any(isinstance(step, _ByteFallback | _AtEnd) for step in self._steps)
+        self._holder = next((step for step in self._steps if isinstance(step, _ByteFallback | _AtEnd)), None)
         self._specials = find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
@@ -71,8 +71,10 @@ class Detokenizer:
 
     def peek(self) -> str:
         """Return the complete text that is held back only because later tokens could still change it."""
+        if self._holder is None or not self._holder.held:
+            return ""
         tokens: list[str] = []
-        for step in self._steps if self._holds_text else ():
+        for step in self._steps:
             tokens = copy(step)(tokens, True)
         return "".join(tokens).rstrip(UNKNOWN)
 
@@ -163,19 +165,19 @@ class _ByteFallback:
     """Step that joins runs of byte tokens to characters; each byte of a run that is not UTF-8 becomes U+FFFD."""
 
     def __init__(self) -> None:
-        self._run = bytearray()
+        self.held = bytearray()
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         texts: list[str] = []
         for token in tokens:
             if found := _BYTE.fullmatch(token):
-                self._run.append(int(found[1], 16))
+                self.held.append(int(found[1], 16))
             else:
                 texts += [*self._end_run(), token]
         return [*texts, *self._end_run()] if last else texts
 
     def _end_run(self) -> list[str]:
-        run, self._run = self._run, bytearray()
+        run, self.held = self.held, bytearray()
         try:
             return [run.decode()] if run else []
         except UnicodeDecodeError:
@@ -204,8 +206,8 @@ class _AtEnd:
 
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode
-        self._tokens: list[str] = []
+        self.held: list[str] = []
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
-        self._tokens += tokens
-        return [self._decode(self._tokens)] if last else []
+        self.held += tokens
+        return [self._decode(self.held)] if last else []

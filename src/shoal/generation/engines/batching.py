@@ -57,21 +57,21 @@ def choose_engine(
         ArtifactError: the model does not generate at all, or no way gives the tokens of its own ``generate``.
     """
     config = model.config.get_text_config().to_dict()
-    thresholds = sorted({size for size in _find(config, *_THRESHOLDS) if isinstance(size, int) and size > 0})
-    has_changing_rope = any(kind == "longrope" or "dynamic" in str(kind) for kind in _find(config, "rope_type"))
-    changes = [size for size in thresholds if size < limits.context]
+    changes = _find_sizes(config, limits.context, *_THRESHOLDS)
     tried = [size for size in changes if size * model.num_parameters() <= _MOST_WORK and size <= _MOST_TOKENS]
-    together = min([limits.context, *changes]) if has_changing_rope else limits.context
+    kinds = {str(kind) for kind in _find(config, "rope_type")}
+    is_changing = "longrope" in kinds or any("dynamic" in kind for kind in kinds)
+    turns = _find_sizes(config, limits.context, _THRESHOLDS[0]) if is_changing else []
     ways: dict[str, Callable[[], HfEngine | HfStaticEngine]] = {
         "continuous batches": lambda: HfEngine(model, limits, cache_tokens=cache_tokens),
-        "static batches": lambda: HfStaticEngine(model, limits, together=together),
+        "static batches": lambda: HfStaticEngine(model, limits, together=min([limits.context, *turns])),
         "one request at a time": lambda: HfStaticEngine(model, limits, together=0),
     }
     faults = {}
     if is_static:
         del ways["continuous batches"]
-    elif has_changing_rope and tried != changes:
-        faults["continuous batches"] = f"its rope changes after {changes[0]} tokens"
+    elif not {*turns} <= {*tried}:
+        faults["continuous batches"] = f"its rope changes after {turns[0]} tokens"
         del ways["continuous batches"]
     kind = type(model).__name__
     cases = _make_cases(model, limits, tried)
@@ -101,6 +101,10 @@ def _find(config: Mapping[str, Any], *names: str) -> Iterator[Any]:
             yield from _find(value, *names)
         elif name in names:
             yield value
+
+
+def _find_sizes(config: Mapping[str, Any], context: int, *names: str) -> list[int]:
+    return sorted({size for size in _find(config, *names) if isinstance(size, int) and 0 < size < context})
 
 
 def _make_cases(model: Any, limits: Limits, thresholds: Sequence[int]) -> list[_Case]:
