@@ -24,14 +24,16 @@ from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.errors import InputError, ServerError, ShoalError
+from shoal.generation import join_pieces
 from shoal.llm import AsyncLlm, Llm, Piece
 from shoal.llm.tiny import CONTEXT, make_tiny
 from shoal.repository.config import read_config, write_config
 from tests.conftest import Scale
-from tests.slow.test_engine import TIE
+from tests.slow.test_engine import TIE, check_equal, expect
 from tests.slow.test_vllm import make_repository
 from tests.support.commands import Shoal
 from tests.support.imports import add
+from tests.support.llm import cut, token_inputs, tokens_of
 from tests.support.service import Service, wait_until
 
 MODELS = ["llm", "llm_bls"]
@@ -190,6 +192,44 @@ def test_what_is_refused(llm: Llm, prompt: Any, settings: dict[str, Any], messag
         llm.generate(prompt, **settings)
     last = list(neighbour)[-1]
     assert (last.num_output_tokens, last.finish_reason) == (200, "length")
+
+
+def test_counts_and_least_lengths_with_stop_words(
+    llm: Llm, prompts: list[str], oracle: Oracle, tokenizer: Tokenizer, folder: Path
+) -> None:
+    """Up to the token that completes the stop word, which also ends within tokens; as from every beginning decoded."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ended = 0
+    for number, prompt in enumerate(prompts[:10]):
+        text = oracle.texts[prompt]
+        if text is None or len(text) < 12:
+            continue
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        config = GenerationConfig(max_new_tokens=NEW, eos_token_id=model.config.eos_token_id, pad_token_id=0)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        new = [token for token in out[0, ids.shape[1] :].tolist() if token != model.config.eos_token_id]
+        stops, least = [text[4:7].strip("\ufffd") or "x", text[9:11].strip("\ufffd") or "y"], number % 3 * 3
+        expected, reason, count = cut(tokenizer, new, stops, least)
+        ended += reason == "stop"
+        whole = llm.generate(prompt, max_tokens=NEW, min_tokens=least, stop_words=stops)
+        pieces = join_pieces([*llm.stream(prompt, max_tokens=NEW, min_tokens=least, stop_words=stops)])
+        for piece in (whole, pieces):
+            if len(new) >= least:  # else min_tokens changes the tokens
+                assert (piece.text, piece.num_output_tokens) == (expected, count)
+                assert reason == "length" or piece.finish_reason == "stop"
+    assert ended
+
+
+def test_an_engine_by_itself_needs_no_carry(repository: Path, service: Service, folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config = GenerationConfig()
+    inputs = token_inputs([5, 6, 7], 12)
+    assert "carry" not in inputs
+    right = expect(model, [5, 6, 7], 12)
+    with shoal.load(repository / "llm-hf") as pipeline, Client(service.grpc) as client:
+        for answers in ([*pipeline.stream(**inputs)], [*client.stream("llm-hf", inputs)]):
+            check_equal(tokens_of(answers), right)
+            assert {answer["carry"].item() for answer in answers} == {b""}
 
 
 @pytest.mark.parametrize("model", MODELS)

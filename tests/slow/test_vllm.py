@@ -181,7 +181,7 @@ def test_settings(client: Client, oracle: Any) -> None:
     assert ask(seed=2**64 - 1, **sampled) == ask(seed=2**64 - 1, **sampled)
     assert ask(**sampled) != ask(**sampled)
     place = next(i for i in range(3, 24) if plain.index(plain[i]) == i)
-    assert ask(stop_words_list=pack_words([plain[place : place + 2]])) == plain[:place]
+    assert ask(stop_words_list=pack_words([plain[place : place + 2]])) == plain[: place + 2]
     (whole,) = client.stream(ENGINE, token_inputs(ids, 24, streaming=False, carry=b"{}"))
     assert (tokens_of([whole]), whole["finish_reason"].item(), whole["carry"].item()) == (plain, b"length", b"{}")
 

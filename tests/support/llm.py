@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from tokenizers import Tokenizer
 
 from shoal.component import Context
 from shoal.component.spec import ModelSpec
@@ -67,3 +68,18 @@ def count_open(component: Any) -> int:
         return len(engine._seats) + len(engine._waiting)
     seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
     return sum(seat.stream.is_open for seat in seats)
+
+
+def cut(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], least: int = 0) -> tuple[str, str, int]:
+    """Text, reason and count of an answer, from every beginning of its tokens: the plainest reference.
+
+    The first beginning, of more than ``least`` tokens, with a new stop string ends the answer. Incomplete characters at
+    its end are not text yet.
+    """
+    seen = max(len(tokenizer.decode(list(ids[:number])).rstrip("\ufffd")) for number in range(least + 1))
+    for number in range(least + 1, len(ids) + 1):
+        text = tokenizer.decode(list(ids[:number])).rstrip("\ufffd")
+        places = [(text.find(stop, max(0, seen + 1 - len(stop))), len(stop)) for stop in stops]
+        if ends := [(place + size, place) for place, size in places if place >= 0]:
+            return text[: min(ends)[1]], "stop", number
+    return tokenizer.decode(list(ids)), "length", len(ids)

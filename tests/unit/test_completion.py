@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from shoal.check import check
 from shoal.component.base import Component
 from shoal.component.tensors import Arrays
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation import Completions, Piece, TextStream
+from shoal.generation import Completions, Piece, TextStream, join_pieces
 from tests.conftest import Scale
+from tests.support.llm import cut
 from tests.support.pieces import leaf, start
-from tests.support.tokenizers import TEXTS, token_id, trained
+from tests.support.tokenizers import FAMILIES, OTHERS, TEXTS, token_id, trained
 
 BPE = trained("byte-level")
 TEXT = "The cat sat on the mat. 😀 They do not sit."
@@ -89,12 +91,70 @@ def test_a_stream_of_text() -> None:
 
 
 def test_a_stop_string_ends_text_reason_and_count() -> None:
+    """The count is up to the token that completes the stop string, however many tokens come with it."""
     stream = TextStream(BPE, ["sat on"])
     first, second = encode("The cat sa"), encode("t on the mat")
+    number = len(first) + tokens_until(BPE, first + second, "sat on", after=len(first))
+    assert number < len(first) + len(second)
     assert stream.step(first).text == "The cat "
-    assert stream.step(second) == Piece("", "stop", 0, len(first) + len(second))
-    assert stream.step(encode("more")) == Piece("", "stop", 0, len(first) + len(second))
-    assert stream.step([], last=True, reason="length") == Piece("", "stop", 0, len(first) + len(second))
+    assert stream.step(second) == Piece("", "stop", 0, number)
+    assert stream.step(encode("more")) == Piece("", "stop", 0, number)
+    assert stream.step([], last=True, reason="length") == Piece("", "stop", 0, number)
+
+
+def tokens_until(tokenizer: Tokenizer, ids: Sequence[int], stop: str, after: int = 0) -> int:
+    """How many ids behind the first ``after`` complete a stop string."""
+    return next(n for n in range(len(ids) - after + 1) if stop in tokenizer.decode(list(ids[: after + n])))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+def test_stops_counts_and_least_lengths_are_those_of_decoded_beginnings(name: str, scale: Scale) -> None:
+    """Of random tokens, with any stop strings and ``min_tokens``, in any division: the plainest reference."""
+    tokenizer = trained(name)
+    draw = random.Random(name)
+    stopped = 0
+    for _ in range(scale(120, 2000)):
+        size = draw.randint(1, 24)
+        text = draw.choice(TEXTS)
+        ids = (
+            draw.choices(range(tokenizer.get_vocab_size()), k=size)
+            if draw.random() < 0.5
+            else tokenizer.encode(text, add_special_tokens=False).ids[:size]
+        )
+        whole = tokenizer.decode(ids)
+        starts = [draw.randrange(len(whole) + 1) for _ in range(2)]
+        stops = [found for start in starts if (found := whole[start : start + draw.randint(1, 4)].strip("\ufffd"))]
+        least = draw.choice([0, 0, draw.randint(0, size)])
+        expected = cut(tokenizer, ids, [*stops, "never"], least)
+        stopped += expected[1] == "stop"
+        stream, pieces, rest = TextStream(tokenizer, [*stops, "never"], min_tokens=least), [], list(ids)
+        while rest:
+            count = draw.randint(1, 6)
+            pieces.append(stream.step(rest[:count], last=count >= len(rest), reason="length"))
+            rest = rest[count:]
+        joined = join_pieces(pieces)
+        assert (joined.text, joined.finish_reason, joined.num_output_tokens) == expected, (ids, stops, least)
+        one = TextStream(tokenizer, [*stops, "never"], min_tokens=least).step(ids, last=True, reason="length")
+        assert (one.text, one.finish_reason, one.num_output_tokens) == expected
+    assert stopped > 20
+
+
+def test_special_tokens_in_stop_strings() -> None:
+    """They have no text, and end an answer all the same, with the text before them that belongs to the stop."""
+    end, (line, *_) = token_id(BPE, "<|end|>"), encode("\n")
+    for stop, ids, text in (
+        ("<|end|>", [*encode("cat"), end, *encode("mat")], "cat"),
+        ("\n<|end|>", [*encode("a\ncat"), line, end, *encode("mat")], "a\ncat"),
+        ("<|end|>\n", [*encode("cat"), end, line], "cat"),
+    ):
+        stream = TextStream(BPE, [stop, "never"])
+        pieces = [stream.step([token]) for token in ids]
+        assert "".join(piece.text for piece in pieces) == text
+        assert (pieces[-1].finish_reason, pieces[-1].num_output_tokens) == (
+            "stop", len(ids) - len(encode("mat")) * ("mat" in BPE.decode(ids)),
+        )  # fmt: skip
+    plain = TextStream(BPE, ["<|end|>x"]).step([*encode("cat"), end, *encode("mat")], last=True, reason="length")
+    assert plain[:2] == ("catmat", "length")
 
 
 def test_the_end_gives_out_what_was_held_back() -> None:
@@ -128,7 +188,9 @@ def test_whole_answers_need_no_stream(component: Component) -> None:
     ids = encode(TEXT)
     assert ask(component, answer(ids)) == [Piece(TEXT, "", 0, len(ids))]
     whole = answer(ids, carry=carry(" on", prompt=3), finish_reason="length")
-    assert ask(component, whole, whole) == 2 * [Piece("The cat sat", "stop", 3, len(ids))]
+    number = tokens_until(BPE, ids, " on")
+    assert number < len(ids)
+    assert ask(component, whole, whole) == 2 * [Piece("The cat sat", "stop", 3, number)]
     assert ask(component, answer(ids, finish_reason="length"))[0].finish_reason == "length"
     assert component.completions._streams == {}  # type: ignore[attr-defined]
 
@@ -148,8 +210,15 @@ def test_answers_after_a_stop_string_are_empty(component: Component) -> None:
         answer(ids, 1, carry=""),
         answer(ids, 1, last=True, finish_reason="length"),
     )
-    assert first == Piece("The cat ", "stop", 5, len(ids))
-    assert rest == 2 * [Piece("", "stop", 5, len(ids))]
+    number = tokens_until(BPE, ids, "sat")
+    assert first == Piece("The cat ", "stop", 5, number)
+    assert rest == 2 * [Piece("", "stop", 5, number)]
+
+
+def test_stop_strings_within_min_tokens_are_text(component: Component) -> None:
+    ids = encode("cat cat cat")
+    stops = json.dumps({"stops": ["cat"], "num_input_tokens": 3, "min_tokens": tokens_until(BPE, ids, "cat")})
+    assert ask(component, answer(ids, carry=stops)) == [Piece("cat ", "stop", 3, tokens_until(BPE, ids, "cat cat"))]
 
 
 def test_streams_never_mix(component: Component, scale: Scale) -> None:
@@ -213,6 +282,8 @@ def test_ten_thousand_streams_are_kept(component: Component) -> None:
         '{"stops": [""], "num_input_tokens": 1}',
         '{"stops": [], "num_input_tokens": true}',
         '{"stops": [], "num_input_tokens": 1.5}',
+        '{"stops": [], "num_input_tokens": 1, "min_tokens": -1}',
+        '{"stops": [], "num_input_tokens": 1, "min_tokens": "2"}',
         carry(*["a"] * 65), carry(prompt=-1), carry(prompt=2**32),
     ],
 )  # fmt: skip
@@ -220,7 +291,7 @@ def test_a_malformed_carry_is_refused(text: str, component: Component) -> None:
     for request in (answer([1], carry=text), answer([1], 3, carry=text)):
         with pytest.raises(InputError) as refused:
             ask(component, request)
-        assert str(refused.value).startswith(f"carry is {shorten(text)}; expected JSON with at most 64 stops and a")
+        assert str(refused.value).startswith(f"carry is {shorten(text)}; expected JSON with at most 64 stops and n")
 
 
 def test_tensors_that_do_not_fit_are_refused(component: Component) -> None:

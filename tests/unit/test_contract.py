@@ -1,4 +1,4 @@
-"""Token requests: what is read and refused; their answers: stops, lengths, and what is held back."""
+"""Token requests: what is read and refused; their answers: stops and lengths."""
 
 from __future__ import annotations
 
@@ -142,16 +142,15 @@ def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int
     [
         ([11, 12, 13], {}, ([[11], [12], [13]], "length", 3)),
         ([11, 2, 13], {"end_ids": (2, 3)}, ([[11], []], "stop", 2)),
-        ([11, 12, 13], {"stops": ((12,),)}, ([[11], []], "stop", 2)),
-        ([11, 12, 13], {"stops": ((12, 13),)}, ([[11], []], "stop", 3)),
-        ([11, 12, 14], {"stops": ((12, 13),)}, ([[11], [12, 14]], "length", 3)),  # 12 is held back until 14 decides
-        ([11, 12, 12], {"stops": ((12, 12, 13),)}, ([[11], [12, 12]], "length", 3)),
-        ([12, 12, 13], {"stops": ((12, 13),)}, ([[12], []], "stop", 3)),
-        ([11, 12, 13], {"stops": ((13,), (12, 13))}, ([[11], []], "stop", 3)),  # the longer one
+        ([11, 12, 13], {"stops": ((12,),)}, ([[11], [12]], "stop", 2)),
+        ([11, 12, 13], {"stops": ((12, 13),)}, ([[11], [12], [13]], "stop", 3)),
+        ([11, 12, 14], {"stops": ((12, 13),)}, ([[11], [12], [14]], "length", 3)),
+        ([12, 12, 13], {"stops": ((12, 13),)}, ([[12], [12], [13]], "stop", 3)),
         ([11, 2, 13], {"end_ids": (2,), "sampling": Sampling(min_tokens=2)}, ([[11], [2], [13]], "length", 3)),
-        ([11, 12, 12], {"stops": ((12,),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], []], "stop", 3)),
+        ([11, 12, 12], {"stops": ((12,),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], [12]], "stop", 3)),
+        ([11, 12, 12], {"stops": ((12, 12),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], [12]], "stop", 3)),
         ([11, 12, 13], {"is_streaming": False}, ([[11, 12, 13]], "length", 3)),
-        ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "carry": "{}"}, ([[11, 12]], "stop", 3)),
+        ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "carry": "{}"}, ([[11, 12, 13]], "stop", 3)),
     ],
 )
 def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None:
@@ -161,17 +160,20 @@ def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None
 @given(
     tokens=st.lists(st.integers(0, 2), min_size=1, max_size=24),
     stops=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
+    least=st.integers(0, 4),
 )
-def test_stops_end_an_answer_where_they_first_occur(tokens: list[int], stops: tuple[tuple[int, ...], ...]) -> None:
-    found, reason, taken = answers(tokens, TokenRequest((5,), len(tokens), stops=stops))
+def test_stops_end_an_answer_where_they_are_complete(
+    tokens: list[int], stops: tuple[tuple[int, ...], ...], least: int
+) -> None:
+    sampling = Sampling(min_tokens=min(least, len(tokens)))
+    found, reason, taken = answers(tokens, TokenRequest((5,), len(tokens), stops=stops, sampling=sampling))
     ends = [
-        (end, end - len(stop))
-        for end in range(1, len(tokens) + 1)
-        for stop in stops
-        if tuple(tokens[max(0, end - len(stop)) : end]) == stop
+        end
+        for end in range(sampling.min_tokens + 1, len(tokens) + 1)
+        if any(tuple(tokens[max(0, end - len(stop)) : end]) == stop for stop in stops)
     ]
-    end, start = min(ends, default=(len(tokens), len(tokens)))
-    assert [token for ids in found for token in ids] == tokens[:start]
+    end = min(ends, default=len(tokens))
+    assert [token for ids in found for token in ids] == tokens[:end]
     assert (taken, reason) == (end, "stop" if ends else "length")
 
 

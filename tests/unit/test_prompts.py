@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shoal.component.base import Component
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.contract import Limits, TokenRequest, unpack_words
 from shoal.generation.prompts import Prompts, llama2, read_messages
+from tests.support.llm import cut
 from tests.support.pieces import start
 from tests.support.pretend import PretendGpu
+from tests.support.tokenizers import FAMILIES, TEXTS, trained
 
 TEXT = "The cat sat on the mat. Olá, 😀! [INST] STOP \n" * 3
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -229,6 +232,25 @@ def test_stop_words_reach_the_engine_where_they_are_exact(tokenizer: Tokenizer) 
         assert json.loads(made["carry"])["stops"] == ["STOP", "é"]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stop_words_that_reach_the_engine_are_written_wherever_their_ids_occur(name: str) -> None:
+    """Or it would stop where the text has no stop word: WordPiece writes no space before the first token."""
+    tokenizer, draw = trained(name), random.Random(0)
+    prompts = Prompts(tokenizer, None, context=100)
+    reached = 0
+    for _ in range(150):
+        text = draw.choice(TEXTS)
+        start = draw.randrange(len(text))
+        stop = draw.choice(["", "", " "]) + text[start : start + draw.randint(1, 6)]
+        packed = prompts.request({"text_input": b"a", "stop_words": [stop.encode()]})["stop_words_list"]
+        for ids in unpack_words(packed, "stop_words_list"):
+            reached += 1
+            for size in (0, 1, 3):
+                before = draw.choices(range(tokenizer.get_vocab_size()), k=size)
+                assert cut(tokenizer, [*before, *ids], [stop])[1] == "stop", (stop, ids, before)
+    assert reached or name != "byte-level"
+
+
 def test_bad_words_that_the_tokens_cannot_write() -> None:
     prompts = Prompts(make_metaspace_tokenizer(), None, context=100)
     assert prompts.request({"text_input": b"The", "bad_words": [b"cat"]})["bad_words_list"][1, 0] >= 1
@@ -260,7 +282,7 @@ def test_outputs_are_an_engines_inputs(prompt: Component, tokenizer: Tokenizer) 
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.7, 0, 2**63)
     assert request.stops == (tuple(tokenizer.encode("STOP", add_special_tokens=False).ids),)
     assert len(request.bans) == 2
-    assert json.loads(request.carry) == {"stops": ["STOP"], "num_input_tokens": len(ids)}
+    assert json.loads(request.carry) == {"stops": ["STOP"], "num_input_tokens": len(ids), "min_tokens": 0}
 
 
 @pytest.mark.usefixtures("may_start_processes")

@@ -1,4 +1,4 @@
-"""Stop strings: cut where the first one begins, whatever the division into pieces."""
+"""Stop strings: cut before the one that is complete first, whatever the division into pieces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ examples = settings(max_examples=300, deadline=None)
 
 
 def find_end(text: str, stops: list[str]) -> int:
-    """Where the first stop string begins; the text's length if there is none."""
-    return min((text.find(stop) for stop in stops if stop in text), default=len(text))
+    """Where the stop string begins that is complete first, the longest of several; the text's length without any."""
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(ends, default=(0, len(text)))[1]
 
 
 @examples
@@ -47,7 +48,7 @@ def test_only_what_may_become_a_stop_is_held_back(stops: list[str], text: str) -
         given_out += new
         so_far = text[: place + 1]
         if find_end(so_far, stops) < len(so_far):
-            assert has_stopped or any(stop.startswith(so_far[len(given_out) :]) for stop in stops)
+            assert has_stopped
             break
         tails = [so_far[k:] for k in range(len(so_far))]
         held = next((tail for tail in tails if any(stop.startswith(tail) for stop in stops)), "")
@@ -69,14 +70,25 @@ def test_what_was_held_back_comes_with_the_end() -> None:
     assert StopCutter([]).step("all", last=False) == ("all", False)
 
 
-def test_the_stop_that_begins_first_wins() -> None:
+def test_the_stop_that_is_complete_first_wins() -> None:
     assert StopCutter(["late", "mid"]).step("a mid late") == ("a ", True)
-    cutter = StopCutter(["bc", "abcd"])  # bc is there, and abcd may still come
-    assert cutter.step("xabc") == ("x", False)
-    assert cutter.step("d") == ("", True)
+    assert StopCutter(["bc", "abcd"]).step("xabcd") == ("xa", True)
     cutter = StopCutter(["bc", "abcd"])
-    assert [cutter.step("xabc"), cutter.step("e")] == [("x", False), ("a", True)]
-    assert StopCutter(["bc", "abcd"]).step("xabc", last=True) == ("xa", True)
+    assert [cutter.step("xab"), cutter.step("c"), cutter.step("d")] == [("x", False), ("a", True), ("", True)]
+    assert StopCutter(["c", "abc", "bc"]).step("xabc") == ("x", True)  # complete at the same character: the longest
+
+
+def test_stops_that_do_not_count() -> None:
+    """Those that end within the first characters of a piece; one that goes on beyond them counts."""
+    assert StopCutter(["ab"]).step("abab", ignored=2) == ("ab", True)
+    assert StopCutter(["ab"]).step("abc", ignored=2) == ("abc", False)
+    assert StopCutter(["aba"]).step("ababa", ignored=3) == ("ab", True)
+    cutter = StopCutter(["ab", "abc"])
+    assert [cutter.step("ab", ignored=2), cutter.finds("c"), cutter.step("c")] == [("", False), True, ("", True)]
+    cutter = StopCutter(["ab", "abcd"])
+    assert [cutter.step("ab", ignored=2), cutter.step("x"), cutter.step("a", last=True)] == [
+        ("", False), ("abx", False), ("a", False),
+    ]  # fmt: skip
 
 
 def test_empty_stops_are_refused() -> None:

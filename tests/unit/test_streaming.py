@@ -208,6 +208,46 @@ def test_in_this_process(name: str, output: str, first: int, repository: Path, t
         wait_for(lambda: (tmp_path / "left").is_file())
 
 
+@pytest.mark.parametrize("base", ["Component", "StreamingComponent"])
+def test_an_input_that_is_also_an_output_may_be_left_out(base: str, tmp_path: Path) -> None:
+    """As an engine's carry. With it, the component's own output is the answer, not the input."""
+    code = f"""
+import numpy as np
+from shoal.component import {base}
+
+class Echo({base}):
+    def run(self, batch):
+        return {{"N": batch["N"] + 1, "carry": batch.get("carry", np.full_like(batch["N"], 7)) * 2}}
+
+    def answers(self, inputs, stream):
+        yield self.run(inputs)
+        yield self.run(inputs)
+
+TritonPythonModel = Echo.for_triton()
+"""
+    policy = "model_transaction_policy { decoupled: true }" if base == "StreamingComponent" else ""
+    tensor = "data_type: TYPE_INT32 dims: [ 1 ]"
+    config = f"""
+backend: "python" max_batch_size: 1 {policy}
+input [ {{ name: "N" {tensor} }}, {{ name: "carry" {tensor} optional: true }} ]
+output [ {{ name: "N" {tensor} }}, {{ name: "carry" {tensor} }} ]
+"""
+    folder = tmp_path / "echo"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code, encoding="utf-8")
+    (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    with shoal.load(folder) as pipeline:
+
+        def ask(**inputs: Any) -> list[tuple[int, int]]:
+            answers = pipeline.stream(**inputs) if pipeline.is_decoupled else [pipeline(**inputs)]
+            return [(answer["N"].item(), answer["carry"].item()) for answer in answers]
+
+        number = 2 if pipeline.is_decoupled else 1
+        assert ask(N=[[3]]) == number * [(4, 14)]
+        assert ask(N=[[3]], carry=[[5]]) == number * [(4, 10)]
+        assert {edge.source for edge in pipeline.graph.edges() if edge.target is not None} == {None}
+
+
 def test_threads_may_share_a_pipeline(repository: Path) -> None:
     found: dict[int, list[int]] = {}
     with shoal.load(repository / "count_all") as pipeline:

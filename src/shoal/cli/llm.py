@@ -30,7 +30,7 @@ def generate(
         float | None, typer.Option(help="Sample from the most probable tokens that together have this probability.")
     ] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="In FP32, the same seed gives the same text.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; may be repeated.")
     ] = None,

@@ -21,43 +21,36 @@ from shoal.generation.contract import TokenRequest, new_stream_id, pack_answer
 class Answering:
     """Sends the answers of one request, and ends its stream.
 
-    Tokens that may begin a stop sequence are held back until the next tokens decide. The end token and stop sequences
-    are not sent, and they do not end an answer of fewer than ``min_tokens`` tokens. One thread at a time may use this
-    object.
+    The end token is not sent; the tokens of a stop sequence are, because only their text shows where the answer ends.
+    Neither ends the answer within its first ``min_tokens`` tokens. One thread at a time may use this object.
     """
 
     def __init__(self, request: TokenRequest, stream: Stream) -> None:
         self.request, self.stream = request, stream
-        self.ids: list[int] = []  # all new tokens, stops included
-        self._held: list[int] = []  # new tokens that are not sent yet
+        self.ids: list[int] = []  # all new tokens, the end token included
+        self._waiting: list[int] = []  # new tokens that are not sent yet
         self._carry = request.carry
         self._stream_id = new_stream_id()
 
     def add(self, token: int) -> bool:
         """Take the next token; return whether the request needs more tokens."""
-        request, held = self.request, self._held
-        self.ids.append(token)
-        if token in request.end_ids and len(self.ids) > request.sampling.min_tokens:
+        request, ids = self.request, self.ids
+        ids.append(token)
+        may_end = len(ids) > request.sampling.min_tokens
+        if may_end and token in request.end_ids:
             return self._finish("stop")
-        held.append(token)
-        if stopped := max(map(self._stop_length, request.stops), default=0):
-            del held[-stopped:]
+        self._waiting.append(token)
+        if may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops):
             return self._finish("stop")
-        if len(self.ids) == request.max_tokens:
+        if len(ids) == request.max_tokens:
             return self._finish("length")
-        ready = len(held) - max((_overlap(held, stop) for stop in request.stops), default=0)
-        if not request.is_streaming or not ready:
+        if not request.is_streaming:
             return self.stream.is_open
-        sent, self._held = held[:ready], held[ready:]
+        sent, self._waiting = self._waiting, []
         return self._send(sent)
 
-    def _stop_length(self, stop: tuple[int, ...]) -> int:
-        """Return the length of ``stop`` if the answer ends with it and has ``min_tokens`` tokens before it, else 0."""
-        is_over = len(self.ids) >= len(stop) + self.request.sampling.min_tokens
-        return len(stop) if is_over and tuple(self._held[-len(stop) :]) == stop else 0
-
     def _finish(self, reason: str) -> bool:
-        self._send(self._held, is_last=True, reason=reason)
+        self._send(self._waiting, is_last=True, reason=reason)
         self.stream.end()
         return False
 
@@ -68,17 +61,11 @@ class Answering:
         )
 
 
-def _overlap(held: list[int], stop: tuple[int, ...]) -> int:
-    """Return the length of the longest end of ``held`` that is the beginning of ``stop``, but not all of ``stop``."""
-    longest = min(len(held), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if tuple(held[-size:]) == stop[:size]), 0)
-
-
 class Chooser:
     """Chooses the tokens of one request as transformers' ``generate`` does, but with its own random numbers.
 
     The settings are applied in the same order as in ``generate``. The n-th token is drawn with the n-th random number
-    of the request's seed, so other requests in the batch do not influence the token.
+    of the request's seed, so other requests in the batch influence the token only by the rounding of its logits.
     """
 
     def __init__(self, request: TokenRequest) -> None:
@@ -145,10 +132,10 @@ def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
 class Seat:
     """State of one request that an engine computes: the choice of its tokens, and its answers."""
 
-    def __init__(self, request: TokenRequest, stream: Stream) -> None:
+    def __init__(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         self.request, self.stream = request, stream
         self.is_done = False
-        self._answering, self._chooser = Answering(request, stream), Chooser(request)
+        self._answering, self._chooser = Answering(request, stream), chooser or Chooser(request)
 
     def step(self, logits: NDArray[Any]) -> int:
         """Choose the next token from ``logits``, FP32 [vocabulary], send it, and return it.

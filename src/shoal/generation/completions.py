@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
 from shoal.errors import InputError
 from shoal.generation.contract import MAX_WORDS
-from shoal.generation.detokenizer import Detokenizer
+from shoal.generation.detokenizer import Detokenizer, find_specials
 from shoal.generation.weights import TOKENIZER, read_folder
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 _MOST_TOKENS = 2**32 - 1
+_FIRST_MARK = 0x100000  # of the last private plane of Unicode
 
 
 class Piece(NamedTuple):
@@ -32,8 +33,9 @@ class Piece(NamedTuple):
 
     ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
     ``length`` (the greatest number of tokens). ``num_input_tokens`` counts the tokens of the prompt.
-    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part, or up to the part that
-    completes a stop string; later parts are empty.
+    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part. If a stop string ends the
+    answer, it counts up to the token that completes the stop string, whatever the engine computed; later parts are
+    empty.
     """
 
     text: str
@@ -43,16 +45,26 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """Converts one stream of token ids to text, up to the first stop string."""
+    """Converts one stream of token ids to text, up to the stop string that is complete first.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), num_input_tokens: int = 0) -> None:
+    A stop string that is complete within the first ``min_tokens`` tokens is a part of the text, as in vLLM.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Iterable[str] = (), num_input_tokens: int = 0, min_tokens: int = 0
+    ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         Raises:
             InputError: a stop string is empty.
         """
-        self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter(stops)
+        stops = [*stops]
+        self._has_stops, self._marks = bool(stops), _mark_specials(tokenizer, stops)
+        marked = [_replace(stop, self._marks) for stop in stops] if self._marks else []
+        self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter([*stops, *marked])
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
+        self._min_tokens = min_tokens
+        self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
 
     def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "") -> Piece:
@@ -64,13 +76,40 @@ class TextStream:
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
-        text = ""
-        if not self._is_cut:
-            found = self._detokenizer.step(ids, last=last)
-            text, self._is_cut = self._cutter.step(found, last=last)
-            self._num_output_tokens += len(ids)
+        text = "" if self._is_cut else self._take(ids, last)
         reason = "stop" if self._is_cut else reason if last else ""
         return Piece(text, reason, self._num_input_tokens, self._num_output_tokens)
+
+    def _take(self, ids: Sequence[int], last: bool) -> str:
+        if not self._has_stops or min(ids, default=0) < 0:  # negative ids are refused before any is taken
+            text = self._detokenizer.step(ids, last=last)
+            self._num_output_tokens += len(ids)
+            return text
+        texts = []
+        for token in ids:  # one by one, to know the token that completes a stop string
+            self._num_output_tokens += 1
+            texts.append(self._cut(self._detokenizer.step([token]) + self._marks.get(token, ("", ""))[1]))
+            # A stop string that is complete counts now, although other tokens could still change its text.
+            if not self._is_cut and (held := self._detokenizer.peek()):
+                if self._num_output_tokens <= self._min_tokens:
+                    self._ignored = len(held)
+                elif self._cutter.finds(held, self._ignored):
+                    texts.append(self._cut(self._detokenizer.step([], last=True)))
+            if self._is_cut:
+                break
+        if last and not self._is_cut:
+            texts.append(self._cut(self._detokenizer.step([], last=True), last=True))
+        text = "".join(texts)
+        for _, mark in self._marks.values():
+            text = text.replace(mark, "")
+        return text
+
+    def _cut(self, text: str, *, last: bool = False) -> str:
+        ignored = len(text) if self._num_output_tokens <= self._min_tokens else self._ignored
+        if text:
+            self._ignored = 0
+        found, self._is_cut = self._cutter.step(text, last=last, ignored=ignored)
+        return found
 
     def take(self, answer: Arrays) -> Piece:
         """Take one answer of an engine, and return the text that is complete.
@@ -84,11 +123,28 @@ class TextStream:
         return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
 
 
-class StopCutter:
-    """Takes a text in pieces, and cuts it before its first stop string, even if this string is divided between pieces.
+def _mark_specials(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Return, by token id, the special tokens in stop strings: each one's name, and a private character for it.
 
-    The first stop string is the one that begins first. An end of the text that may still become a stop string is held
-    back; it is shorter than the longest stop string. The output is the same however the text is divided into pieces.
+    Special tokens have no text. So these characters are put in their place in the text, until it is cut.
+    """
+    specials = find_specials(tokenizer).items() if stops else ()
+    named = [(number, name) for name, number in specials if any(name in stop for stop in stops)]
+    return {number: (name, chr(_FIRST_MARK + index)) for index, (number, name) in enumerate(named)}
+
+
+def _replace(stop: str, marks: Mapping[int, tuple[str, str]]) -> str:
+    for name, mark in marks.values():
+        stop = stop.replace(name, mark)
+    return stop
+
+
+class StopCutter:
+    """Takes a text in pieces, and cuts it before a stop string, even if this string is divided between pieces.
+
+    The stop string that is complete first ends the text; of several that end at the same character, the longest one. An
+    end of the text that may still become a stop string is held back; it is shorter than the longest stop string. The
+    output is the same however the text is divided into pieces.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -104,21 +160,31 @@ class StopCutter:
         self._held = ""
         self._has_stopped = False
 
-    def step(self, text: str, *, last: bool = False) -> tuple[str, bool]:
+    def step(self, text: str, *, last: bool = False, ignored: int = 0) -> tuple[str, bool]:
         """Take the next piece; return the text that is not held back, and whether a stop string was found so far.
 
-        With ``last`` nothing is held back. After a stop string the text is empty.
+        A stop string that ends within the first ``ignored`` characters of the piece does not count. With ``last``
+        nothing is held back. After a stop string the text is empty.
         """
         if self._has_stopped:
             return "", True
+        stop = self._find(text, ignored)
         text = self._held + text
-        held = len(text) if last else self._find_held(text)
-        stop = min((place for place in map(text.find, self._stops) if place >= 0), default=len(text))
-        # A longer stop string may begin before the one that was found, and still be incomplete: wait for its end.
-        self._has_stopped = stop < len(text) and stop <= held
-        end = min(stop, held)
+        self._has_stopped = stop is not None
+        end = stop if stop is not None else len(text) if last else self._find_held(text)
         self._held = "" if self._has_stopped else text[end:]
         return text[:end], self._has_stopped
+
+    def finds(self, text: str, ignored: int = 0) -> bool:
+        """Whether ``step`` would find a stop string in this piece."""
+        return self._find(text, ignored) is not None
+
+    def _find(self, text: str, ignored: int) -> int | None:
+        """Return the index in the held-back text and ``text`` at which the stop string that ends first begins."""
+        seen, text = len(self._held) + ignored, self._held + text
+        found = ((text.find(stop, max(0, seen + 1 - len(stop))), len(stop)) for stop in self._stops)
+        _, start = min(((place + size, place) for place, size in found if place >= 0), default=(0, None))
+        return start
 
     def _find_held(self, text: str) -> int:
         """Return the index at which an incomplete stop string may begin; the text's length if there is none."""
@@ -188,13 +254,12 @@ class Completions:
             del self._streams[next(iter(self._streams))]
 
     def open(self, inputs: Arrays) -> TextStream:
-        """Begin a stream. The input ``carry``, if any, has its stop strings and the number of tokens of its prompt.
+        """Begin a stream. The input ``carry``, if any, has its stop strings, ``min_tokens``, and its prompt's length.
 
         Raises:
             InputError: ``carry`` cannot be read.
         """
-        stops, num_input_tokens = _read_carry(_read_text(inputs, "carry"))
-        return TextStream(self._tokenizer, stops, num_input_tokens)
+        return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
@@ -235,23 +300,27 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int]:
-    """Return the stop strings and the prompt's number of tokens from the JSON ``text``; [] and 0 if it is empty."""
+def _read_carry(text: str) -> tuple[list[str], int, int]:
+    """Return the stop strings, the prompt's number of tokens and ``min_tokens`` from the JSON ``text``.
+
+    An empty text has no stop strings. ``min_tokens`` may be left out.
+    """
     if not text:
-        return [], 0
+        return [], 0, 0
     try:
         carry = json.loads(text)
-        stops, number = carry["stops"], carry["num_input_tokens"]
+        stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
-        is_valid = are_stops and len(stops) <= MAX_WORDS and type(number) is int and 0 <= number <= _MOST_TOKENS
-    except (ValueError, RecursionError, KeyError, TypeError):
+        are_numbers = all(type(number) is int and 0 <= number <= _MOST_TOKENS for number in numbers)
+        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
         raise InputError(
-            f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and a number of tokens.",
-            'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5}.',
+            f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
+            'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, number
+    return stops, *numbers
 
 
 def _string(text: str) -> Any:

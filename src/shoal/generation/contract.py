@@ -50,8 +50,8 @@ class Limits:
 class TokenRequest:
     """One checked request: the prompt's token ids, and how to continue them.
 
-    ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, and is not part of it; a banned
-    sequence does not occur in the answer.
+    ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
+    first ``min_tokens`` tokens; a banned sequence does not occur in the answer.
     """
 
     ids: tuple[int, ...]
@@ -102,9 +102,10 @@ def pack_answer(
 ) -> dict[str, Any]:
     """Return the outputs of one answer to a request of one row.
 
-    ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several), ``sequence_length`` INT32
-    [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1].
-    ``carry`` is for a request's first answer, ``reason`` (``stop`` or ``length``) for its last answer.
+    ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several; with the tokens of a stop
+    sequence, without the end token), ``sequence_length`` INT32 [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL
+    [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1]. ``carry`` is for a request's first answer, ``reason``
+    (``stop`` or ``length``) for its last answer.
     """
     return {
         "output_ids": np.array([[ids]], np.int32).reshape(1, 1, len(ids)),

@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ class Detokenizer:
         self._steps: list[Step] = [_ByPlace(str, " {}".format)]
         if decoder is not None:
             self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
-        self._specials = _find_specials(tokenizer)
+        self._holder = next((step for step in self._steps if isinstance(step, _ByteFallback | _AtEnd)), None)
+        self._specials = find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
         """Take any number of next ids; return the text that is complete.
@@ -67,10 +69,20 @@ class Detokenizer:
             tokens = step(tokens, last)
         return "".join(tokens)
 
+    def peek(self) -> str:
+        """Return the complete text that is held back only because later tokens could still change it."""
+        if self._holder is None or not self._holder.held:
+            return ""
+        tokens: list[str] = []
+        for step in self._steps:
+            tokens = copy(step)(tokens, True)
+        return "".join(tokens).rstrip(UNKNOWN)
+
 
 @lru_cache(maxsize=8)  # tokenizers; some have a thousand added tokens, and each stream has a detokenizer
-def _find_specials(tokenizer: Tokenizer) -> frozenset[str]:
-    return frozenset(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
+def find_specials(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of a tokenizer's special tokens, by name."""
+    return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
@@ -153,19 +165,19 @@ class _ByteFallback:
     """Step that joins runs of byte tokens to characters; each byte of a run that is not UTF-8 becomes U+FFFD."""
 
     def __init__(self) -> None:
-        self._run = bytearray()
+        self.held = bytearray()
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         texts: list[str] = []
         for token in tokens:
             if found := _BYTE.fullmatch(token):
-                self._run.append(int(found[1], 16))
+                self.held.append(int(found[1], 16))
             else:
                 texts += [*self._end_run(), token]
         return [*texts, *self._end_run()] if last else texts
 
     def _end_run(self) -> list[str]:
-        run, self._run = self._run, bytearray()
+        run, self.held = self.held, bytearray()
         try:
             return [run.decode()] if run else []
         except UnicodeDecodeError:
@@ -194,8 +206,8 @@ class _AtEnd:
 
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode
-        self._tokens: list[str] = []
+        self.held: list[str] = []
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
-        self._tokens += tokens
-        return [self._decode(self._tokens)] if last else []
+        self.held += tokens
+        return [self._decode(self.held)] if last else []

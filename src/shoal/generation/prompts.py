@@ -127,6 +127,8 @@ class Prompts:
         tokenizer.no_padding()
         self._tokenizer, self._template = tokenizer, template
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
+        byte = tokenizer.token_to_id("<0xE2>")  # the first of three
+        self._contexts = [[], self._ids("x"), *([] if byte is None else [[byte]])]
 
     def encode(self, text_input: str | None = None, messages: Sequence[Message] | None = None) -> list[int]:
         """Return the token ids of a text, or of a chat.
@@ -189,13 +191,14 @@ class Prompts:
         self.check(row)
         ids = self.encode(self._text(row), self._messages(row))
         stops, bad = (self._words(row, name) for name in _WORDS)
-        carry = json.dumps({"stops": stops, "num_input_tokens": len(ids)}, ensure_ascii=False).encode()
+        max_new = self._max_new(row, len(ids))
+        sampling = _sampling(row).check(max_new)
+        numbers = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
+        carry = json.dumps({"stops": stops, **numbers}, ensure_ascii=False).encode()
         if len(carry) > MOST_CARRY:
             raise InputError(
                 f"stop_words has {len(carry)} bytes as JSON; at most {MOST_CARRY} are allowed.", "Shorten them."
             )
-        max_new = self._max_new(row, len(ids))
-        sampling = _sampling(row).check(max_new)
         return {
             "input_ids": ids,
             "input_lengths": len(ids),
@@ -258,13 +261,15 @@ class Prompts:
         return wanted
 
     def _spell_stop(self, stop: str) -> list[int]:
-        """Return the ids that write a stop word after any text; empty if they would also write more, such as a space.
+        """Return the ids that write a stop word wherever they occur; empty if they sometimes write other text.
 
-        The engine ends an answer at these ids. The component ``completion`` ends it at the stop word itself, even if
-        other ids write this word.
+        Some tokenizers add a space, except to the first token, or write no token's bytes next to those of an incomplete
+        character. The engine ends an answer at these ids. The component ``completion`` ends it at the stop word itself,
+        even if other ids write this word.
         """
-        ids, before = self._ids(stop), self._ids("x")
-        return ids if self._write(before + ids) == self._write(before) + stop else []
+        ids = self._ids(stop)
+        is_exact = all(self._write([*before, *ids]) == self._write(before) + stop for before in self._contexts)
+        return ids if is_exact else []
 
     def _spell_bad(self, word: str) -> list[int]:
         ids = self._ids(word)

@@ -19,8 +19,10 @@ class Sampling:
     With temperature 0 or ``top_k`` 1, decoding is greedy: the token with the greatest logit is taken. Other settings
     are then ignored and not refused, because many clients always send all settings. ``top_k`` 0 and ``top_p`` 1 keep
     every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that are in the
-    prompt or the answer. With a ``seed``, the same request gets the same tokens again; without a seed, each
-    request has different random numbers. The end token is not drawn before there are ``min_tokens`` new tokens.
+    prompt or the answer. The random numbers depend on ``seed`` alone, and without a seed, each request has different
+    ones. In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is
+    computed alone, because rounding depends on the rest of a batch. Before there are ``min_tokens`` new tokens, the end
+    token is not drawn, and stop words do not end the answer.
     """
 
     temperature: float = 1.0

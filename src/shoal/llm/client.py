@@ -23,7 +23,7 @@ class Settings(TypedDict, total=False):
     """Settings of one request; for a setting that is left out, the model's default applies.
 
     ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
-    ``bad_words`` do not occur in it. With a ``seed``, the same request gets the same text again.
+    ``bad_words`` do not occur in it. With a ``seed``, a model in FP32 writes the same text again.
     """
 
     max_tokens: int

@@ -84,7 +84,12 @@ class Graph:
         return cls(config, config.steps, _mark_decoupled(members, members.get))
 
     def producer(self, tensor: str) -> int | None:
-        """Return the index of the step that writes a tensor of the ensemble; None for an input of the request."""
+        """Return the index of the step that writes a tensor of the ensemble; None for an input of the request.
+
+        An engine's ``carry`` is an input and an output of the same name: the request sends it.
+        """
+        if any(tensor == sent.name for sent in self.config.spec.inputs):
+            return None
         for index, step in enumerate(self.steps):
             if tensor in step.outputs.values():
                 return index
@@ -95,7 +100,7 @@ class Graph:
         edges, writers = [], {t: i for i, s in reversed([*enumerate(self.steps)]) for t in s.outputs.values()}
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
-            edges += [Edge(tensor, specs[name], writers.get(tensor), index) for name, tensor in step.inputs.items()]
+            edges += [Edge(tensor, specs[name], self.producer(tensor), index) for name, tensor in step.inputs.items()]
         edges += [Edge(t.name, t, writers.get(t.name), None) for t in self.config.spec.outputs]
         return [
             replace(edge, crossing=self._crossing(edge, edges), is_repeated=edge.source in self._repeating)

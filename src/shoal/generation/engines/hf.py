@@ -21,10 +21,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from shoal.component import Stream
 from shoal.errors import SetupError, ShoalError
-from shoal.generation.answering import Seat
+from shoal.generation.answering import Chooser, Seat
 from shoal.generation.contract import Limits, TokenRequest
-from shoal.generation.engines.loading import load_model
-from shoal.generation.weights import Weights
 
 CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
 _PAGE = 32  # tokens
@@ -39,8 +37,8 @@ _log = logging.getLogger("shoal")
 class _Seat(Seat):
     """Request in this engine, with a ``number``; ``pages`` is the greatest number of cache pages that it needs."""
 
-    def __init__(self, number: int, request: TokenRequest, stream: Stream) -> None:
-        super().__init__(request, stream)
+    def __init__(self, number: int, request: TokenRequest, stream: Stream, chooser: Chooser | None) -> None:
+        super().__init__(request, stream, chooser)
         self.number = number
         self.pages = _pages(len(request.ids) + request.max_tokens)
 
@@ -78,7 +76,7 @@ class _Choice(ContinuousBatchingLogitsProcessor):
 
 
 class HfEngine:
-    """Continuous batching of a transformers model on the host.
+    """Continuous batching of a transformers model on the host. Not all models can be computed so: ``batching.py``.
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. The cache has room for
     ``cache_tokens`` tokens, of prompts and answers together. If ``cache_tokens`` is 0, it has room for ``limits.slots``
@@ -86,7 +84,7 @@ class HfEngine:
     at most as many tokens as the cache holds.
     """
 
-    def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None, cache_tokens: int) -> None:
+    def __init__(self, model: Any, limits: Limits, *, cache_tokens: int) -> None:
         slots, context = limits.slots, limits.context
         self._free = _pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots
         self.limits = replace(limits, context=min(context, (self._free - slots) * _PAGE))
@@ -101,7 +99,7 @@ class HfEngine:
             auto_switch_to_flash=False,
             safety_margin=0.0,
         )
-        self._model = load_model(weights, dtype, threads)
+        self._model = model
         self._numbers = itertools.count()
         self._changing = threading.RLock()
         self._waiting: deque[_Seat] = deque()
@@ -114,15 +112,12 @@ class HfEngine:
         self._keeper.start()
         self._is_ready.wait()
         if self._fault is not None:
-            raise SetupError(
-                f"transformers' continuous batching does not start: {self._fault}",
-                "Install transformers 5.23, or set the parameter static to true.",
-            ) from self._fault
+            raise SetupError(f"transformers' continuous batching does not start: {self._fault}") from self._fault
 
-    def admit(self, request: TokenRequest, stream: Stream) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:
-            seat = _Seat(next(self._numbers), request, stream)
+            seat = _Seat(next(self._numbers), request, stream, chooser)
             self._waiting.append(seat)
             self._fill()
         stream.on_leave(lambda: self._leave(seat))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from queue import Empty, Queue
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -13,10 +14,8 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from shoal.component import Stream
 from shoal.errors import ShoalError
-from shoal.generation.answering import Seat
+from shoal.generation.answering import Chooser, Seat
 from shoal.generation.contract import Limits, TokenRequest
-from shoal.generation.engines.loading import load_model
-from shoal.generation.weights import Weights
 
 _WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
 _STOP_SECONDS = 5.0
@@ -45,23 +44,25 @@ class _Ends(StoppingCriteria):
 
 
 class HfStaticEngine:
-    """Static batches of a transformers model on the host, for comparison with continuous batching.
+    """Static batches of a transformers model on the host: for models without continuous batching, and to compare.
 
     At most ``limits.slots`` requests are computed together with ``generate``. Requests that come later wait until all
-    of these have ended.
+    of these have ended. A batch, that is, its longest prompt with its longest answer, has at most ``together`` tokens;
+    a request with more tokens is computed alone.
     """
 
-    def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None) -> None:
+    def __init__(self, model: Any, limits: Limits, *, together: int) -> None:
         self.limits = limits
-        self._model = load_model(weights, dtype, threads)
+        self._model, self._together = model, together
+        self._next: Seat | None = None  # the first of the next batch, if it did not fit into this one
         self._waiting: Queue[Seat] = Queue()
         self._is_closing = threading.Event()
         self._worker = threading.Thread(target=self._work, name="shoal-static", daemon=True)
         self._worker.start()
 
-    def admit(self, request: TokenRequest, stream: Stream) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
-        self._waiting.put(Seat(request, stream))
+        self._waiting.put(Seat(request, stream, chooser))
 
     def close(self) -> None:
         """End all streams with an error, and stop computing."""
@@ -77,6 +78,7 @@ class HfStaticEngine:
                     self._generate(seats)
             except Exception as error:  # of this batch
                 self._end(seats, error)
+        seats += [self._next] if self._next else []
         while not self._waiting.empty():
             seats.append(self._waiting.get())
         self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
@@ -87,14 +89,24 @@ class HfStaticEngine:
         until = time.monotonic() + 0.1
         while len(seats) < self.limits.slots:
             try:
-                seat = self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+                seat = self._next or self._waiting.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 break
+            self._next = None
             if not seats:
                 until = time.monotonic() + _WAIT_SECONDS
-            if seat.stream.is_open:
-                seats.append(seat)
+            if not seat.stream.is_open:
+                continue
+            if seats and not self._fits([*seats, seat]):
+                self._next = seat
+                break
+            seats.append(seat)
         return seats
+
+    def _fits(self, seats: list[Seat]) -> bool:
+        """Whether the requests may be computed together. All rows of a batch get as many tokens as the longest one."""
+        requests = [seat.request for seat in seats]
+        return max(len(each.ids) for each in requests) + max(each.max_tokens for each in requests) <= self._together
 
     def _generate(self, seats: list[Seat]) -> None:
         widest = max(len(seat.request.ids) for seat in seats)

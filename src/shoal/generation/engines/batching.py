@@ -1,0 +1,173 @@
+"""Choice of the way of batching for a transformers model: the first way whose tokens are those of ``generate``.
+
+transformers computes some families of models wrongly, without an error, in continuous batches or beside rows with
+padding. So each way answers a few prompts before a client does, and the next way is taken if the logits are wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig
+from transformers import __version__ as version
+
+from shoal.component import Component
+from shoal.component.streaming import QueueStream
+from shoal.errors import ArtifactError, ShoalError
+from shoal.generation.answering import Chooser
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.engines.hf import HfEngine
+from shoal.generation.engines.hf_static import HfStaticEngine
+
+_SIZES = ((1, 3, 9, 24), 8)  # tokens per prompt, and new tokens
+_LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
+_LARGE = 1_000_000_000  # weights
+_MOST_WORK = 100_000_000_000  # weights times tokens of a prompt: about a second on two cores
+_MOST_TOKENS = 1024
+# What a model computes differs before and after this many tokens.
+_THRESHOLDS = ("original_max_position_embeddings", "sliding_window", "attention_window_size", "attention_chunk_size")
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the greatest logit
+
+_log = logging.getLogger("shoal")
+
+
+class _Case(NamedTuple):
+    """A request, and the greedy tokens of ``generate`` with the logits that each was chosen from."""
+
+    request: TokenRequest
+    tokens: list[int]
+    logits: list[NDArray[Any]]
+
+
+def choose_engine(
+    component: Component, model: Any, limits: Limits, *, cache_tokens: int, is_static: bool
+) -> HfEngine | HfStaticEngine:
+    """Return the engine of the first way of batching that computes ``model`` rightly; what was chosen is logged.
+
+    The ways are continuous batches (left out with ``is_static``), static batches, and one request at a time. If the
+    model's rope changes at a number of tokens, longer requests are not computed beside others in static batches.
+
+    Raises:
+        ArtifactError: the model does not generate at all, or no way gives the tokens of its own ``generate``.
+    """
+    config = model.config.get_text_config().to_dict()
+    changes = _find_sizes(config, limits.context, *_THRESHOLDS)
+    tried = [size for size in changes if size * model.num_parameters() <= _MOST_WORK and size <= _MOST_TOKENS]
+    kinds = {str(kind) for kind in _find(config, "rope_type")}
+    is_changing = "longrope" in kinds or any("dynamic" in kind for kind in kinds)
+    turns = _find_sizes(config, limits.context, _THRESHOLDS[0]) if is_changing else []
+    ways: dict[str, Callable[[], HfEngine | HfStaticEngine]] = {
+        "continuous batches": lambda: HfEngine(model, limits, cache_tokens=cache_tokens),
+        "static batches": lambda: HfStaticEngine(model, limits, together=min([limits.context, *turns])),
+        "one request at a time": lambda: HfStaticEngine(model, limits, together=0),
+    }
+    faults = {}
+    if is_static:
+        del ways["continuous batches"]
+    elif not {*turns} <= {*tried}:
+        faults["continuous batches"] = f"its rope changes after {turns[0]} tokens"
+        del ways["continuous batches"]
+    kind = type(model).__name__
+    cases = _make_cases(model, limits, tried)
+    for way, make in ways.items():
+        try:
+            engine = make()
+        except ShoalError as error:
+            faults[way] = error.what
+            continue
+        fault = _find_fault(engine, component, cases, _TOLERANCES[model.dtype])
+        if not fault:
+            reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
+            _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, way, reasons)
+            return engine
+        engine.close()
+        faults[way] = fault
+    raise ArtifactError(
+        f"transformers {version} cannot serve {kind}: {'; '.join(f'{way}: {why}' for way, why in faults.items())}.",
+        "Use another engine (llm-vllm, or llm-onnx with shoal add-model --decoder), or another model.",
+    )
+
+
+def _find(config: Mapping[str, Any], *names: str) -> Iterator[Any]:
+    """Yield the values of these names in a configuration and its parts."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _find(value, *names)
+        elif name in names:
+            yield value
+
+
+def _find_sizes(config: Mapping[str, Any], context: int, *names: str) -> list[int]:
+    return sorted({size for size in _find(config, *names) if isinstance(size, int) and 0 < size < context})
+
+
+def _make_cases(model: Any, limits: Limits, thresholds: Sequence[int]) -> list[_Case]:
+    """Let ``generate`` continue random prompts: short ones, and for each threshold one before it and one after it.
+
+    The first one is a single token, alone and before all others: some models keep a state from prompt to prompt.
+    """
+    sizes, new = _SIZES if model.num_parameters() < _LARGE else _LARGE_SIZES
+    random = np.random.default_rng(0)
+    cases = []
+    for size in [*sizes, *(size for each in thresholds for size in (each - 2, each + 2))]:
+        if 0 < size < limits.context:
+            ids = random.integers(0, limits.vocabulary, size).tolist()
+            cases.append(_generate(model, ids, min(new, limits.context - size)))
+    return cases
+
+
+def _generate(model: Any, ids: list[int], new: int) -> _Case:
+    given = torch.tensor([ids])
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=new, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+    )
+    try:
+        out = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
+    except Exception as error:  # of many kinds, by model
+        raise ArtifactError(
+            f"{type(model).__name__} does not continue a prompt of {len(ids)} tokens: {error}",
+            "Use another engine, or another model.",
+        ) from error
+    logits = [rows[0].float().numpy() for rows in out.logits]
+    return _Case(TokenRequest(tuple(ids), new), out.sequences[0, len(ids) :].tolist(), logits)
+
+
+class _Follower(Chooser):
+    """Chooses the tokens of ``generate``, and keeps how much the logits differ, relative to the greatest one."""
+
+    def __init__(self, case: _Case) -> None:
+        super().__init__(case.request)
+        self._case = case
+        self.difference = 0.0
+
+    def choose(self, logits: NDArray[Any], ids: list[int]) -> int:
+        right = self._case.logits[len(ids)]
+        difference = float(np.abs(logits - right).max() / max(1.0, np.abs(right).max()))
+        self.difference = max(self.difference, math.inf if math.isnan(difference) else difference)
+        return self._case.tokens[len(ids)]
+
+
+def _find_fault(engine: HfEngine | HfStaticEngine, component: Component, cases: Sequence[_Case], most: float) -> str:
+    """Let an engine continue the prompts beside each other, then two of them alone, and return what is wrong."""
+    held = [case for case in cases if len(case.request.ids) + case.request.max_tokens <= engine.limits.context]
+    for together in (held, held[1:2], held[:1]):
+        asked = [(case, QueueStream(component, 1), _Follower(case)) for case in together]
+        for case, stream, follower in asked:
+            engine.admit(case.request, stream, follower)
+        for case, stream, follower in asked:
+            try:
+                list(stream)
+            except ShoalError as error:
+                return error.what
+            if follower.difference > most:
+                return (
+                    f"after a prompt of {len(case.request.ids)} token(s), the logits differ from those of generate by"
+                    f" {follower.difference:.2g} of the greatest"
+                )
+    return ""

@@ -1,0 +1,82 @@
+"""The way of batching of a model on transformers: chosen by comparison with ``generate``, within bounds."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from shoal.errors import ArtifactError
+from shoal.generation.engines import batching
+from tests.support.families import REFUSED, make_family
+from tests.support.llm import open_engine, token_inputs, tokens_of
+
+LARGE = 7_000_000_000
+
+
+def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: Any) -> str:
+    """What the log says of the choice; the engine answers."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "shoal"), open_engine(folder, **parameters) as component:
+        assert len(tokens_of(component.stream(token_inputs([5, 6, 7], 4)))) == 4
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "shoal"]
+    return said
+
+
+def test_continuous_batches_unless_static_ones_are_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_family("llama", tmp_path)
+    assert choose(folder, caplog) == "LlamaForCausalLM is computed in continuous batches"
+    assert choose(folder, caplog, static="true") == "LlamaForCausalLM is computed in static batches"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_continuous_batching_computes_wrongly(
+    dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = choose(make_family("diffllama", tmp_path), caplog, dtype=dtype)
+    assert said.startswith(
+        "DiffLlamaForCausalLM is computed in static batches; not in continuous batches: after a prompt of "
+    )
+    assert "the logits differ from those of generate by " in said
+
+
+def test_a_rope_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long requests are not computed beside others. Where a prompt of that length is too dear, it is not tried."""
+    folder = make_family("phi3-long", tmp_path)
+    assert choose(folder, caplog, context="32") == "Phi3ForCausalLM is computed in continuous batches"
+    assert "in static batches; not in continuous batches: after a prompt of" in choose(folder, caplog)
+    monkeypatch.setattr(batching, "_MOST_TOKENS", 31)
+    assert choose(folder, caplog) == (
+        "Phi3ForCausalLM is computed in static batches; not in continuous batches: its rope changes after 32 tokens"
+    )
+
+
+def test_no_way_is_right(tmp_path: Path) -> None:
+    """This model keeps a state between prompts of a single token, also in its own generate."""
+    folder = make_family("recurrent-gemma", tmp_path)
+    with pytest.raises(ArtifactError, match=REFUSED["recurrent-gemma"]), open_engine(folder):
+        pass
+
+
+def test_a_large_model_answers_a_few_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    forward: Any = torch.nn.Module.__call__
+
+    def count(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(module, PreTrainedModel) and "input_ids" in kwargs and hasattr(module, "lm_head"):
+            given.append(kwargs["input_ids"].numel())
+        return forward(module, *args, **kwargs)
+
+    folder = make_family("mistral", tmp_path)
+    monkeypatch.setattr(torch.nn.Module, "__call__", count)
+    for weights, steps, tokens in ((LARGE, 30, 80), (50_000, 150, 500)):
+        monkeypatch.setattr(PreTrainedModel, "num_parameters", lambda self, size=weights: size)
+        given.clear()
+        with open_engine(folder):
+            pass
+        assert 10 < len(given) <= steps
+        assert sum(given) <= tokens
