@@ -17,10 +17,10 @@ from typing import Any
 from shoal.check.findings import Place
 from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
-from shoal.repository.config import CONFIG, ModelConfig, as_config
+from shoal.files import read_bytes
+from shoal.repository.config import CONFIG, MAX_CONFIG, ModelConfig, as_config
 from shoal.repository.graph import is_decoupled
 
-MAX_CONFIG_BYTES = 4 * 2**20
 MAX_DEPTH = 100  # protobuf's own limit of nesting
 ENSEMBLE = "ensemble"
 # Platform: backend, as in AutoCompleteBackendFields of core's model_config_utils.cc.
@@ -172,9 +172,8 @@ class Model:
         found = []
         for version in self.versions:
             path = self.folder / str(version) / "model.py"
-            with suppress(OSError):  # a file of another user
-                if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
-                    found.append((path, path.read_bytes().decode("utf-8", "replace")))
+            with suppress(OSError):  # missing, a file of another user, or not a file
+                found.append((path, read_bytes(path, MAX_CONFIG).decode("utf-8", "replace")))
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.check.models import MAX_CONFIG_BYTES, Model, Repository, entries
+from shoal.check.models import Model, Repository, entries
 from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
+from shoal.files import read_bytes
 from shoal.paths import shipped_root
-from shoal.repository.config import CONFIG
+from shoal.repository.config import CONFIG, MAX_CONFIG
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.model_folders import CATEGORIES
 
@@ -100,9 +101,7 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
 
     path = folder / CONFIG
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            return Model(folder, is_model_folder=is_model_folder, unreadable=f"it has {path.stat().st_size:,} bytes")
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_CONFIG)
     except FileNotFoundError:
         return Model(folder, is_model_folder=is_model_folder)
     except OSError as error:

@@ -10,8 +10,10 @@ from typing import Any
 
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
+from shoal.files import read_text
 
 CONFIG = "config.pbtxt"
+MAX_CONFIG = 4 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,19 @@ def read_config(folder: Path) -> ModelConfig:
 
     path = folder / CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"{folder} is not a model folder: it has no config.pbtxt.", "Name a model's folder."
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {getattr(error, 'strerror', error)}.", "Write it as UTF-8 text of at most 4 MiB."
+        ) from None
     message = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(text, message)
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}:{error}", "Fix that line; the fields are Triton's ModelConfig.") from None
     message.name = message.name or folder.name
     return as_config(message, folder)
