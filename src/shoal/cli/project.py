@@ -228,7 +228,8 @@ def _print_paths(paths: Iterable[Path], *, is_dry: bool) -> None:
 def _print_texts(draft: Draft) -> None:
     for name, content in draft.files.items():
         if isinstance(content, str) and content:
-            _print(f"\n--- {draft.root / name}\n{content}".rstrip("\n"))
+            for line in ("", f"--- {draft.root / name}", *content.rstrip("\n").split("\n")):
+                _print(line)
 
 
 def _print_next(*commands: Sequence[Any]) -> None:
