@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,36 @@ class Repository:
     target: Target | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def steps(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the models of each ensemble's steps."""
+        messages = {name: model.message for name, model in self.known.items() if model.message is not None}
+        return {n: tuple({s.model_name: None for s in m.ensemble_scheduling.step}) for n, m in messages.items()}
+
+    @cached_property
+    def order(self) -> Mapping[str, bool]:
+        """Names of the models after those that their steps call, and whether a request to them may get several answers.
+
+        Ensembles in a circle, and those that call one, are left out.
+        """
+        found: dict[str, bool] = {}
+        sorter = TopologicalSorter(self.steps)
+        with suppress(CycleError):  # what does not depend on the circle is still sorted
+            sorter.prepare()
+        while ready := sorter.get_ready():
+            for name in ready:
+                config = self.find_config(name)
+                is_own = config is not None and config.spec.is_decoupled
+                found[name] = is_own or any(found[called] for called in self.steps.get(name, ()))
+            sorter.done(*ready)
+        return found
+
+    @cached_property
+    def unreadable_ensembles(self) -> tuple[str, ...]:
+        """Texts of the configurations of ensembles that cannot be parsed."""
+        texts = (model.text for model in self.known.values() if model.message is None)
+        return tuple(text for text in texts if "ensemble" in text)
+
     def find_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of the model ``name``; None if the model is not known, or cannot be read."""
         return self.known[name].config if name in self.known else None
@@ -207,7 +238,7 @@ class Repository:
     def is_decoupled(self, name: str) -> bool:
         """Whether a request may get several answers: the model is decoupled, or an ensemble with a decoupled step."""
         config = self.find_config(name)
-        return config is not None and is_decoupled(config, self.find_config)
+        return self.order[name] if name in self.order else config is not None and is_decoupled(config, self.find_config)
 
 
 def entries(folder: Path) -> list[Path]:

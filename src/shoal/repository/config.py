@@ -14,6 +14,7 @@ from shoal.files import read_text
 
 CONFIG = "config.pbtxt"
 MAX_CONFIG = 4 * 2**20  # bytes
+MAX_MODELS, MAX_STEPS, MAX_ENTRIES = 5000, 1000, 10_000  # per repository, ensemble and field
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,33 @@ def read_config(folder: Path) -> ModelConfig:
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}:{error}", "Fix that line; the fields are Triton's ModelConfig.") from None
     message.name = message.name or folder.name
+    if excess := find_excess(message):
+        raise ArtifactError(f"{path} cannot be read: {excess}.", "Divide it into several models.")
     return as_config(message, folder)
+
+
+def check_number(folder: Path, number: int) -> None:
+    """Check that a folder holds no more models than are read.
+
+    Raises:
+        ArtifactError: it does.
+    """
+    if number > MAX_MODELS:
+        raise ArtifactError(
+            f"{folder} holds {number:,} models, and at most {MAX_MODELS:,} are read.", "Divide it into several folders."
+        )
+
+
+def find_excess(message: Any) -> str:
+    """Return which field of a ModelConfig message has more entries than are read, as a clause; empty if none has."""
+    for field, entries in message.ListFields():
+        inner = field.name == "ensemble_scheduling"
+        number, most = (len(entries.step), MAX_STEPS) if inner else (0, MAX_ENTRIES)
+        if field.label == field.LABEL_REPEATED:
+            number = max(len(entries), *(len(each.dims) for each in entries if field.name in ("input", "output")), 0)
+        if number > most:
+            return f"its {field.name} has {number:,} entries, and at most {most:,} are read"
+    return ""
 
 
 def as_config(message: Any, folder: Path) -> ModelConfig:
