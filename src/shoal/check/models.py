@@ -19,9 +19,10 @@ from shoal.check.findings import Place
 from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
 from shoal.files import read_bytes
-from shoal.repository.config import CONFIG, MAX_CONFIG, ModelConfig, as_config
+from shoal.repository.config import CONFIG, ModelConfig, as_config
 from shoal.repository.graph import is_decoupled
 
+_MAX_CODE = 4 * 2**20  # bytes of a model.py
 MAX_DEPTH = 100  # protobuf's own limit of nesting
 ENSEMBLE = "ensemble"
 # Platform: backend, as in AutoCompleteBackendFields of core's model_config_utils.cc.
@@ -174,7 +175,7 @@ class Model:
         for version in self.versions:
             path = self.folder / str(version) / "model.py"
             with suppress(OSError):  # missing, a file of another user, or not a file
-                found.append((path, read_bytes(path, MAX_CONFIG).decode("utf-8", "replace")))
+                found.append((path, read_bytes(path, _MAX_CODE).decode("utf-8", "replace")))
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:

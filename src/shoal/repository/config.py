@@ -13,7 +13,7 @@ from shoal.errors import ArtifactError
 from shoal.files import read_text
 
 CONFIG = "config.pbtxt"
-MAX_CONFIG = 4 * 2**20  # bytes
+MAX_CONFIG = 2**20  # bytes; more takes many seconds to parse
 MAX_MODELS, MAX_STEPS, MAX_ENTRIES = 5000, 1000, 10_000  # per repository, ensemble and field
 
 
@@ -104,7 +104,7 @@ def read_config(folder: Path) -> ModelConfig:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(
-            f"{path} cannot be read: {getattr(error, 'strerror', error)}.", "Write it as UTF-8 text of at most 4 MiB."
+            f"{path} cannot be read: {getattr(error, 'strerror', error)}.", "Write it as UTF-8 text of at most 1 MiB."
         ) from None
     message = model_config_pb2.ModelConfig()
     try:
