@@ -214,7 +214,7 @@ class Script:
         begins = b""
         try:
             with open_regular(path) as file:
-                begins = file.read(32)
+                begins = file.read(32) or b""  # None from a file of /proc that waits
             self._zip = zipfile.ZipFile(path)
         except _DAMAGE as error:
             why = "" if begins.startswith(b"PK") else describe_bytes(begins) if begins else "it is empty"

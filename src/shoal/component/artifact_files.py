@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
+_TAKE_ALL = "Take all files of the same model."
 _TOKENIZER = "fast tokenizer of Hugging Face's"
 _COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|experts$|^num_\w+_blocks$"), 4096
 _SIZE, _MAX_SIZE = re.compile(r"size$|dim$|rank$|position|embeddings$|^[nd]_"), 2**24  # Llama 4 reads 10 Mi tokens
@@ -50,7 +51,7 @@ def check_file(path: Path, kind: str) -> bytes:
         if not path.is_file():
             raise refusal(path, kind, f"it is {describe_place(path)}")
         with open_regular(path) as file:
-            begins = file.read(32)
+            begins = file.read(32) or b""  # None from a file of /proc that waits
     except OSError as error:
         raise refusal(path, kind, f"it cannot be read: {error.strerror}") from error
     if not begins:
@@ -152,14 +153,16 @@ def check_folder(folder: Path) -> None:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
-            raise refusal(path, "file of a model", f"{error.strerror}") from error
+            raise ArtifactError(f"{path} cannot be read: {error.strerror}.", _TAKE_ALL) from error
         if path.suffix in (".json", ".jinja", ".txt", ".model") and size > MAX_TOKENIZER:
-            raise refusal(path, "file of a model", f"it has {size:,} bytes, and at most {MAX_TOKENIZER:,} are read")
+            what = f"it has {size:,} bytes, and at most {MAX_TOKENIZER:,} are read"
+            raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
     path = folder / "config.json"
     for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():
         most = _MAX_COUNT if _COUNT.search(name) else _MAX_SIZE
         if value > most:
-            raise refusal(path, "model configuration", f"its {name} is {value:,}, and at most {most:,} is accepted")
+            shown = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
+            raise ArtifactError(f"{path} has {name} {shown}, and at most {most:,} is accepted.", _TAKE_ALL)
 
 
 def _find_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -132,9 +132,9 @@ def check_number(folder: Path, number: int) -> None:
 def find_excess(message: Any) -> str:
     """Return which field of a ModelConfig message has more entries than are read, as a clause; empty if none has."""
     for field, entries in message.ListFields():
-        inner = field.name == "ensemble_scheduling"
-        number, most = (len(entries.step), MAX_STEPS) if inner else (0, MAX_ENTRIES)
-        if field.label == field.LABEL_REPEATED:
+        is_ensemble, is_repeated = field.name == "ensemble_scheduling", hasattr(entries, "__len__")
+        number, most = (len(entries.step), MAX_STEPS) if is_ensemble else (0, MAX_ENTRIES)
+        if is_repeated and not isinstance(entries, str):
             number = max(len(entries), *(len(each.dims) for each in entries if field.name in ("input", "output")), 0)
         if number > most:
             return f"its {field.name} has {number:,} entries, and at most {most:,} are read"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
+from shoal.component.artifact_files import describe_place
 from shoal.repository.config import CONFIG
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)
@@ -107,7 +109,12 @@ def _files(model: Model) -> Findings:
         folder = model.folder / str(version)
         names = {path.name for path in entries(folder)}
         expected = _expected(model) if version in model.served_versions else ()
-        if expected and not any((folder / name).exists() for name in expected):
+        for path in (folder / name for name in expected):
+            is_folder = path.suffix not in (".py", ".pt") and os.path.isdir(path)  # some backends open a folder
+            if os.path.exists(path) and not is_file(path) and not is_folder:
+                what = f"{model.name}/{version}/{path.name} is {describe_place(path)}"
+                yield FILE.at(Place(path), f"{what}, and backend {model.backend} opens a file.", "Put the file there.")
+        if expected and not any(os.path.exists(folder / name) for name in expected):
             yield FILE.at(
                 Place(folder),
                 f"{model.name}/{version}/ does not contain {' or '.join(expected)}, which backend {model.backend} opens"

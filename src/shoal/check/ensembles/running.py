@@ -23,6 +23,7 @@ LEAVING = Rule("leaving-client", Severity.ADVICE)
 BATCHED = Rule("engine-batched-twice", Severity.ADVICE)
 
 STREAM_ID = "stream_id"
+_MAX_CALLS = 100  # names of a model's calls that are looked up
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -97,7 +98,7 @@ def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
-    for name in model.parameters.get("calls", "").split():
+    for name in [*dict.fromkeys(model.parameters.get("calls", "").split())][:_MAX_CALLS]:
         if name not in repository.known:
             yield CALLS.at(
                 model.at_entry("parameters", key="calls", within=("value", "string_value")),

@@ -58,8 +58,9 @@ def draft_graph(
         import onnx  # noqa: F401
     try:
         model = read_onnx(path)
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not an ONNX model: {error}.", "Export or copy it again.") from error
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArtifactError(f"{path} is not an ONNX model: {reason}.", "Export or copy it again.") from error
     weights = dict(_find_weights(model, path))
     inputs, outputs = _read_values(model, path)
     session = _start(path)
