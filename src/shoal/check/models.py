@@ -258,6 +258,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def exists(path: Path) -> bool:
+    """Whether ``path`` exists; False if the name is too long or the folder cannot be read."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def enum_name(enum: Any, number: int) -> str:
     """Return the name of an enum's value, or the number as a text if the enum does not define that value."""
     return str(dict(map(reversed, enum.items())).get(number, number))

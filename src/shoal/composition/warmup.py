@@ -121,7 +121,7 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros, or empty texts, in the declared shape; None if that shape has a dimension of -1, or is too large."""
+    """Return zeros, or empty texts, in the declared shape; None if it has a dimension of -1, or is too large."""
     return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
 
 

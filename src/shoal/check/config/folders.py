@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, entries, is_file
+from shoal.check.models import Model, Repository, entries, exists, is_file
 from shoal.component.artifact_files import describe_place
 from shoal.repository.config import CONFIG
 
@@ -110,11 +109,10 @@ def _files(model: Model) -> Findings:
         names = {path.name for path in entries(folder)}
         expected = _expected(model) if version in model.served_versions else ()
         for path in (folder / name for name in expected):
-            is_folder = path.suffix not in (".py", ".pt") and os.path.isdir(path)  # some backends open a folder
-            if os.path.exists(path) and not is_file(path) and not is_folder:
+            if exists(path) and not is_file(path) and (path.suffix in (".py", ".pt") or not path.is_dir()):
                 what = f"{model.name}/{version}/{path.name} is {describe_place(path)}"
                 yield FILE.at(Place(path), f"{what}, and backend {model.backend} opens a file.", "Put the file there.")
-        if expected and not any(os.path.exists(folder / name) for name in expected):
+        if expected and not any(exists(folder / name) for name in expected):
             yield FILE.at(
                 Place(folder),
                 f"{model.name}/{version}/ does not contain {' or '.join(expected)}, which backend {model.backend} opens"
