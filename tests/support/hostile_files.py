@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SECONDS, MEMORY = 30, 1536 * 2**20  # of one call; the memory is beyond the present
+SECONDS, WAIT, MEMORY = 20, 120, 1536 * 2**20  # of one call: processor time, time, and memory beyond the present
 
 
 def link(target: str) -> Callable[[Path], None]:
@@ -60,16 +60,19 @@ def limits() -> Iterator[None]:
     """Limit time and memory of this process; what goes beyond fails by a TimeoutError or MemoryError."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"not over after {SECONDS} s")
+        raise TimeoutError(f"not over after {SECONDS} s of work, or {WAIT} s")
 
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGPROF)}
+    signal.alarm(WAIT)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
