@@ -16,13 +16,24 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.errors import InputError
+from shoal.errors import InputError, printable
 from shoal.progress import OnProgress
 
 if TYPE_CHECKING:
     from shoal.client.copies import Copies
 
-OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Console that escapes control characters and line ends: names from files print no line or colour of their own.
+
+    What has several lines is printed line by line, or as a ``Text``.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+OUT, ERR = _Console(highlight=False), _Console(stderr=True, highlight=False)
 LINE_EVERY = 60.0  # seconds
 MIN_TEXT_WIDTH = 20  # characters of a text in a table, however narrow the terminal is
 
@@ -119,7 +130,7 @@ def print_blocks(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def _short_text(text: Any, room: int) -> Text:
     shown = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else str(text)
-    line = Text(" ".join(shown[: 4 * room].encode("utf-8", "backslashreplace").decode().split()))
+    line = Text(printable(" ".join(shown[: 4 * room].split())))
     line.truncate(room, overflow="ellipsis")
     return line
 

@@ -7,20 +7,28 @@ ShoalError
 └── ServerError     Triton did not start, went away, or refused
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e0fff]"
+)
 
 
 class ShoalError(Exception):
     """Base class of all errors: what happened, with the value, then what to do.
 
-    ``what`` is one sentence that names the value; ``fix`` is what to do or type. In a served component, the messages of
+    ``what`` is one sentence that names the value; ``fix`` is what to do or type. Both are one line, shortened where
+    they are long, since names and reasons in them may come from files. In a served component, the messages of
     ArtifactError and SetupError stay in the server's log, since they name paths on the server; the messages of other
     errors reach clients.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
+        what, fix = _cut(printable(what)), _cut(printable(fix))
         super().__init__(f"{what} {fix}" if fix else what)
         self.what = what
         self.fix = fix
@@ -55,9 +63,19 @@ def forget_frames(error: BaseException) -> None:
         each.__traceback__ = each.__cause__ = each.__context__ = None
 
 
+def printable(text: str) -> str:
+    r"""Escape control characters, line ends, invisible and bidirectional controls, and lone surrogates: ``\x1b``."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _cut(text: str, most: int = 2000) -> str:
+    """Cut the middle out of a text of more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the advice for an unknown name: the most similar of the known names, or else all of them."""
-    names = list(known)
+    names = list(known)[:1000]  # the comparison with each takes a while
     close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, 1)
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names) or 'none'}."
 

@@ -292,7 +292,13 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
             is_decoupled=config.spec.is_decoupled,
         )
     if config.is_ensemble:
-        nested = load(config.folder, remote=remote)
+        try:
+            nested = load(config.folder, remote=remote)
+        except RecursionError:
+            raise ArtifactError(
+                f"The ensembles below {config.name} call one another in a circle, or too deep.",
+                f"Type: shoal check {config.folder.parent}",
+            ) from None
         held.callback(nested.close)
         return Model(
             config.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import shoal
 from shoal.errors import InputError, SetupError
+from shoal.files import read_json
 
 SAFE = "letters, digits and _ . / + @ : , = % ^ -"  # characters that a shell takes as they are
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
@@ -59,7 +59,7 @@ def check_replaceable(target: Path, mark: str, folders: tuple[str, ...] = ()) ->
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
-        made = json.loads((target / mark).read_text(encoding="utf-8"))
+        made = read_json(target / mark)
         ours = {mark, *made["files"]} if made["shoal"] else set()
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(

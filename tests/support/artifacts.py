@@ -21,7 +21,8 @@ from shoal.text.tokens import WordPiece, read_vocabulary
 from tests.support.once import ROOT, once
 
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))
-SOURCES = [ROOT / "src" / "shoal" / name for name in ("component", "encoders", "readability", "tables", "errors.py")]
+_READ = ("component", "encoders", "readability", "tables", "errors.py", "files.py")
+SOURCES = [ROOT / "src" / "shoal" / name for name in _READ]
 
 
 @pytest.fixture(scope="session")

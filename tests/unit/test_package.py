@@ -196,7 +196,7 @@ def test_such_reads_are_seen() -> None:
     assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
-BASEMENT = {"errors", "paths", "processes", "machine", "progress", "console", "options", "tables"}
+BASEMENT = {"errors", "files", "paths", "processes", "machine", "progress", "console", "options", "tables"}
 
 
 def test_floors_import_only_what_stands_below_them() -> None:

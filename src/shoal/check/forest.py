@@ -19,6 +19,7 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
 from shoal.environment.targets import Target
+from shoal.files import open_regular, parse_json, read_bytes
 from shoal.forests.checkpoints import Task, parse_forest
 
 BACKEND = "fil"
@@ -265,7 +266,7 @@ def read_trees(path: Path, model_type: str) -> Trees:
         OSError: the file cannot be read.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(_HEAD)
         file.seek(max(0, size - _TAIL))
         tail = file.read(_TAIL)
@@ -295,7 +296,7 @@ def _read_checkpoint(path: Path, head: bytes, size: int) -> Trees:
     if major != _READER or size > _MAX_CHECKPOINT:
         return Trees(version=version)
     try:
-        forest = parse_forest(path.read_bytes())
+        forest = parse_forest(read_bytes(path, _MAX_CHECKPOINT))
     except ValueError as error:
         raise UnreadableError(str(error)) from None
     return Trees(forest.num_features, forest.task, forest.num_classes, forest.num_targets, version)
@@ -309,7 +310,7 @@ def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
         found = re.search(rb'"learner_model_param"\s*:\s*\{[^{}]*"num_feature"\s*:\s*"?(\d{1,9})', tail)
         return Trees(int(found[1])) if found else Trees()
     try:
-        learner = json.loads(path.read_bytes())["learner"]
+        learner = parse_json(read_bytes(path, _MAX_JSON))["learner"]
         num_features = int(learner["learner_model_param"]["num_feature"])
     except json.JSONDecodeError as error:
         raise UnreadableError(f"it is not JSON, or cut off: {error.msg} at character {error.pos:,}") from None

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from shoal.check.findings import Place
 from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
+from shoal.files import read_bytes
 from shoal.repository.config import CONFIG, ModelConfig, as_config
 from shoal.repository.graph import is_decoupled
 
-MAX_CONFIG_BYTES = 4 * 2**20
+_MAX_CODE = 4 * 2**20  # bytes of a model.py
 MAX_DEPTH = 100  # protobuf's own limit of nesting
 ENSEMBLE = "ensemble"
 # Platform: backend, as in AutoCompleteBackendFields of core's model_config_utils.cc.
@@ -172,9 +174,8 @@ class Model:
         found = []
         for version in self.versions:
             path = self.folder / str(version) / "model.py"
-            with suppress(OSError):  # a file of another user
-                if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
-                    found.append((path, path.read_bytes().decode("utf-8", "replace")))
+            with suppress(OSError):  # missing, a file of another user, or not a file
+                found.append((path, read_bytes(path, _MAX_CODE).decode("utf-8", "replace")))
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:
@@ -201,6 +202,36 @@ class Repository:
     target: Target | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def steps(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the models of each ensemble's steps."""
+        messages = {name: model.message for name, model in self.known.items() if model.message is not None}
+        return {n: tuple({s.model_name: None for s in m.ensemble_scheduling.step}) for n, m in messages.items()}
+
+    @cached_property
+    def order(self) -> Mapping[str, bool]:
+        """Names of the models after those that their steps call, and whether a request to them may get several answers.
+
+        Ensembles in a circle, and those that call one, are left out.
+        """
+        found: dict[str, bool] = {}
+        sorter = TopologicalSorter(self.steps)
+        with suppress(CycleError):  # what does not depend on the circle is still sorted
+            sorter.prepare()
+        while ready := sorter.get_ready():
+            for name in ready:
+                config = self.find_config(name)
+                is_own = config is not None and config.spec.is_decoupled
+                found[name] = is_own or any(found[called] for called in self.steps.get(name, ()))
+            sorter.done(*ready)
+        return found
+
+    @cached_property
+    def unreadable_ensembles(self) -> tuple[str, ...]:
+        """Texts of the configurations of ensembles that cannot be parsed."""
+        texts = (model.text for model in self.known.values() if model.message is None)
+        return tuple(text for text in texts if "ensemble" in text)
+
     def find_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of the model ``name``; None if the model is not known, or cannot be read."""
         return self.known[name].config if name in self.known else None
@@ -208,7 +239,7 @@ class Repository:
     def is_decoupled(self, name: str) -> bool:
         """Whether a request may get several answers: the model is decoupled, or an ensemble with a decoupled step."""
         config = self.find_config(name)
-        return config is not None and is_decoupled(config, self.find_config)
+        return self.order[name] if name in self.order else config is not None and is_decoupled(config, self.find_config)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -223,6 +254,14 @@ def is_file(path: Path) -> bool:
     """Whether ``path`` is a file; False if the name is too long or the folder cannot be read."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Whether ``path`` exists; False if the name is too long or the folder cannot be read."""
+    try:
+        return path.exists()
     except OSError:
         return False
 

@@ -15,9 +15,11 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
+from shoal.files import read_bytes
 
 BACKEND = "onnxruntime"
 FILE = "model.onnx"
+MAX_ONNX = 2**31  # bytes, protobuf's own limit
 _MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, which are not read
 
 TENSORS = Rule("onnx-tensors", Severity.ERROR)
@@ -68,15 +70,16 @@ def read_onnx(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
     onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
+    content = read_bytes(path, MAX_ONNX)
     try:
-        message = onnx.load(path, load_external_data=False)
+        message = onnx.load_model_from_string(content)
     except (DecodeError, ValueError, RecursionError):
         message = None
     if message is not None and message.graph.output:
         return message
-    with path.open("rb") as file:
-        begins = file.read(32)
-    raise ValueError(describe_bytes(begins) or ("it is cut off, or another kind of file" if begins else "it is empty"))
+    raise ValueError(
+        describe_bytes(content[:32]) or ("it is cut off, or another kind of file" if content else "it is empty")
+    )
 
 
 def find_inputs(graph: Any) -> list[Any]:

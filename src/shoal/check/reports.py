@@ -12,7 +12,7 @@ from urllib.parse import quote
 import shoal
 from shoal.check.families import RULES
 from shoal.check.findings import Finding, Severity
-from shoal.errors import InputError
+from shoal.errors import InputError, printable
 from shoal.paths import shipped_root
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -58,7 +58,7 @@ def github(finding: Finding) -> str:
 def _escape(text: str, more: str = "") -> str:
     for char in f"%\r\n{more}":
         text = text.replace(char, f"%{ord(char):02X}")
-    return text
+    return printable(text)
 
 
 def _relative(path: Path) -> str:

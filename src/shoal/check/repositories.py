@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.check.models import MAX_CONFIG_BYTES, Model, Repository, entries
+from shoal.check.models import Model, Repository, entries
 from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
+from shoal.files import read_bytes
 from shoal.paths import shipped_root
-from shoal.repository.config import CONFIG
+from shoal.repository.config import CONFIG, MAX_CONFIG, check_number, find_excess
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.model_folders import CATEGORIES
 
@@ -22,6 +23,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
 
     Raises:
         InputError: ``path`` is none of these.
+        ArtifactError: it holds more models than are read.
     """
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
@@ -37,7 +39,9 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         available = [read_model(p, is_model_folder=True) for category in categories for p in _model_folders(category)]
         asked = [each for each in available if path == root or each.folder.parent == path]
         return Repository(path, tuple(asked), _by_name([*_shipped(), *available]), target)
-    models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
+    folders = [folder for folder in entries(path) if folder.is_dir()]
+    check_number(path, len(folders))
+    models = [read_model(folder) for folder in folders]
     if not any(model.text or model.versions or model.path.exists() for model in models):
         raise InputError(
             f"{path} holds no model: no folder in it has a {CONFIG} or a version folder.",
@@ -100,9 +104,7 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
 
     path = folder / CONFIG
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            return Model(folder, is_model_folder=is_model_folder, unreadable=f"it has {path.stat().st_size:,} bytes")
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_CONFIG)
     except FileNotFoundError:
         return Model(folder, is_model_folder=is_model_folder)
     except OSError as error:
@@ -115,6 +117,8 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
             message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:
         problem = _explain(error)
+    if message is not None and (excess := find_excess(message)):
+        return Model(folder, is_model_folder=is_model_folder, unreadable=excess)
     return Model(folder, text, message, is_model_folder, problem=problem, broken_line=broken_line)
 
 
@@ -141,7 +145,9 @@ def _has_versions(folder: Path) -> bool:
 
 
 def _model_folders(root: Path) -> list[Path]:
-    return [p for p in entries(root) if p.is_dir() and (p / CONFIG).exists()]
+    found = [p for p in entries(root) if p.is_dir() and (p / CONFIG).exists()]
+    check_number(root, len(found))
+    return found
 
 
 def _by_name(models: list[Model]) -> dict[str, Model]:

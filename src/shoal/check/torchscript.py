@@ -21,6 +21,7 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
 from shoal.environment.targets import Target
+from shoal.files import open_regular
 
 BACKEND = "pytorch"
 FILE = "model.pt"
@@ -212,8 +213,8 @@ class Script:
     def __init__(self, path: Path) -> None:
         begins = b""
         try:
-            with path.open("rb") as file:
-                begins = file.read(32)
+            with open_regular(path) as file:
+                begins = file.read(32) or b""  # None from a file of /proc that waits
             self._zip = zipfile.ZipFile(path)
         except _DAMAGE as error:
             why = "" if begins.startswith(b"PK") else describe_bytes(begins) if begins else "it is empty"

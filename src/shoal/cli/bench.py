@@ -148,7 +148,8 @@ def _print(record: dict[str, Any], *, is_report: bool) -> None:
     for sentence in remarks(record):
         OUT.print(sentence, soft_wrap=True, markup=False)
     for label, advice in record["advice"].items() if is_report else ():
-        OUT.print(f"\n{label}", soft_wrap=True, markup=False)
+        OUT.print()
+        OUT.print(label, soft_wrap=True, markup=False)
         for entry in advice:
             _print_advice(entry)
 

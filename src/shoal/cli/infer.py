@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from shoal.console import ERR, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
-from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, printable
 
 if TYPE_CHECKING:
     from shoal.bulk.inputs import Feed
@@ -288,7 +288,7 @@ def _print_rows(rows: Sequence[Scored], model: Endpoint, feed: Feed, *, is_full:
         print_table(given, added, cells)
     for number, scored in enumerate(rows, start=1):
         if isinstance(scored.answer, str):
-            ERR.print(Text(f"row {number}: {scored.answer}", style="red"), soft_wrap=True)
+            ERR.print(Text(printable(f"row {number}: {scored.answer}"), style="red"), soft_wrap=True)
 
 
 def _show_value(value: Any, *, is_full: bool = False) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from shoal.console import OUT, Json, Protocol, Url, plain, print_json
+from shoal.console import OUT, Json, Protocol, Url, print_json
 from shoal.errors import InputError
 
 
@@ -132,4 +133,4 @@ def _print(completion: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(completion)
     else:
-        OUT.print(plain(completion["text"]), soft_wrap=True)
+        OUT.print(Text(completion["text"]), soft_wrap=True)

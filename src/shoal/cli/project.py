@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shoal.cli.usage import Command, Group
-from shoal.console import OUT, parse_pairs, show_progress
+from shoal.console import ERR, OUT, parse_pairs, plain, show_progress
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def add_model(
         "max_batch_size": max_batch_size,
     }  # fmt: skip
     said: list[str] = []
+    if Path(source).suffix.lower() == ".pt":
+        ERR.print(f"{plain(source)} is a program, and is run now, as you: add files that you trust.", soft_wrap=True)
     with show_progress() as show:
         paths = add(
             source, name, project=project, is_decoder=is_decoder, is_dry=is_dry, tell=said.append, on_progress=show,
@@ -228,7 +230,8 @@ def _print_paths(paths: Iterable[Path], *, is_dry: bool) -> None:
 def _print_texts(draft: Draft) -> None:
     for name, content in draft.files.items():
         if isinstance(content, str) and content:
-            _print(f"\n--- {draft.root / name}\n{content}".rstrip("\n"))
+            for line in ("", f"--- {draft.root / name}", *content.rstrip("\n").split("\n")):
+                _print(line)
 
 
 def _print_next(*commands: Sequence[Any]) -> None:

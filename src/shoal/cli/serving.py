@@ -182,7 +182,7 @@ def doctor(
     else:
         for finding in findings:
             colour = {"ok": "green", "optional": "cyan", "warning": "yellow"}.get(finding.level, "red")
-            OUT.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {plain(finding.found)}", soft_wrap=True)
+            OUT.print(f"[{colour}]{finding.level:8}[/] {plain(finding.check)}: {plain(finding.found)}", soft_wrap=True)
             if finding.level != OK:
                 OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)
     if any(finding.level == FAULT for finding in findings):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
 
+from shoal.component.tokenizer_growth import find_growth
 from shoal.errors import ArtifactError
+from shoal.files import MAX_TEXT, MAX_TOKENIZER, open_regular, parse_json
+from shoal.files import read_text as read_plain
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
+_TAKE_ALL = "Take all files of the same model."
+_TOKENIZER = "fast tokenizer of Hugging Face's"
+_COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|experts$|^num_\w+_blocks$"), 4096
+_SIZE, _MAX_SIZE = re.compile(r"size$|dim$|rank$|position|embeddings$|^[nd]_"), 2**24  # Llama 4 reads 10 Mi tokens
 _SIGNS = {  # files often mistaken for an artifact, by their first bytes
     b"\x89PNG": "a PNG image",
     b"PK\x03\x04": "a zip archive",
@@ -43,8 +50,8 @@ def check_file(path: Path, kind: str) -> bytes:
     try:
         if not path.is_file():
             raise refusal(path, kind, f"it is {describe_place(path)}")
-        with path.open("rb") as file:
-            begins = file.read(32)
+        with open_regular(path) as file:
+            begins = file.read(32) or b""  # None from a file of /proc that waits
     except OSError as error:
         raise refusal(path, kind, f"it cannot be read: {error.strerror}") from error
     if not begins:
@@ -66,30 +73,32 @@ def describe_bytes(begins: bytes) -> str:
     return next((f"it is {what}" for sign, what in _SIGNS.items() if begins.startswith(sign)), "")
 
 
-def read_text(path: Path, kind: str) -> str:
-    """Read an artifact as UTF-8 text.
+def read_text(path: Path, kind: str, most: int = MAX_TEXT) -> str:
+    """Read an artifact of at most ``most`` bytes as UTF-8 text.
 
     Raises:
-        ArtifactError: the file is missing, or is not UTF-8 text.
+        ArtifactError: the file is missing or too large, or is not UTF-8 text.
     """
     begins = check_file(path, kind)
     try:
-        return path.read_text(encoding="utf-8")
+        return read_plain(path, most)
+    except OSError as error:
+        raise refusal(path, kind, f"{error.strerror}") from error
     except UnicodeDecodeError as error:
         why = describe_bytes(begins) or f"it is not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
         raise refusal(path, kind, why) from error
 
 
-def read_json(path: Path, kind: str) -> dict[str, Any]:
+def read_json(path: Path, kind: str, most: int = MAX_TEXT) -> dict[str, Any]:
     """Read a JSON object, refusing duplicate names.
 
     Raises:
-        ArtifactError: the file is missing, or does not contain such an object.
+        ArtifactError: the file is missing or larger than ``most`` bytes, or does not contain such an object.
     """
-    text = read_text(path, kind)
+    text = read_text(path, kind, most)
     try:
-        value = json.loads(text, object_pairs_hook=_unite)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text, object_pairs_hook=_unite)
+    except ValueError as error:
         is_other = not text.lstrip().startswith("{")
         raise refusal(path, kind, (is_other and describe_bytes(text[:32].encode())) or f"{error}") from error
     if not isinstance(value, dict):
@@ -105,12 +114,65 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    kind = "fast tokenizer of Hugging Face's"
-    text = read_text(path, kind)
+    text = read_text(path, _TOKENIZER, MAX_TOKENIZER)
     try:
+        check_growth(parse_json(text), path)
         return Tokenizer.from_str(text)
-    except Exception as error:  # the library has no exception class for unreadable files
-        raise refusal(path, kind, describe_bytes(text[:32].encode()) or str(error)) from error
+    except ArtifactError:
+        raise
+    except BaseException as error:  # the library has no exception class for unreadable files, and panics at some
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise refusal(path, _TOKENIZER, describe_bytes(text[:32].encode()) or str(error)) from error
+
+
+def check_growth(tokenizer: Any, path: Path) -> None:
+    """Check that the tokenizer in the file ``path`` does not make texts many times as long.
+
+    Raises:
+        ArtifactError: it does, or has another form.
+    """
+    try:
+        why = find_growth(tokenizer)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"its pieces have another form: {error!r}"
+    if why:
+        raise refusal(path, _TOKENIZER, why)
+
+
+def check_folder(folder: Path) -> None:
+    """Check the files of a Hugging Face folder before a library opens them, and the sizes in its ``config.json``.
+
+    Raises:
+        ArtifactError: one is a pipe, a device or a text of more than 64 MiB; or a size is out of every model's range.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() or not path.exists():
+            continue
+        try:
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror}.", _TAKE_ALL) from error
+        if path.suffix in (".json", ".jinja", ".txt", ".model") and size > MAX_TOKENIZER:
+            what = f"it has {size:,} bytes, and at most {MAX_TOKENIZER:,} are read"
+            raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
+    path = folder / "config.json"
+    for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():
+        most = _MAX_COUNT if _COUNT.search(name) else _MAX_SIZE
+        if value > most:
+            shown = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
+            raise ArtifactError(f"{path} has {name} {shown}, and at most {most:,} is accepted.", _TAKE_ALL)
+
+
+def _find_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    waiting = [config]
+    while waiting:
+        for name, value in waiting.pop().items():
+            if isinstance(value, dict):
+                waiting.append(value)
+            elif type(value) is int and (_COUNT.search(name) or _SIZE.search(name)):
+                yield name, value
 
 
 def _unite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -140,7 +202,7 @@ def find_changed(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

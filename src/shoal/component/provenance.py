@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
 from shoal.errors import ArtifactError
+from shoal.files import MAX_TEXT, parse_json
 
 METADATA = "shoal.json"  # name of the ties in a TorchScript archive, and in an ONNX model's metadata
 _ARCHIVE = "TorchScript file"
@@ -67,7 +68,7 @@ def parse_ties(text: str | bytes) -> dict[str, str]:
     Raises:
         ValueError: the text has another form.
     """
-    attributes = json.loads(text or "{}")
+    attributes = parse_json(text or "{}")
     ties = attributes.get("shoal_ties", {}) if isinstance(attributes, dict) else None
     if not isinstance(ties, dict) or not all(isinstance(digest, str) for digest in ties.values()):
         raise ValueError("its ties to other files are damaged")
@@ -94,7 +95,7 @@ def read_archive(path: Path) -> dict[str, str]:
             for entry in archive.infolist():
                 _read_entry(archive, entry)
             ties = [name for name in names if name.endswith(f"/extra/{METADATA}")]
-            return parse_ties(archive.read(ties[0])) if ties else {}
+            return parse_ties(archive.open(ties[0]).read(MAX_TEXT)) if ties else {}
     except _UNREADABLE as error:
         is_zip = begins.startswith(b"PK")
         raise refusal(path, _ARCHIVE, (not is_zip and describe_bytes(begins)) or f"it is damaged: {error}") from error

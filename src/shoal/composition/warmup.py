@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 
 FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
+_MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a tensor
 NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
 # About the length of a passage that a user would send.
 TEXT = (
@@ -111,19 +113,22 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
     """
     first = next((t for t in spec.inputs if t.dtype == STRING), None)
     if first is not None and all(t.is_optional for t in spec.inputs):
-        return {first.name: _full(first, spec, TEXT.encode())}
+        text = _full(first, spec, TEXT.encode())
+        return {} if text is None else {first.name: text}
     texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
     others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
     return {name: value for name, value in {**texts, **others}.items() if value is not None}
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros, or empty texts, in the declared shape; None if that shape has a dimension of -1."""
+    """Return zeros, or empty texts, in the declared shape; None if it has a dimension of -1, or is too large."""
     return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
 
 
 def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
     shape = [1 if size == -1 else size for size in tensor.dims]
+    if len(shape) > _MAX_RANK or min(shape, default=0) < 0 or prod(shape) > _MAX_VALUES:
+        return None
     return np.full([1, *shape] if spec.is_batched else shape, value, tensor.numpy_dtype)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.check.config.engines import FILE
-from shoal.component.artifact_files import sha256
+from shoal.component.artifact_files import read_json, sha256
 from shoal.errors import ArtifactError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
@@ -102,5 +102,5 @@ def write_engine_args(model: ModelConfig, version: Path) -> None:
     """Write the path of the weights folder into the engine arguments of the vLLM backend, which reads no parameters."""
     path = version / FILE
     if model.backend == "vllm" and path.is_file() and model.spec.parameters.get(PARAMETER):
-        arguments = {**json.loads(path.read_bytes()), PARAMETER: model.spec.parameters[PARAMETER]}
+        arguments = {**read_json(path, "object of vLLM's arguments"), PARAMETER: model.spec.parameters[PARAMETER]}
         path.write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")

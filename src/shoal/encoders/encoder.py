@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from torch import Tensor, nn
 
+from shoal.component.artifact_files import check_folder
+from shoal.component.artifact_files import read_tokenizer as read_fast_tokenizer
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
-from shoal.errors import InputError, needs
+from shoal.errors import InputError, ShoalError
 from shoal.text.tokens import SPECIAL_TOKENS, WordPiece
 
 FULL_SIZE_ENCODER = "bert-large-uncased"
@@ -61,15 +62,19 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
 
     Raises:
         InputError: transformers cannot load the encoder.
-        SetupError: safetensors is not installed.
+        ArtifactError: a file of the folder is a pipe, a device or far too large.
     """
-    with needs("train"):
-        from safetensors import SafetensorError
     place, pinned = _locate(name, revision)
+    if (folder := Path(place)).is_dir():
+        check_folder(folder)
+        if (tokenizer := folder / "tokenizer.json").exists():
+            read_fast_tokenizer(tokenizer)
     try:
         with quiet_transformers():
             yield place, pinned
-    except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
+    except ShoalError:
+        raise
+    except Exception as error:  # of many kinds, by file and model
         reason = " ".join(str(error).split())
         raise InputError(
             f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", _way_out(name, revision)

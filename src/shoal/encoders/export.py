@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.component.provenance import METADATA, dump_ties
-from shoal.encoders.encoder import Trunked, quiet_transformers
+from shoal.encoders.encoder import MAX_REASON, Trunked, quiet_transformers
 from shoal.errors import ArtifactError, InputError, needs
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
@@ -122,14 +122,28 @@ def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     axes = {0: "rows", 1: "width"}
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in trace
-        torch.onnx.export(
-            encoder.eval(), _example(encoder), str(path), dynamo=False, opset_version=17,
+        export_onnx(
+            encoder.eval(), _example(encoder), path, "The encoder", "Export it as TorchScript: --format torchscript",
             input_names=list(NAMES[0]), output_names=list(NAMES[1]),
             dynamic_axes={NAMES[0][0]: axes, NAMES[0][1]: axes, NAMES[1][0]: {0: "rows"}},
         )  # fmt: skip
     model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {METADATA: dump_ties(ties)})
     onnx.save(model, str(path))
+
+
+def export_onnx(module: nn.Module, example: Any, path: Path, what: str, fix: str, **options: Any) -> None:
+    """Trace a module and write it as ONNX; ``options`` are those of ``torch.onnx.export``.
+
+    Raises:
+        ArtifactError: the exporter refuses it; the message is one line, with ``what`` and ``fix``.
+    """
+    torch._C._jit_set_onnx_log_enabled(False)  # else a failing exporter prints the whole graph
+    try:
+        torch.onnx.export(module, example, str(path), dynamo=False, opset_version=17, **options)
+    except Exception as error:  # the exporter's and the tracer's errors have no other common class
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:MAX_REASON]
+        raise ArtifactError(f"{what} cannot be exported to ONNX: {reason.rstrip('.')}.", fix) from error
 
 
 def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:

@@ -23,6 +23,7 @@ from shoal.environment.stub import RECORD, STUB, parse_version, read_stub, show_
 from shoal.environment.stub_source import GIVEN, check_choice, provide_stub
 from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
 from shoal.errors import ArtifactError, InputError, SetupError, needs
+from shoal.files import read_json
 from shoal.paths import alone, aside, check_path_supported, check_replaceable, exchange, shipped_root
 from shoal.progress import OnProgress
 
@@ -45,7 +46,7 @@ class Built:
 def read_built(folder: Path) -> Built | None:
     """Return the build in ``folder``, from its record ``env.json``; None if there is no readable record."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / RECORD)
         environment, stub = folder / record["environment"], record["stub"]
         if not isinstance(record["files"], dict):
             return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from shoal.component.artifact_files import sha256
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, needs
+from shoal.files import read_text
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
 
 def _read_text(path: Path, what: str, fix: str = "") -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{what}: {reason}.", fix) from None

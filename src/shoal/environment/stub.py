@@ -6,7 +6,6 @@ An ELF file lists the shared libraries that it loads and the versions of their s
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import IO
 
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, needs
+from shoal.files import MAX_FOREST, read_bytes, read_json
 
 STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
@@ -67,7 +67,7 @@ def read_stub(path: Path) -> Stub:
         ArtifactError: the file cannot be read, or is not a Python backend stub.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_FOREST)
     except OSError as error:
         raise ArtifactError(f"The stub {path} cannot be read: {error.strerror}.", f"Name a {STUB} file.") from None
     fix = "Take the file `triton_python_backend_stub` of a Python backend, or let `shoal env build` make one."
@@ -91,7 +91,7 @@ def read_stub(path: Path) -> Stub:
 def _recorded_release(path: Path) -> str:
     """Return the release of a stub from the file ``env.json`` beside it; empty if that file is about another stub."""
     try:
-        record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
+        record = read_json(path.parent / RECORD)
         return str(record["stub"]["release"] or "") if record["files"][path.name] == sha256(path) else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer
+from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer, refusal
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
 from shoal.generation.sampling import Sampling
@@ -324,14 +324,16 @@ def _read_template(folder: Path) -> ChatTemplate | None:
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json(path, "tokenizer's configuration") if path.is_file() else {}
     source = read_text(file, "chat template") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several, each with a name
-        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-    if not source:
-        return None
     tokens = {name: config[name] for name in _TOKENS if config.get(name)}
-    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
     try:
-        return ChatTemplate(source, texts)
+        if isinstance(source, list):  # several, each with a name
+            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+        texts = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in tokens.items()}
+        return ChatTemplate(str(source), texts) if source else None
+    except (LookupError, TypeError) as error:
+        raise refusal(
+            path, "tokenizer's configuration", f"its template or a token has another form: {error}"
+        ) from error
     except InputError as error:
         raise ArtifactError(f"{file if file.is_file() else path}: {error.what}") from error
 

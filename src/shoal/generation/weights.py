@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component import Parameters, read_json
+from shoal.component.artifact_files import check_folder, check_growth
 from shoal.errors import ArtifactError
+from shoal.files import MAX_TOKENIZER
 
 CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
@@ -72,6 +74,7 @@ def find_weights(folder: str | Path) -> Weights:
     for name in (CONFIG, TOKENIZER):
         if not (folder / name).is_file():
             raise ArtifactError(f"{folder} has no {name}.", _DOWNLOAD)
+    check_folder(folder)
     shards = _find_shards(folder)
     config = read_json(folder / CONFIG, "model configuration")
     text = _text_part(config)
@@ -129,7 +132,8 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
     """Check that the model has all of the tokenizer's ids; return the added tokens, text -> id."""
-    tokenizer = read_json(folder / TOKENIZER, "tokenizer")
+    tokenizer = read_json(folder / TOKENIZER, "tokenizer", MAX_TOKENIZER)
+    check_growth(tokenizer, folder / TOKENIZER)
     try:
         added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens", [])}
         tokens = tokenizer["model"]["vocab"]

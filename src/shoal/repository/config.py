@@ -10,8 +10,11 @@ from typing import Any
 
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
+from shoal.files import read_text
 
 CONFIG = "config.pbtxt"
+MAX_CONFIG = 2**20  # bytes; more takes many seconds to parse
+MAX_MODELS, MAX_STEPS, MAX_ENTRIES = 5000, 1000, 10_000  # per repository, ensemble and field
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,48 @@ def read_config(folder: Path) -> ModelConfig:
 
     path = folder / CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"{folder} is not a model folder: it has no config.pbtxt.", "Name a model's folder."
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {getattr(error, 'strerror', error)}.", "Write it as UTF-8 text of at most 1 MiB."
+        ) from None
     message = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(text, message)
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}:{error}", "Fix that line; the fields are Triton's ModelConfig.") from None
     message.name = message.name or folder.name
+    if excess := find_excess(message):
+        raise ArtifactError(f"{path} cannot be read: {excess}.", "Divide it into several models.")
     return as_config(message, folder)
+
+
+def check_number(folder: Path, number: int) -> None:
+    """Check that a folder holds no more models than are read.
+
+    Raises:
+        ArtifactError: it does.
+    """
+    if number > MAX_MODELS:
+        raise ArtifactError(
+            f"{folder} holds {number:,} models, and at most {MAX_MODELS:,} are read.", "Divide it into several folders."
+        )
+
+
+def find_excess(message: Any) -> str:
+    """Return which field of a ModelConfig message has more entries than are read, as a clause; empty if none has."""
+    for field, entries in message.ListFields():
+        is_ensemble, is_repeated = field.name == "ensemble_scheduling", hasattr(entries, "__len__")
+        number, most = (len(entries.step), MAX_STEPS) if is_ensemble else (0, MAX_ENTRIES)
+        if is_repeated and not isinstance(entries, str):
+            number = max(len(entries), *(len(each.dims) for each in entries if field.name in ("input", "output")), 0)
+        if number > most:
+            return f"its {field.name} has {number:,} entries, and at most {most:,} are read"
+    return ""
 
 
 def as_config(message: Any, folder: Path) -> ModelConfig:

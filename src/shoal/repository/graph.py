@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,8 +102,9 @@ class Graph:
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
             edges += [Edge(tensor, specs[name], self.producer(tensor), index) for name, tensor in step.inputs.items()]
         edges += [Edge(t.name, t, writers.get(t.name), None) for t in self.config.spec.outputs]
+        before_gpus = _find_before(edges, [i for i, step in enumerate(self.steps) if is_on_gpu(self._model(i))])
         return [
-            replace(edge, crossing=self._crossing(edge, edges), is_repeated=edge.source in self._repeating)
+            replace(edge, crossing=self._crossing(edge, before_gpus), is_repeated=edge.source in self._repeating)
             for edge in edges
         ]
 
@@ -150,26 +151,21 @@ class Graph:
             ArtifactError: steps wait for one another in a circle, or a step or output waits for a tensor that no step
                 writes.
         """
-        # Kahn's topological sort, a whole level per round: the steps whose inputs are all known form the next level.
         known = {tensor.name for tensor in self.config.spec.inputs}
         levels: dict[int, int] = {}
-        while ready := [i for i, s in enumerate(self.steps) if i not in levels and known >= set(s.inputs.values())]:
-            level = 1 + max(levels.values(), default=0)
+        tensors = [(step.inputs.values(), step.outputs.values()) for step in self.steps]
+        for level, ready in enumerate(find_rounds(tensors, known), start=1):
             levels |= dict.fromkeys(ready, level)
-            known |= {tensor for index in ready for tensor in self.steps[index].outputs.values()}
-        self._check_written(known)
+        self._check_written(known | {tensor for index in levels for tensor in tensors[index][1]})
         return [levels[index] for index in range(len(self.steps))]
 
     def _model(self, step: int) -> ModelConfig:
         return self.members[self.steps[step].model]
 
-    def _crossing(self, edge: Edge, edges: list[Edge]) -> str:
+    def _crossing(self, edge: Edge, before_gpus: set[int]) -> str:
         source, target = (None if index is None else self._model(index) for index in (edge.source, edge.target))
         crossing = find_crossing(source, target, edge.tensor)
-        if crossing == TO_HOST and edge.target is not None:
-            after = _steps_after(edge.target, edges)
-            return ROUND_TRIP if any(is_on_gpu(self._model(index)) for index in after) else TO_HOST
-        return crossing
+        return ROUND_TRIP if crossing == TO_HOST and edge.target in before_gpus else crossing
 
     def _check_written(self, known: set[str]) -> None:
         """Check that every tensor that a step or the answer reads is ``known``, that is, will be written."""
@@ -185,6 +181,29 @@ class Graph:
                 else f"In the ensemble {self.config.name}, steps wait for one another in a circle: {missing[0]}.",
                 f"Type: shoal check {self.config.folder}",
             )
+
+
+def find_rounds(steps: Sequence[tuple[Iterable[str], Iterable[str]]], known: Iterable[str]) -> Iterator[list[int]]:
+    """Sort steps, each given by the tensors that it reads and writes, into rounds; yield the indices of each round.
+
+    A step is in the first round after which all tensors that it reads are known, ``known`` at first. Steps that wait
+    for one another or for a tensor that no step writes are left out.
+    """
+    known, readers, missing = {*known}, dict[str, list[int]](), []
+    for index, (reads, _) in enumerate(steps):
+        unknown = {*reads} - known
+        missing.append(len(unknown))
+        for tensor in unknown:
+            readers.setdefault(tensor, []).append(index)
+    ready = [index for index, number in enumerate(missing) if not number]
+    while ready:
+        yield ready
+        new = {tensor for index in ready for tensor in steps[index][1]} - known
+        known |= new
+        waiting = [index for tensor in new for index in readers.get(tensor, ())]
+        for index in waiting:
+            missing[index] -= 1
+        ready = sorted({index for index in waiting if not missing[index]})
 
 
 def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
@@ -213,24 +232,30 @@ def _mark_decoupled(
     }
 
 
-def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None], above: tuple[str, ...] = ()) -> bool:
+def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> bool:
     """Whether a model is decoupled or, for an ensemble, a model in it is; models that are missing do not count."""
-    # Folder names are compared: two configurations may have the same name.
-    for name in {step.model for step in config.steps} - {*above}:
-        with suppress(ArtifactError):
-            member = find(name)
-            if member is not None and is_decoupled(member, find, (*above, name)):
-                return True
-    return config.spec.is_decoupled
+    waiting, seen = [config], set[str]()  # names of folders: two configurations may have the same name
+    while waiting:
+        current = waiting.pop()
+        if current.spec.is_decoupled:
+            return True
+        for name in {step.model for step in current.steps} - seen:
+            seen.add(name)
+            with suppress(ArtifactError):
+                member = find(name)
+                waiting += [member] if member is not None else []
+    return False
 
 
-def _steps_after(step: int, edges: list[Edge]) -> set[int]:
-    """Return the indices of all steps that depend on ``step``, directly or indirectly."""
-    found: set[int] = set()
-    left = [step]
+def _find_before(edges: list[Edge], steps: list[int]) -> set[int]:
+    """Return the indices of all steps that one of ``steps`` depends on, directly or indirectly."""
+    sources: dict[int | None, set[int]] = {}
+    for edge in edges:
+        if edge.source is not None:
+            sources.setdefault(edge.target, set()).add(edge.source)
+    found, left = set[int](), steps
     while left:
-        here = left.pop()
-        new = {e.target for e in edges if e.source == here and e.target is not None} - found
+        new = sources.get(left.pop(), set()) - found
         found |= new
         left += new
     return found

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError
+from shoal.files import read_json
 from shoal.repository.config import CONFIG
 
 MANIFEST = "manifest.json"
+
+
+class _Launch(TypedDict, total=False):
+    flags: list[str]
+    shared_memory: int
+
+
+class _Weights(TypedDict, total=False):
+    folder: str
+    files: dict[str, str]
+
+
+class _Manifest(TypedDict, total=False):
+    """Entries that shoal reads; a manifest that another program wrote may have others."""
+
+    files: dict[str, str]
+    launch: _Launch
+    weights: _Weights
+    ensembles: list[str]
+    gpus: list[int] | None
+    environments: dict[str, str]
+    contents: dict[str, str]
+    load_seconds: float
 
 
 def check_manifest(repository: Path) -> None:
@@ -65,9 +91,13 @@ def read_manifest(repository: Path) -> dict[str, Any]:
         ArtifactError: the manifest is damaged.
     """
     path = repository / MANIFEST
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}.", "Compose again.") from None
+        manifest = read_json(path)
+        msgspec.convert(manifest, _Manifest)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Compose again.") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path} is damaged: {str(error).rstrip('.')}.", "Compose again.") from None
+    return dict(manifest)

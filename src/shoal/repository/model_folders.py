@@ -7,10 +7,11 @@ from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.paths import shipped_root
-from shoal.repository.config import CONFIG, ModelConfig, read_config
+from shoal.repository.config import CONFIG, ModelConfig, check_number, read_config
 from shoal.repository.graph import Graph, find_members
 from shoal.repository.manifest import read_composed
 
+MAX_NESTED = 100  # models that call one another in a chain
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
@@ -22,8 +23,7 @@ def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelCo
     available = {}
     for root in [shipped_root(), *map(Path, roots)]:
         for category in CATEGORIES:
-            for path in sorted(root.glob(f"{category}/*/config.pbtxt")):
-                config = read_config(path.parent)
+            for config in read_configs(root / category).values():
                 available[config.name] = config
     return available
 
@@ -32,13 +32,22 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
     """Return the model called ``name`` and all models that its steps and its code call, each before its callers.
 
     Raises:
-        ArtifactError: there is no such model, or a model calls itself, directly or through other models.
+        ArtifactError: there is no such model, a model calls itself, directly or through other models, or models call
+            one another too deep.
     """
     found: dict[str, ModelConfig] = {}
-
-    def visit(wanted: str, callers: tuple[str, ...] = ()) -> None:
+    callers: dict[str, None] = {}  # the way from ``name`` to the model at hand
+    waiting: list[str | None] = [name]  # None: the models that the last caller calls are found
+    while waiting:
+        wanted = waiting.pop()
+        if wanted is None:
+            last, _ = callers.popitem()
+            found[last] = available[last]
+            continue
+        if wanted in found:
+            continue
         if wanted in callers:
-            circle = callers[callers.index(wanted) :]
+            circle = [*callers][[*callers].index(wanted) :]
             shown = " -> ".join([*circle, wanted])
             if all(available[caller].is_ensemble for caller in circle):  # the rule and the error text of Triton's core
                 raise ArtifactError(f"circular dependency between ensembles: {shown}.", "Take one step out.")
@@ -47,15 +56,16 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
                 "Take one of them out of the parameter `calls`, or out of the steps.",
             )
         if wanted not in available:
-            caller = f", which {callers[-1]} calls" if callers else ""
+            caller = f", which {[*callers][-1]} calls" if callers else ""
             raise ArtifactError(f"There is no model {wanted}{caller}.", suggest(wanted, sorted(available)))
+        callers[wanted] = None
+        if len(callers) > MAX_NESTED:
+            raise ArtifactError(
+                f"The models below {name} call one another more than {MAX_NESTED} deep, up to {wanted}.",
+                "Let one ensemble have the steps of several.",
+            )
         config = available[wanted]
-        for called in (*(step.model for step in config.steps), *config.calls):
-            if called not in found:
-                visit(called, (*callers, wanted))
-        found[wanted] = available[wanted]
-
-    visit(name)
+        waiting += [None, *reversed([*(step.model for step in config.steps), *config.calls])]
     return list(found.values())
 
 
@@ -96,7 +106,9 @@ def read_configs(repository: Path) -> dict[str, ModelConfig]:
 
 
 def _configs(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*/{CONFIG}"))
+    found = sorted(folder.glob(f"*/{CONFIG}"))
+    check_number(folder, len(found))
+    return found
 
 
 def _find_top(repository: Path) -> str:

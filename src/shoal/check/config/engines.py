@@ -16,8 +16,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from shoal.check.findings import Finding, Findings, Place, Rule, Severity
-from shoal.check.models import MAX_CONFIG_BYTES, Model, Repository, entries, is_file
+from shoal.check.models import Model, Repository, entries, is_file
 from shoal.errors import suggest
+from shoal.files import parse_json, read_bytes, read_json
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)
 VALUE = Rule("engine-args-value", Severity.ERROR)
@@ -106,9 +107,9 @@ def _folder(model: Model, repository: Repository, folder: Path) -> Findings:
 
 def _file(model: Model, repository: Repository, path: Path) -> Findings:
     try:
-        text = path.read_bytes()[:MAX_CONFIG_BYTES].decode("utf-8")
-        arguments = json.loads(text)
-    except (ValueError, RecursionError, OSError) as error:
+        text = read_bytes(path).decode("utf-8")
+        arguments = parse_json(text)
+    except (ValueError, OSError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         yield VALUE.at(Place(path, line), f"It is not JSON: {error}.", "Write a JSON object of vLLM's arguments.")
         return
@@ -135,8 +136,8 @@ def _file(model: Model, repository: Repository, path: Path) -> Findings:
 def _parameter(model: Model) -> Findings:
     place = model.at_entry("parameters", key=PARAMETER, within=("value", "string_value"))
     try:
-        arguments = json.loads(model.parameters[PARAMETER] or "{}")
-    except (ValueError, RecursionError):
+        arguments = parse_json(model.parameters[PARAMETER] or "{}")
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         what = f"The parameter {PARAMETER} of {model.name} is not a JSON object of vLLM's arguments."
@@ -292,9 +293,8 @@ def _rbln(arguments: Mapping[str, Any], at: Callable[[str], Place]) -> Findings:
 def _read_compiled_batch(arguments: Mapping[str, Any]) -> int | None:
     """Return the batch size that RBLN's compiler compiled a model for; None if the compiled model cannot be read."""
     try:
-        text = Path(arguments[_COMPILED], "rbln_config.json").read_bytes()[:MAX_CONFIG_BYTES]
-        return _whole(json.loads(text), "batch_size")
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError, OSError):
+        return _whole(read_json(Path(arguments[_COMPILED], "rbln_config.json")), "batch_size")
+    except (KeyError, TypeError, AttributeError, ValueError, OSError):
         return None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, entries, is_file
+from shoal.check.models import Model, Repository, entries, exists, is_file
+from shoal.component.artifact_files import describe_place
 from shoal.repository.config import CONFIG
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)
@@ -107,7 +108,11 @@ def _files(model: Model) -> Findings:
         folder = model.folder / str(version)
         names = {path.name for path in entries(folder)}
         expected = _expected(model) if version in model.served_versions else ()
-        if expected and not any((folder / name).exists() for name in expected):
+        for path in (folder / name for name in expected):
+            if exists(path) and not is_file(path) and (path.suffix in (".py", ".pt") or not path.is_dir()):
+                what = f"{model.name}/{version}/{path.name} is {describe_place(path)}"
+                yield FILE.at(Place(path), f"{what}, and backend {model.backend} opens a file.", "Put the file there.")
+        if expected and not any(exists(folder / name) for name in expected):
             yield FILE.at(
                 Place(folder),
                 f"{model.name}/{version}/ does not contain {' or '.join(expected)}, which backend {model.backend} opens"

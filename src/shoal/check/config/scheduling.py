@@ -154,8 +154,7 @@ def _device(model: Model) -> Findings:
 
 def _is_in_unreadable(model: Model, repository: Repository) -> bool:
     """Whether an ensemble with a syntax error names the model; the ensemble's error should be fixed first."""
-    texts = (other.text for other in repository.known.values() if other.message is None)
-    return any("ensemble" in text and f'"{model.name}"' in text for text in texts)
+    return any(f'"{model.name}"' in text for text in repository.unreadable_ensembles)
 
 
 def _cache(model: Model) -> Findings:

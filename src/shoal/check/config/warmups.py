@@ -10,6 +10,7 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, enum_name, is_file
 from shoal.component.spec import DTYPES, STRING, TensorSpec
+from shoal.files import read_bytes
 
 DATA = Rule("warm-up-data", Severity.ERROR, is_core=True)
 INPUT = Rule("warm-up-input", Severity.ERROR, is_core=True)
@@ -124,7 +125,7 @@ def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Plac
     path, count, source = model.folder / FOLDER / data.input_data_file, math.prod(data.dims), place("input_data_file")
     try:
         size = path.stat().st_size
-        content = path.read_bytes() if spec.dtype == STRING and size <= MAX_BYTES else None
+        content = read_bytes(path, MAX_BYTES) if spec.dtype == STRING and size <= MAX_BYTES else None
     except (OSError, ValueError):  # reported as missing
         return
     if content is not None:

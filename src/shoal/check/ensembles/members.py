@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.spec import TensorSpec
 from shoal.repository.ensemble_config import Declared, show
+from shoal.repository.graph import find_rounds
 
 MISSING = Rule("member-missing", Severity.ERROR, is_core=True)
 VERSION = Rule("member-version", Severity.ERROR, is_core=True)
@@ -23,6 +24,7 @@ OPTIONAL = Rule("optional-input-required", Severity.ERROR)
 DTYPE = Rule("step-dtype", Severity.ERROR, is_core=True)
 SHAPE = Rule("step-shape", Severity.ERROR, is_core=True)
 DECOUPLED = Rule("decoupled-joined", Severity.ERROR, is_core=True)
+_MAX_SHOWN = 20  # names in a message
 SEQUENCE = Rule("sequence-in-ensemble", Severity.WARNING)
 
 
@@ -31,12 +33,13 @@ def find(model: Model, repository: Repository) -> Findings:
     if model.message is None or not model.message.HasField("ensemble_scheduling"):
         return
     steps = list(model.message.ensemble_scheduling.step)
-    circle = find_circle(model, repository.known)
+    circle = find_circle(model.name, repository)
     if circle:
         index = next((i for i, step in enumerate(steps) if step.model_name == circle[1]), 0)
         yield CIRCLE.at(
             model.at("ensemble_scheduling", "step", index, "model_name"),
-            f"circular dependency between ensembles: {' -> '.join(circle)}.",
+            f"circular dependency between ensembles: {' -> '.join(circle[:_MAX_SHOWN])}"
+            f"{' -> ...' if len(circle) > _MAX_SHOWN else ''}.",
             "Remove one of these steps.",
         )
         return
@@ -52,18 +55,21 @@ def find(model: Model, repository: Repository) -> Findings:
     yield from _decoupled(model, steps, repository)
 
 
-def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
+def find_circle(name: str, repository: Repository) -> list[str]:
     """Find a chain of steps from an ensemble back to itself; return the chain's model names, or an empty list."""
-    ways, seen = [[model.name]], set()
-    while ways:
-        way = ways.pop()
-        current = known.get(way[-1])
-        for step in current.message.ensemble_scheduling.step if current and current.message is not None else ():
-            if step.model_name == model.name:
-                return [*way, model.name]
-            if step.model_name not in seen:
-                seen.add(step.model_name)
-                ways.append([*way, step.model_name])
+    callers, waiting = {name: ""}, [name] if name not in repository.order else []
+    while waiting:
+        current = waiting.pop()
+        for called in repository.steps.get(current, ()):
+            if called == name:
+                way = [name]
+                while current:
+                    way.append(current)
+                    current = callers[current]
+                return way[::-1]
+            if called not in callers:
+                callers[called] = current
+                waiting.append(called)
     return []
 
 
@@ -232,13 +238,11 @@ def _decoupled(model: Model, steps: list[Any], repository: Repository) -> Findin
     its inputs; so a step whose inputs have different labels is a mistake.
     """
     labels: dict[str, int] = {tensor.name: 0 for tensor in model.inputs}
-    waiting, number = list(enumerate(steps)), 0
-    while True:
-        now = [(i, s) for i, s in waiting if s.input_map and all(t in labels for t in s.input_map.values())]
-        waiting = [(i, s) for i, s in waiting if (i, s) not in now]
-        if not now:
-            break
-        for index, step in now:
+    number = 0
+    tensors = [([*step.input_map.values()] or [""], step.output_map.values()) for step in steps]  # "": never known
+    for indices in find_rounds(tensors, labels):
+        for index in indices:
+            step = steps[index]
             found = {labels[tensor] for tensor in step.input_map.values()}
             if len(found) > 1:
                 yield DECOUPLED.at(

@@ -23,6 +23,7 @@ LEAVING = Rule("leaving-client", Severity.ADVICE)
 BATCHED = Rule("engine-batched-twice", Severity.ADVICE)
 
 STREAM_ID = "stream_id"
+_MAX_CALLS = 100  # names of a model's calls that are looked up
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -35,7 +36,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _limits(model, repository, target)
     yield from _calls(model, repository)
     yield from _engine(model)
-    if model.message.HasField("ensemble_scheduling") and not find_circle(model, repository.known):
+    if model.message.HasField("ensemble_scheduling") and not find_circle(model.name, repository):
         behind = list(_find_behind(model, repository))
         for place in behind:
             yield from _state(place)
@@ -83,17 +84,21 @@ def _limits(model: Model, repository: Repository, target: Target) -> Findings:
 def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
     """Return, for each step, the indices of the steps that it depends on, directly or through other steps."""
     writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
-    before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
-    for _ in steps:  # a path has fewer edges than there are steps
-        before = [found.union(*(before[index] for index in found)) for found in before]
-    return before
+    direct = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
+    before, last = [sum(1 << index for index in found) for found in direct], None
+    while before != last:  # sets of indices as the bits of a number, whose union is fast
+        last = [*before]
+        for index, found in enumerate(direct):
+            for each in found:
+                before[index] |= before[each]
+    return [{index for index in range(len(steps)) if bits >> index & 1} for bits in before]
 
 
 # --- decoupled steps, engines, calls ---------------------------------------------------------------------------------
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
-    for name in model.parameters.get("calls", "").split():
+    for name in [*dict.fromkeys(model.parameters.get("calls", "").split())][:_MAX_CALLS]:
         if name not in repository.known:
             yield CALLS.at(
                 model.at_entry("parameters", key="calls", within=("value", "string_value")),
@@ -132,25 +137,26 @@ class _Behind(NamedTuple):
     gives_id: bool
 
 
-def _find_behind(
-    ensemble: Model, repository: Repository, above: tuple[str, ...] = (), *, gives_id: bool = False
-) -> Iterator[_Behind]:
-    """Yield the steps that depend on a decoupled step. If such a step is an ensemble, also yield all of its steps.
-
-    ``above`` are the names of the ensembles that contain this ensemble. ``gives_id``: a decoupled step of one of them
-    returns the tensor ``stream_id``.
-    """
-    steps = list(ensemble.message.ensemble_scheduling.step)
-    before = _find_earlier(steps)
-    decoupled = {index for index, step in enumerate(steps) if repository.is_decoupled(step.model_name)}
-    members = [repository.known.get(step.model_name) for step in steps]
-    outputs = [tensor.name for index in decoupled for tensor in getattr(members[index], "outputs", ())]
-    gives_id = gives_id or STREAM_ID in outputs
-    for index, (step, member) in enumerate(zip(steps, members, strict=True)):
-        is_behind = bool(above) or not decoupled.isdisjoint(before[index])
-        if is_behind and member is not None and member.message is not None and member.name not in above:
-            yield _Behind(ensemble, index, step, member, gives_id)
-            yield from _find_behind(member, repository, (*above, ensemble.name), gives_id=gives_id)
+def _find_behind(ensemble: Model, repository: Repository) -> Iterator[_Behind]:
+    """Yield the steps that depend on a decoupled step. If such a step is an ensemble, also yield all of its steps."""
+    waiting, seen = [(ensemble, False, False)], set()
+    while waiting:  # ensembles, whether they are behind a decoupled step, and whether it returns ``stream_id``
+        current, is_inner, gives_id = waiting.pop()
+        steps = list(current.message.ensemble_scheduling.step)
+        decoupled = {index for index, step in enumerate(steps) if repository.is_decoupled(step.model_name)}
+        if not decoupled and not is_inner:
+            continue
+        before = _find_earlier(steps)
+        members = [repository.known.get(step.model_name) for step in steps]
+        outputs = [tensor.name for index in decoupled for tensor in getattr(members[index], "outputs", ())]
+        gives_id = gives_id or STREAM_ID in outputs
+        for index, (step, member) in enumerate(zip(steps, members, strict=True)):
+            is_behind = is_inner or not decoupled.isdisjoint(before[index])
+            if is_behind and member is not None and member.message is not None:
+                yield _Behind(current, index, step, member, gives_id)
+                if (member.name, gives_id) not in seen:
+                    seen.add((member.name, gives_id))
+                    waiting.append((member, True, gives_id))
 
 
 def _state(place: _Behind) -> Findings:

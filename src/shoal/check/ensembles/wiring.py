@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.check.findings import Finding, Findings, Rule, Severity
 from shoal.check.models import ENSEMBLE, Model, Repository
+from shoal.repository.graph import find_rounds
 
 BACKEND = Rule("ensemble-backend", Severity.ERROR, is_core=True)
 STEPS = Rule("ensemble-without-steps", Severity.ERROR, is_core=True)
@@ -18,6 +19,8 @@ INPUT = Rule("ensemble-input-unused", Severity.ERROR, is_core=True)
 OUTPUT = Rule("ensemble-output-unwritten", Severity.ERROR, is_core=True)
 UNUSED = Rule("ensemble-tensor-unused", Severity.ERROR, is_core=True)
 INSIDE = Rule("output-read-inside", Severity.WARNING)
+
+_MAX_COMPARED = 100  # names; each comparison takes a while
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -109,12 +112,9 @@ def _flow(model: Model, steps: Iterable[Any]) -> Findings:
                 f"ensemble input '{tensor.name}' for ensemble {model.name}' is not used.",
                 f"Map it in a step, or remove it; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
             )
-    waiting, grown = [step for step in steps if step.input_map], True
-    while grown:
-        now = [step for step in waiting if set(step.input_map.values()) <= ready]
-        waiting = [step for step in waiting if not set(step.input_map.values()) <= ready]
-        ready |= {tensor for step in now for tensor in step.output_map.values()}
-        grown = bool(now)
+    waiting = [(step.input_map.values(), step.output_map.values()) for step in steps if step.input_map]
+    for indices in find_rounds(waiting, ready):
+        ready |= {tensor for index in indices for tensor in waiting[index][1]}
     found = [*_outputs(model, made, reads, ready), *_leftovers(model, made, reads, ready)]
     yield from found or _circles(model, reads, ready)
 
@@ -161,7 +161,7 @@ def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[s
                 yield _unused(model, index, "output_map", key, name)
         for key, name in sorted(step.input_map.items()):
             if name not in ready and name not in made and name not in inputs:
-                close = difflib.get_close_matches(name, [*made, *inputs], 1)
+                close = difflib.get_close_matches(name, [*made, *inputs][:_MAX_COMPARED], 1)
                 yield _unused(model, index, "input_map", key, name, f"Write {close[0]}." if close else "")
 
 

@@ -17,6 +17,7 @@ from shoal.check.python.source import (
     served_sources,
     walk_within,
 )
+from shoal.files import read_bytes
 
 SYNTAX = Rule("model-py-syntax", Severity.ERROR, is_core=True)
 NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
@@ -63,7 +64,7 @@ def _check_syntax(place: Place, text: str) -> Findings:
     found = parse(text)
     if isinstance(found, ast.Module) and "�" in text:
         try:  # the text has replacement characters: the file declares another encoding, or is invalid
-            ast.parse(place.path.read_bytes())
+            ast.parse(read_bytes(place.path))
         except SyntaxError as error:
             found = error
         except (OSError, ValueError, RecursionError, MemoryError):

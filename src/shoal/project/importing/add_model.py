@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.composition.accepted import check_made
-from shoal.errors import InputError, needs
+from shoal.errors import InputError, needs, printable
 from shoal.progress import OnProgress
 from shoal.project.draft import Draft
 from shoal.project.importing.imported import Imported, stage
@@ -174,7 +174,7 @@ def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str 
         _put(folder / path, file)
     for path, content in imported.beside.items():
         _put(repository.joinpath(*Path(path).parts[1:]), content)
-    comment = "\n# ".join(" ".join(line.split()) for line in imported.said)
+    comment = "\n# ".join(printable(" ".join(line.split())) for line in imported.said)
     write_config(imported.message, folder / CONFIG, comment=comment)
     check_made(repository, f"models/{name}")
     text = (folder / CONFIG).read_text(encoding="utf-8")

@@ -14,7 +14,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from shoal.composition.weights import PARAMETER
 from shoal.composition.weights import find as find_weights_or_download
 from shoal.encoders.encoder import quiet_transformers
+from shoal.encoders.export import export_onnx
 from shoal.errors import ArtifactError, InputError, needs
+from shoal.files import MAX_TOKENIZER, read_bytes
 from shoal.generation.engines.loading import load_model
 from shoal.generation.weights import CONFIG, DECODER, TOKENIZER, Weights, find_weights
 from shoal.paths import shipped_root
@@ -30,7 +32,6 @@ _LEAF = "models/llm-onnx"  # shoal's model folder to copy
 _SMALL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")  # copied if they exist
 _PROMPTS = (1, 3, 9, 24)  # tokens per prompt
 _STEPS = 12
-_OPSET = 17
 
 
 def draft_decoder(
@@ -61,7 +62,7 @@ def draft_decoder(
         _export(model, weights, scratch / DECODER)
     copied = [file for file in (CONFIG, TOKENIZER, *_SMALL) if (weights.folder / file).is_file()]
     for file in copied:
-        (scratch / file).write_bytes((weights.folder / file).read_bytes())
+        (scratch / file).write_bytes(read_bytes(weights.folder / file, MAX_TOKENIZER))
     with stage(on_progress, "comparing its answers"):
         worst = _compare(Decoder(find_weights(scratch), threads=torch.get_num_threads()), model, weights)
     leaf = shipped_root() / _LEAF
@@ -80,7 +81,8 @@ def draft_decoder(
 
 def _check_is_decoder(weights: Weights) -> None:
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    named = weights.config.get("architectures") or []
+    found = weights.config.get("architectures")
+    named = [*map(str, found)] if isinstance(found, list) else []
     if weights.shards == (DECODER,):
         raise InputError(f"{weights.folder} has {DECODER}, and no safetensors.", "Name the folder it was made from.")
     if known.isdisjoint(named):
@@ -139,16 +141,10 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
             **dict.fromkeys(before, rows | cached),
             **{name: rows | {2: "all"} for name in after},
         }
-        try:
-            torch.onnx.export(
-                decoder, (ids[:, 5:], mask, positions[:, 5:], *past), str(path), dynamo=False, opset_version=_OPSET,
-                input_names=[*INPUTS, *before], output_names=["logits", *after], dynamic_axes=axes,
-            )  # fmt: skip
-        except Exception as error:  # the exporter's and the tracer's errors have no other common class
-            raise ArtifactError(
-                f"{type(model).__name__} cannot be exported to ONNX: {next(iter(str(error).splitlines()), error)}",
-                "Serve it with llm-hf.",
-            ) from error
+        export_onnx(
+            decoder, (ids[:, 5:], mask, positions[:, 5:], *past), path, type(model).__name__, "Serve it with llm-hf.",
+            input_names=[*INPUTS, *before], output_names=["logits", *after], dynamic_axes=axes,
+        )  # fmt: skip
 
 
 def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:

@@ -21,6 +21,7 @@ from shoal.encoders.encoder import HEADS, POOLINGS, Trunked, describe_revision, 
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
+from shoal.files import read_json as read_plain_json
 from shoal.progress import OnProgress
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage
 from shoal.project.scaffold.clone import draft_like
@@ -218,7 +219,7 @@ def _read_published(place: str, name: str, revision: str | None) -> Any:
 
     try:
         path = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+        return None if path is None else read_plain_json(path)
     except (OSError, ValueError):
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, needs
+from shoal.files import MAX_FOREST, read_bytes
 from shoal.forests.checkpoints import Forest, Task
 from shoal.project.importing.boosters import read_lightgbm, read_xgboost
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
@@ -87,8 +88,15 @@ def _find_forest(source: Any) -> Found:
     return import_estimator(source)
 
 
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_FOREST)
+    except OSError as error:
+        raise refuse(str(path), f"{error.strerror}") from error
+
+
 def _read_file(path: Path) -> Found:
-    suffix, name, content = path.suffix.lower(), str(path), path.read_bytes()
+    suffix, name, content = path.suffix.lower(), str(path), _read_bytes(path)
     if not content:
         raise refuse(name, "it is empty")
     if content.startswith(b"\x80"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.check.models import is_file
 from shoal.check.onnx_io import TYPES, find_inputs, read_onnx
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
@@ -58,8 +59,9 @@ def draft_graph(
         import onnx  # noqa: F401
     try:
         model = read_onnx(path)
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not an ONNX model: {error}.", "Export or copy it again.") from error
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArtifactError(f"{path} is not an ONNX model: {reason}.", "Export or copy it again.") from error
     weights = dict(_find_weights(model, path))
     inputs, outputs = _read_values(model, path)
     session = _start(path)
@@ -98,6 +100,7 @@ def _start(path: Path) -> Any:
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.log_severity_level = 4  # fatal ones alone: the errors are raised, too
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no other common class
@@ -116,13 +119,17 @@ def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     external = filter(uses_external_data, _tensors(model.graph))
-    for location in sorted({ExternalDataInfo(tensor).location for tensor in external}):
+    try:
+        locations = sorted({ExternalDataInfo(tensor).location for tensor in external})
+    except ValueError as error:  # an offset or a length that is no number
+        raise ArtifactError(f"{path} is damaged: {error}.", "Export or copy it again.") from error
+    for location in locations:
         place = PurePosixPath(location)
         if place.is_absolute() or ".." in place.parts:
             raise ArtifactError(
                 f"{path} takes weights from {location}, which is not beside it.", "Save both in one folder."
             )
-        if not (path.parent / place).is_file():
+        if not is_file(path.parent / place):
             raise ArtifactError(
                 f"{path} takes weights from {location}, which is not there.", f"Copy it to {path.parent / place}."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ ROWS, WIDTHS = (2, 3), (8, 13)  # two of each, to see which output sizes change 
 _TOKENS = 5  # per row of the first width; the other columns are padding
 _TOLERANCE = 1e-3  # of the greatest value: another batch size may change only the last bits
 _TINY = 1e-6
+_MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a generated tensor
 BERT_INPUTS = {"input_ids", "attention_mask"}  # of transformers' models
 
 Arrays = list[NDArray[Any]]
@@ -151,6 +153,9 @@ class Trial:
     def _draw(self, tensor: TensorSpec, rows: int, width: int, generator: np.random.Generator) -> NDArray[Any]:
         sizes = [width if size == -1 else size for size in tensor.dims]
         shape = [rows, *sizes] if self.is_batched else sizes
+        if len(shape) > _MAX_RANK or min(sizes, default=0) < 0 or prod(shape) > _MAX_VALUES:
+            shown = f"{sizes[:_MAX_RANK]}{'...' if len(sizes) > _MAX_RANK else ''}"
+            raise TrialError(f"no row of {tensor.name} {shown} can be made: it is too large, or not a shape")
         if tensor.dtype == STRING:
             return np.full(shape, b"a", np.object_)
         if self._is_zero:

@@ -1,0 +1,84 @@
+"""Bounded readers of files that others wrote: no pipe, device or size stops or fills the process."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import stat
+from typing import Any
+
+# Bytes; the largest known tokenizer.json has 33 MiB.
+MAX_TEXT, MAX_TOKENIZER, MAX_FOREST = 16 * 2**20, 64 * 2**20, 2 * 2**30
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a regular file to read its bytes.
+
+    Raises:
+        OSError: the file is missing, or it is a folder, a pipe, a device or a socket.
+    """
+    try:
+        at = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None  # NUL, or a lone surrogate, in the name
+    file = open(at, "rb")  # noqa: PTH123, SIM115  # pathlib opens no descriptor; the caller closes it
+    if not stat.S_ISREG(os.fstat(at).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MAX_TEXT) -> bytes:
+    """Read a regular file of at most ``most`` bytes. The files of ``/proc``, which have no size, are empty.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or is larger.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", os.fspath(path))
+        return file.read(size)
+
+
+def read_text(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
+    """Read a regular file of at most ``most`` bytes as UTF-8 text; its line ends become line feeds.
+
+    Raises:
+        OSError: as for ``read_bytes``.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Parse JSON; ``options`` are those of ``json.loads``.
+
+    Raises:
+        ValueError: the text is not JSON, is nested too deep, or has a lone surrogate, which no UTF-8 can express.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
+    try:
+        value = json.loads(text, **options)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has the lone surrogate U+{ord(error.object[error.start]):X}") from None
+    return value
+
+
+def read_json(path: str | os.PathLike[str], most: int = MAX_TEXT) -> Any:
+    """Read a JSON value of any type.
+
+    Raises:
+        OSError: as for ``read_bytes``.
+        ValueError: as for ``parse_json``, or the file is not UTF-8.
+    """
+    return parse_json(read_bytes(path, most))

@@ -1,0 +1,181 @@
+"""Files that others wrote: whatever is in a file's place, a command says so, in seconds and with little memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.check import check
+from shoal.cli import app
+from shoal.component import read_json, read_text, read_tokenizer
+from shoal.errors import ArtifactError, ShoalError
+from shoal.forests.checkpoints import read_forest
+from shoal.generation import find_weights
+from shoal.repository.manifest import check_manifest, read_manifest
+from shoal.text.tokens import read_vocabulary
+from tests.support import planted_engines, planted_forest, planted_onnx, planted_torchscript, planted_warmups
+from tests.support.hostile_files import NO_FILES, NO_JSON, limits, put
+from tests.support.planted import Plant
+from tests.unit.test_weights import CONFIG, TOKENIZER
+
+Make = Callable[[Path], None]
+BOTH = {**NO_FILES, **NO_JSON}
+
+
+def each(kinds: dict[str, Make]) -> Any:
+    return pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in kinds.items()])
+
+
+def run(*arguments: object) -> str:
+    """Run a command; it ends with an exit code or an error of shoal's, and prints no control characters."""
+    with limits():
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, ShoalError | SystemExit):
+        raise result.exception
+    assert "Traceback" not in result.output
+    return f"{result.output}{result.exception or ''}"
+
+
+# --- repositories ----------------------------------------------------------------------------------------------------
+
+PLACES: dict[str, tuple[dict[str, Any], str]] = {  # edits of a good repository, and the file
+    "configuration": ({}, "first/config.pbtxt"),
+    "warm-up texts": (planted_warmups.GOOD_TEXT, planted_warmups.TEXT_FILE),
+    "engine arguments": (
+        {planted_engines.CONFIG: planted_engines.TEXTS, planted_engines.ARGS: planted_engines.dump()},
+        planted_engines.ARGS,
+    ),
+    "forest": (planted_forest.GOOD, planted_forest.FILE),
+    "TorchScript": (planted_torchscript.good(), planted_torchscript.FILE),
+    "ONNX": (planted_onnx.GOOD, planted_onnx.FILE),
+    "code": ({}, "first/1/model.py"),
+}
+# What a backend may read, and shoal check does not.
+UNREAD = {("ONNX", "a folder"), ("ONNX", "3 GB"), ("code", "3 GB"), ("warm-up texts", "3 GB")}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_no_file_of_a_repository(place: str, kind: str, tmp_path: Path) -> None:
+    good, file = PLACES[place]
+    root = Plant("", "", "", "", {}, good).write(tmp_path / "r", is_bad=False)
+    put(root / file, NO_FILES[kind])
+    with limits():
+        found = {finding.severity for finding in check(root)}
+    assert ("error" in found) != ((place, kind) in UNREAD)
+    for command in ("graph", "describe", "doctor") if place in ("configuration", "code") else ():
+        run(command, root)
+
+
+@each({**NO_FILES, **NO_JSON})
+def test_no_manifest(make: Make, tmp_path: Path) -> None:
+    root = Plant("", "", "", "", {}).write(tmp_path / "r", is_bad=False)
+    put(root / "manifest.json", make)
+    for command in ("check", "graph", "describe", "doctor"):
+        run(command, root)
+    with limits(), pytest.raises(ArtifactError, match=r"manifest\.json"):
+        check_manifest(root)
+
+
+def test_a_manifest_of_wrong_types(tmp_path: Path) -> None:
+    for name, value in {
+        "files": [], "launch": 3, "weights": "w", "ensembles": "ab", "gpus": {}, "environments": {"a": 1},
+        "load_seconds": "x", "contents": [1],
+    }.items():  # fmt: skip
+        (tmp_path / "manifest.json").write_text(json.dumps({name: value}), encoding="utf-8")
+        with pytest.raises(ArtifactError, match=rf"is damaged: .*`\$\.{name}"):
+            read_manifest(tmp_path)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+WEIGHTS = ("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json",
+           "model.safetensors.index.json")  # fmt: skip
+
+
+def write_weights(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, value in {"config.json": CONFIG, "tokenizer.json": TOKENIZER}.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.parametrize("file", WEIGHTS)
+@each({name: make for name, make in BOTH.items() if name not in ("a link to nothing", "a folder")})
+def test_no_file_of_weights(file: str, make: Make, tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "w")
+    put(folder / file, make)
+    error = None
+    with limits():
+        try:
+            find_weights(folder)
+        except ArtifactError as found:
+            error = found
+    assert error is not None or file in ("generation_config.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "chat_template.jinja", "extra.json", "README.md"])
+@pytest.mark.parametrize("kind", ["a pipe", "endless zeros", "a terminal"])
+def test_a_device_among_weights(file: str, kind: str, tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "w")
+    put(folder / file, NO_FILES[kind])
+    with (
+        limits(),
+        pytest.raises(ArtifactError, match=rf"{file} cannot be read: (it is not a regular file|No such device)"),
+    ):
+        find_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hidden_size", 10**12), ("vocab_size", 10**12), ("num_hidden_layers", 10**6), ("n_positions", 10**12),
+     ("max_position_embeddings", 10**400), ("num_attention_heads", 10**9), ("head_dim", 2**40)],
+)  # fmt: skip
+def test_sizes_beyond_every_model(name: str, value: int, tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "w")
+    for config in ({**CONFIG, name: value}, {**CONFIG, "text_config": {**CONFIG, name: value}}):
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        with pytest.raises(
+            ArtifactError, match=f"has {name} (1,[0-9,]*|a number of more than 30 digits), and at most [0-9,]+ is"
+        ):
+            find_weights(folder)
+
+
+# --- artifacts -------------------------------------------------------------------------------------------------------
+
+
+@each(NO_FILES)
+@pytest.mark.parametrize("read", [read_json, read_text])
+def test_no_artifact(read: Callable[[Path, str], object], make: Make, tmp_path: Path) -> None:
+    put(tmp_path / "a.json", make)
+    with limits(), pytest.raises(ArtifactError, match=r"a\.json is not a table"):
+        read(tmp_path / "a.json", "table")
+
+
+@each(NO_FILES)
+@pytest.mark.parametrize("read", [read_vocabulary, read_forest, read_tokenizer])
+def test_no_artifact_of_a_kind(read: Callable[[Path], object], make: Make, tmp_path: Path) -> None:
+    put(tmp_path / "a", make)
+    with limits(), pytest.raises(ArtifactError, match="a is not a"):
+        read(tmp_path / "a")
+
+
+@each({name: make for name, make in NO_JSON.items() if name != "wrong types"})
+def test_no_json(make: Make, tmp_path: Path) -> None:
+    put(tmp_path / "a.json", make)
+    with limits(), pytest.raises(ArtifactError, match=r"a\.json is not a table: it"):
+        read_json(tmp_path / "a.json", "table")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".onnx", ".json", ".ubj", ".txt", ".tl", ".skops"])
+@each({name: make for name, make in NO_FILES.items() if name not in ("a folder", "a link to nothing")})
+def test_no_model_to_add(suffix: str, make: Make, tmp_path: Path) -> None:
+    put(tmp_path / f"m{suffix}", make)
+    assert f"m{suffix}" in run("add-model", tmp_path / f"m{suffix}", "mine", "--project", tmp_path / "p")
+    assert not (tmp_path / "p").exists()
