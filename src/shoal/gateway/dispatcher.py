@@ -28,6 +28,8 @@ T = TypeVar("T")
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 SUSPECT_SECONDS = 60.0  # for which identical bytes are refused
 RESEND_SECONDS = 30.0  # that a request waits for the next server after its own died
+UNREAD_SECONDS = 5.0  # that a stream's client may let the service wait while others need its place
+_READ_SECONDS = 0.1  # that each answer to a stream may take without counting as such a wait
 TOGETHER_SECONDS = 1.0  # in which all requests of a dead process fail
 _MOST_SUSPECTS = 1024
 _MOST_LISTED = 20  # models named in a refusal
@@ -41,16 +43,39 @@ _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # wh
 class Stream:
     """One client's stream: how many requests were sent and answered, and when the last message passed.
 
-    ``end`` is called to stop the stream: if its server or model fails, if its server is replaced or the service stops,
-    or if no request is in flight and another stream needs its place.
+    ``end`` is called to stop the stream: if its server or one of its ``models`` fails, if its server is replaced or the
+    service stops, or if no request is in flight and another stream needs its place. ``leave`` is called to treat the
+    client as disconnected, because it reads too slowly and another stream needs its place.
     """
 
-    model: str
+    models: set[str]
     address: str
     end: Callable[[], Any] = lambda: None
+    leave: Callable[[], Any] = lambda: None
     num_sent: int = 0
     num_received: int = 0
     moved: float = field(default_factory=time.monotonic)
+    lag: float = 0.0  # seconds that writing the answers took, less those that each may take
+    writing: float = 0.0  # since when an answer is being written; 0 if none is
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Measure how long the client lets the service wait while an answer is written."""
+        self.writing = time.monotonic()
+        try:
+            yield
+        finally:
+            self.lag = max(0.0, self._lag_now - _READ_SECONDS)
+            self.writing = 0.0
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the client reads so slowly that the stream may be ended if another one needs its place."""
+        return self._lag_now > UNREAD_SECONDS
+
+    @property
+    def _lag_now(self) -> float:
+        return self.lag + (time.monotonic() - self.writing if self.writing else 0.0)
 
     def note_request(self) -> None:
         """Count a request that was sent on the stream."""
@@ -104,8 +129,15 @@ class Upstream:
         """End the streams to ``models``; if ``models`` is None, end all streams."""
         named = None if models is None else set(models)
         for stream in list(self.streams):
-            if named is None or stream.model in named:
+            if named is None or stream.models & named:
                 stream.end()
+
+    def end_unread(self, is_wanted: Callable[[Stream], bool]) -> bool:
+        """End those of the streams ``is_wanted`` whose clients read too slowly; return whether there were any."""
+        unread = [stream for stream in self.streams if stream.is_unread and is_wanted(stream)]
+        for stream in unread:
+            stream.leave()
+        return bool(unread)
 
 
 # --- requests that may have killed a process -------------------------------------------------------------------------
@@ -180,7 +212,10 @@ class Dispatcher:
         self._suspects = Suspects()
         self._exposed, self._visible = frozenset(exposed), frozenset(visible)
         # unknown names share the entry "", or clients could fill the memory with them
-        self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
+        self._models = {
+            name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
+            for name in (*models, "")
+        }
         self._changed = asyncio.Condition()
         self._num_settled = 0
 
@@ -333,8 +368,8 @@ class Dispatcher:
                         self._count(model, "answered" if is_done else "failed")
                         return answer
             self._count(model, "lost")
-            log_failure(model, request_id, lost(model).message)
-            raise lost(model)
+            log_failure(model, request_id, self.lost(model).message)
+            raise self.lost(model)
         finally:
             self.leave(model, len(body), is_done=is_done)
 
@@ -377,8 +412,11 @@ class Dispatcher:
 
     @contextmanager
     def stream(self, model: str, address: str) -> Iterator[tuple[Upstream, Stream]]:
-        """Register a stream on the active server. The caller must set ``Stream.end`` before awaiting anything."""
-        upstream, stream = self.find(model), Stream(model, address)
+        """Register a stream on the active server. The caller must set ``Stream.end`` before awaiting anything.
+
+        ``model`` may be empty: a stream over gRPC can have requests to several models.
+        """
+        upstream, stream = self.find(model), Stream({model}, address)
         upstream.streams.add(stream)
         try:
             yield upstream, stream
@@ -388,24 +426,33 @@ class Dispatcher:
     def _is_open(self, model: str) -> bool:
         return self.upstream is not None and not self.closed and model not in self.blocked
 
-    def enter(self, model: str, num_bytes: int) -> None:
-        """Count a request to a model as in flight.
+    def enter(self, model: str, num_bytes: int, address: str = "") -> None:
+        """Count a request to a model as in flight. If it is refused, streams that are not read lose their places.
 
         Raises:
             RefusedError: too many requests to the model are in flight, or the request would wait too long.
         """
         admission = self._models.get(model, self._models[""])
-        wait = admission.refuse(num_bytes)
+        wait = admission.refuse(num_bytes, address)
         if wait is not None:
+            if self.upstream is not None:
+                self.upstream.end_unread(lambda stream: model in stream.models)
             self._count(model, "refused")
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
-        admission.enter(num_bytes)
+        admission.enter(num_bytes, address)
 
-    def leave(self, model: str, num_bytes: int, *, is_done: bool) -> None:
+    def leave(self, model: str, num_bytes: int, address: str = "", *, is_done: bool) -> None:
         """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
-        self._models.get(model, self._models[""]).leave(num_bytes, is_done=is_done)
+        self._models.get(model, self._models[""]).leave(num_bytes, address, is_done=is_done)
+
+    def lost(self, model: str) -> RefusedError:
+        """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""
+        if not self.closed:
+            return lost(model)
+        message = f"The server is stopping, and ended this request to {model}."
+        return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:
@@ -421,6 +468,8 @@ class Dispatcher:
             is_full = self.streams.taken >= self.streams.most
             quiet = [stream for stream in streams if stream.is_quiet and (is_full or stream.address == address)]
             if not quiet:
+                if self.upstream is not None:
+                    self.upstream.end_unread(lambda stream: is_full or stream.address == address)
                 raise RefusedError(Why.BUSY, f"Too many requests for this server: {self.streams.taken} streams.", 1.0)
             min(quiet, key=lambda stream: stream.moved).end()
         self.streams.take(address)
