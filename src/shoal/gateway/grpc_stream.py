@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
 from shoal.gateway.limits import STREAM_SECONDS, Hold
 from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure, lost
-from shoal.gateway.screening import Screened, parse, screen_grpc
+from shoal.gateway.screening import Rules, Screened, parse, screen_grpc
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
@@ -34,8 +34,10 @@ class Relay:
     flight.
     """
 
-    def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
+    def __init__(
+        self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming, address: str, context: Any
+    ) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
         self._address, self._context = address, context
         self._unanswered: dict[str, Streamed] = {}  # by the id that the service gave, oldest first
         self._stopping: set[asyncio.Task[None]] = set()
@@ -187,7 +189,7 @@ class Relay:
         await self._call.write(streamed.mark(message))
 
     async def _judge(self, message: bytes) -> Screened:
-        screened = await screen_grpc(message)
+        screened = await screen_grpc(message, self._rules)
         self._dispatcher.check_exposed(screened.model)
         return screened
 
