@@ -90,18 +90,18 @@ def message(shape: tuple[int, ...], raw: bytes | None, **contents: list[Any]) ->
 
 
 def test_messages_are_judged_alike() -> None:
-    screen_message(message((1, 2), bytes(8)), "a")
-    screen_message(message((1, 2), None, fp32_contents=[1, 2]), "a")
-    screen_message(message((0, 2), b""), "a")
+    screen_message(message((1, 2), bytes(8)), "a", {})
+    screen_message(message((1, 2), None, fp32_contents=[1, 2]), "a", {})
+    screen_message(message((0, 2), b""), "a", {})
     for bad in (
         message((1, 2**61), b""), message((1, 2), bytes(4)), message((1, -1), bytes(4)), message((-1, -1), bytes(4)),
         message((1, 3), None, fp32_contents=[1, 2]), message((1, 2), None), message((2**61, 8, 0), b""),
     ):  # fmt: skip
         with pytest.raises(RefusedError):
-            screen_message(bad, "a")
+            screen_message(bad, "a", {})
     with pytest.raises(RefusedError, match="names two models, 'b' and 'a'"):
-        screen_message(message((1, 2), bytes(8)), "b")
+        screen_message(message((1, 2), bytes(8)), "b", {})
     two = message((1, 2), bytes(8))
     two.raw_input_contents.append(b"")
     with pytest.raises(RefusedError, match="1 inputs and 2 raw contents"):
-        screen_message(two, "a")
+        screen_message(two, "a", {})

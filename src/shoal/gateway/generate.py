@@ -41,9 +41,8 @@ from shoal.gateway.refusals import (
     log_failure,
     lost,
 )
-from shoal.gateway.screening import parse, screen_message
+from shoal.gateway.screening import Rules, parse, screen_message
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
-from shoal.repository.config import ModelConfig
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected
@@ -62,8 +61,8 @@ _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 
 class Generate:
     """Handler of the generate extension: relays requests to Triton over gRPC, and the answers to the client."""
 
-    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
-        self._dispatcher, self._configs, self._streaming = dispatcher, configs, streaming
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
 
     async def answer(
         self, request: web.Request, model: str, version: str, address: str, body: bytes, *, is_whole: bool
@@ -75,8 +74,8 @@ class Generate:
         Raises:
             RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
-        message, given_id = to_message(body, self._configs[model].spec, version)
-        screen_message(message, model)
+        message, given_id = to_message(body, self._rules[model].spec, version)
+        screen_message(message, model, self._rules)
         streamed = self._streaming.begin(model, given_id)
         content = streamed.mark(message.SerializeToString())
         answer = _Answer(request, streamed, is_whole=is_whole)

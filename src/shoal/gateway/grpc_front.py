@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from shoal.gateway.refusals import (
     kept,
     log_failure,
 )
-from shoal.gateway.screening import parse, screen_grpc
+from shoal.gateway.screening import Rules, parse, screen_grpc
 from shoal.gateway.streams import Streaming
 from shoal.server.launch import Server
 
@@ -53,8 +53,8 @@ _PAUSE = 0.02  # seconds between two checks of the pool
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of all gRPC methods: passes calls to the active Triton server if their method is open to clients."""
 
-    def __init__(self, dispatcher: Dispatcher, streaming: Streaming) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
         # a message is in memory before its size is known: these pools bound how many arrive at a time
         most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
@@ -173,7 +173,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
-        model, request_id, _ = await screen_grpc(request)
+        model, request_id, _ = await screen_grpc(request, self._rules)
         self._dispatcher.check_exposed(model)
         metadata = kept(context.invocation_metadata())
         held = self._dispatcher.hold(address)
@@ -231,7 +231,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             with self._dispatcher.place(address):
                 first = await _arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
                 if first is not None:
-                    await Relay(self._dispatcher, self._streaming, address, context).run(first)
+                    await Relay(self._dispatcher, self._rules, self._streaming, address, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
 from shoal.gateway.limits import STREAM_SECONDS, Hold
 from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure
-from shoal.gateway.screening import parse, screen_grpc
+from shoal.gateway.screening import Rules, parse, screen_grpc
 from shoal.gateway.streams import METHOD, Streamed, Streaming
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
@@ -34,8 +34,10 @@ class Relay:
     flight.
     """
 
-    def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
+    def __init__(
+        self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming, address: str, context: Any
+    ) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
         self._address, self._context = address, context
         self._unanswered: dict[str, Streamed] = {}  # by the id that the service gave, oldest first
         self._stopping: set[asyncio.Task[None]] = set()
@@ -180,7 +182,7 @@ class Relay:
     async def _pass(self, message: bytes) -> None:
         request_id, size = "", len(message)
         try:
-            model, request_id, is_end_wanted = await screen_grpc(message)
+            model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
             self._dispatcher.check_exposed(model)
             self._dispatcher.find(model)
             most = self._dispatcher.limits.request_bytes

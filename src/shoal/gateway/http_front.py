@@ -30,9 +30,8 @@ from shoal.gateway.refusals import (
     log_failure,
     trim_config,
 )
-from shoal.gateway.screening import LARGE, check_json, screen_json, screen_nesting
+from shoal.gateway.screening import LARGE, Rules, check_json, screen_json, screen_nesting
 from shoal.gateway.streams import Streaming
-from shoal.repository.config import ModelConfig
 
 # Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
@@ -70,9 +69,9 @@ class _Reply(NamedTuple):
 class HttpFront:
     """The aiohttp application that passes clients' requests to the active Triton server."""
 
-    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
-        self._generate = Generate(dispatcher, configs, streaming)
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
+        self._generate = Generate(dispatcher, rules, streaming)
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 

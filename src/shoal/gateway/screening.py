@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,7 +19,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from shoal.component.spec import ModelSpec
+from shoal.gateway.models import find_below
 from shoal.gateway.refusals import RefusedError, Why
+from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
@@ -32,6 +36,31 @@ LARGE = 2**20  # bytes; larger requests are screened outside the event loop
 WITH_END = "triton_enable_empty_final_response"  # parameter of a request: mark its last answer
 _NAME = 0x0A  # the first field of a ModelInferRequest, a string: the model's name
 _SLOW_BYTES = 2**20  # of JSON with NaN, which only the slow parser reads
+
+
+class Rules(NamedTuple):
+    """Facts about a model that decide what a request to it may ask for.
+
+    ``has_sequences`` says whether the model, or a model that it calls, has sequence batching; ``num_priorities`` is the
+    greatest number of priority levels among these models.
+    """
+
+    spec: ModelSpec
+    has_sequences: bool = False
+    num_priorities: int = 0
+
+
+def read_rules(configs: Mapping[str, ModelConfig]) -> dict[str, Rules]:
+    """Return the rules for requests to each model of a repository."""
+    below, rules = find_below(configs), dict[str, Rules]()
+    for name, config in configs.items():
+        messages = [configs[each].message for each in (name, *below[name]) if each in configs]
+        rules[name] = Rules(
+            config.spec,
+            any(message.HasField("sequence_batching") for message in messages),
+            max(message.dynamic_batching.priority_levels for message in messages),
+        )
+    return rules
 
 
 class _Input(msgspec.Struct, omit_defaults=True):
@@ -91,21 +120,23 @@ class Screened(NamedTuple):
     is_end_wanted: bool
 
 
-async def screen_grpc(request: bytes) -> Screened:
+async def screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     """Check a serialised ``ModelInferRequest``.
 
     Raises:
         RefusedError: ``request`` is not a ``ModelInferRequest``, or would crash Triton.
     """
-    return await asyncio.to_thread(_screen_grpc, request) if len(request) > LARGE else _screen_grpc(request)
+    if len(request) > LARGE:
+        return await asyncio.to_thread(_screen_grpc, request, rules)
+    return _screen_grpc(request, rules)
 
 
-def _screen_grpc(request: bytes) -> Screened:
+def _screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     message = parse("ModelInferRequest", request)
     name = first = str(message.model_name)
     if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients put it
         first = request[2 : 2 + request[1]].decode("utf-8", "replace")
-    screen_message(message, first)
+    screen_message(message, first, rules)
     return Screened(name, str(message.id), bool(message.parameters[WITH_END].bool_param))
 
 
@@ -121,8 +152,8 @@ def parse(kind: str, content: bytes) -> Any:
         raise RefusedError(Why.WRONG, f"The message is not a {kind}.") from None
 
 
-def screen_message(message: Any, first_name: str) -> None:
-    """Check a parsed ``ModelInferRequest``.
+def screen_message(message: Any, first_name: str, rules: Mapping[str, Rules]) -> None:
+    """Check a parsed ``ModelInferRequest`` by the rules of its model, if the model is known.
 
     A serialised request can contain the model's name twice; ``first_name`` is the first of these names.
 

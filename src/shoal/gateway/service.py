@@ -21,6 +21,7 @@ from shoal.gateway.http_front import HttpFront
 from shoal.gateway.limits import HEALTH_CONNECTIONS, Options, Pool
 from shoal.gateway.logs import log
 from shoal.gateway.models import find_below, find_default, find_exposed, find_slots
+from shoal.gateway.screening import read_rules
 from shoal.gateway.streams import Streaming
 from shoal.gateway.supervisor import Servers, Supervisor
 from shoal.repository.manifest import read_composed
@@ -86,8 +87,8 @@ class _Service:
             slots=find_slots(configs),
         )
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))
-        canaries, streaming = make_canaries(configs), Streaming(configs)
-        front, http = GrpcFront(dispatcher, streaming), HttpFront(dispatcher, configs, streaming)
+        canaries, streaming, rules = make_canaries(configs), Streaming(configs), read_rules(configs)
+        front, http = GrpcFront(dispatcher, rules, streaming), HttpFront(dispatcher, rules, streaming)
         health = Health(dispatcher, canaries, streaming)
         servers = Servers(self._repository, runtime, options.load_seconds, canaries)
         supervisor = Supervisor(
