@@ -75,7 +75,7 @@ class Generate:
             RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
         message, given_id = to_message(body, self._rules[model].spec, version)
-        screen_message(message, model, self._rules)
+        screen_message(message, self._rules)
         streamed = self._streaming.begin(model, given_id)
         content = streamed.mark(message.SerializeToString())
         answer = _Answer(request, streamed, is_whole=is_whole)

@@ -9,9 +9,11 @@ the last one, so a JSON request is parsed and encoded again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,10 +24,12 @@ from tritonclient.grpc import service_pb2
 from shoal.component.spec import ModelSpec
 from shoal.gateway.models import find_below
 from shoal.gateway.refusals import RefusedError, Why
+from shoal.gateway.wire import Budget, count_values, read_fields, split
 from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
+MOST_ID_BYTES = 2**10  # of a request's id, which is in each of its answers
 _ITEM_BYTES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
@@ -34,7 +38,11 @@ _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 _OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
 LARGE = 2**20  # bytes; larger requests are screened outside the event loop
 WITH_END = "triton_enable_empty_final_response"  # parameter of a request: mark its last answer
-_NAME = 0x0A  # the first field of a ModelInferRequest, a string: the model's name
+_SMALL_MESSAGE = 2**14  # bytes; larger messages are screened outside the event loop, and not parsed as a whole
+_ID, _INPUTS, _RAW = 3, 5, 7  # numbers of fields of a ModelInferRequest
+_ONCE = {1: "model_name", 2: "model_version", _ID: "id"}
+_CONTENTS = 5  # and of an InferInputTensor
+_ONCE_BY_INPUT = {1: "name", 2: "datatype", _CONTENTS: "contents"}
 _SLOW_BYTES = 2**20  # of JSON with NaN, which only the slow parser reads
 
 
@@ -124,20 +132,53 @@ async def screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     """Check a serialised ``ModelInferRequest``.
 
     Raises:
-        RefusedError: ``request`` is not a ``ModelInferRequest``, or would crash Triton.
+        RefusedError: ``request`` is not a ``ModelInferRequest``, or would crash Triton; with the request's id.
     """
-    if len(request) > LARGE:
-        return await asyncio.to_thread(_screen_grpc, request, rules)
-    return _screen_grpc(request, rules)
+    try:
+        if len(request) > _SMALL_MESSAGE:
+            return await asyncio.to_thread(_screen_grpc, request, rules)
+        return _screen_grpc(request, rules)
+    except RefusedError as refused:
+        refused.request_id = _find_id(request)
+        raise
 
 
 def _screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
-    message = parse("ModelInferRequest", request)
-    name = first = str(message.model_name)
-    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients put it
-        first = request[2 : 2 + request[1]].decode("utf-8", "replace")
-    screen_message(message, first, rules)
-    return Screened(name, str(message.id), bool(message.parameters[WITH_END].bool_param))
+    message, sizes = parse("ModelInferRequest", request) if len(request) <= _SMALL_MESSAGE else None, None
+    if message is None or message.SerializeToString() != request:  # it is large, or may have a field twice
+        message, sizes = _reduce(request)
+    screen_message(message, rules, sizes)
+    return Screened(message.model_name, message.id, bool(message.parameters[WITH_END].bool_param))
+
+
+def _reduce(request: bytes) -> tuple[Any, list[tuple[int, bool]]]:
+    """Parse a ``ModelInferRequest`` without the contents of its inputs.
+
+    For each input, return the number of bytes of its raw contents and true, or of its typed values and false.
+    """
+    budget = Budget()
+    head, large = split(request, 0, len(request), budget, apart=(_INPUTS, _RAW), once=_ONCE)
+    message = parse("ModelInferRequest", head)
+    inputs = [field for field in large if field.number == _INPUTS]
+    sizes = [(field.end - field.value, True) for field in large if field.number == _RAW]
+    if sizes and len(sizes) != len(inputs):
+        raise RefusedError(Why.WRONG, f"The request has {len(inputs)} inputs and {len(sizes)} raw contents.")
+    is_raw = bool(sizes)
+    for field in inputs:
+        described, contents = split(request, field.value, field.end, budget, apart=(_CONTENTS,), once=_ONCE_BY_INPUT)
+        message.inputs.append(parse("ModelInferRequest.InferInputTensor", described))
+        if not is_raw:
+            sizes.append((sum(count_values(request, each.value, each.end) for each in contents), False))
+    return message, sizes
+
+
+def _find_id(request: bytes) -> str:
+    """Return the id of a request that was refused; empty if it cannot be read, or is too long."""
+    with contextlib.suppress(RefusedError):
+        for field in read_fields(request, 0, len(request), Budget()):
+            if field.number == _ID and field.end - field.value <= MOST_ID_BYTES:
+                return request[field.value : field.end].decode("utf-8", "replace")
+    return ""
 
 
 def parse(kind: str, content: bytes) -> Any:
@@ -147,32 +188,30 @@ def parse(kind: str, content: bytes) -> Any:
         RefusedError: ``content`` is not a message of this type.
     """
     try:
-        return getattr(service_pb2, kind).FromString(content)
+        return attrgetter(kind)(service_pb2).FromString(content)
     except DecodeError:
-        raise RefusedError(Why.WRONG, f"The message is not a {kind}.") from None
+        raise RefusedError(Why.WRONG, f"The message is not a {kind.partition('.')[0]}.") from None
 
 
-def screen_message(message: Any, first_name: str, rules: Mapping[str, Rules]) -> None:
+def screen_message(message: Any, rules: Mapping[str, Rules], sizes: Sequence[tuple[int, bool]] | None = None) -> None:
     """Check a parsed ``ModelInferRequest`` by the rules of its model, if the model is known.
 
-    A serialised request can contain the model's name twice; ``first_name`` is the first of these names.
+    ``sizes`` are given for a message without contents, as ``_reduce`` returns them.
 
     Raises:
-        RefusedError: the request would crash Triton, or names two models.
+        RefusedError: the request would crash Triton.
     """
-    if first_name != message.model_name:
-        raise RefusedError(
-            Why.WRONG, f"The request names two models, {first_name!r} and {message.model_name!r}. Name one."
-        )
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RefusedError(Why.WRONG, f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
     for index, tensor in enumerate(message.inputs):
-        if raw:
-            _screen(tensor.name, tensor.shape, tensor.datatype, len(raw[index]), is_binary=True)
+        if sizes is not None:
+            size, is_binary = sizes[index]
+        elif raw:
+            size, is_binary = len(raw[index]), True
         else:
-            values = max((len(value) for _, value in tensor.contents.ListFields()), default=0)
-            _screen(tensor.name, tensor.shape, tensor.datatype, values)
+            size, is_binary = max((len(value) for _, value in tensor.contents.ListFields()), default=0), False
+        _screen(tensor.name, tensor.shape, tensor.datatype, size, is_binary=is_binary)
 
 
 def screen_nesting(content: bytes) -> None:
