@@ -39,7 +39,6 @@ from shoal.gateway.refusals import (
     is_dead,
     kept,
     log_failure,
-    lost,
 )
 from shoal.gateway.screening import Rules, parse, screen_message
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
@@ -81,23 +80,24 @@ class Generate:
         answer = _Answer(request, streamed, is_whole=is_whole)
         try:
             with self._dispatcher.place(address):
-                self._dispatcher.enter(model, len(body))
+                self._dispatcher.enter(model, len(body), address)
                 try:
                     with self._dispatcher.stream(model, address) as (upstream, stream):
                         await self._relay(upstream, stream, content, answer)
                 finally:
-                    self._dispatcher.leave(model, len(body), is_done=answer.is_done)
+                    self._dispatcher.leave(model, len(body), address, is_done=answer.is_done)
             return await answer.finish()
         except LostError:
             self._dispatcher.suspected.set()
-            log_failure(model, given_id, lost(model).message)
+            refused = self._dispatcher.lost(model)
+            log_failure(model, given_id, refused.message)
             if answer.response is None:
-                raise lost(model) from None
-            return await answer.fail(lost(model))
+                raise refused from None
+            return await answer.fail(refused)
 
     async def _relay(self, upstream: Upstream, stream: Stream, content: bytes, answer: _Answer) -> None:
         call = upstream.channel.stream_stream(METHOD)(iter([content]), metadata=kept(answer.metadata))
-        stream.end = call.cancel
+        stream.end, stream.leave = call.cancel, answer.drop
         stream.note_request()
         leaving = asyncio.create_task(self._wait_left(upstream, answer))
         is_last = False
@@ -108,7 +108,8 @@ class Generate:
                 parsed = parse("ModelStreamInferResponse", part)
                 self._dispatcher.answered = time.monotonic()
                 is_last = self._streaming.count(answer.streamed, parsed, stream)
-                await answer.take(parsed, is_last=is_last)
+                with stream.write():
+                    await answer.take(parsed, is_last=is_last)
             answer.is_done = True
         except grpc.aio.AioRpcError as error:
             answer.is_done = True
@@ -145,6 +146,11 @@ class _Answer:
     def metadata(self) -> list[tuple[str, str]]:
         """Tracing headers and request id of the HTTP request, as metadata for a gRPC call."""
         return [(name.lower(), value) for name in HEADERS if (value := self._request.headers.get(name))]
+
+    def drop(self) -> None:
+        """Close the connection of a client that reads too slowly."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     @property
     def has_left(self) -> bool:
