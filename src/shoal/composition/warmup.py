@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.base import Context, check_outputs, join
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Graph
@@ -118,8 +118,12 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros, or empty texts, in the declared shape; None if that shape has a dimension of -1."""
-    return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
+    """Return zeros or empty texts in the declared shape; None for a dimension of -1, or BF16, which NumPy lacks."""
+    return (
+        None
+        if -1 in tensor.dims or tensor.dtype not in DTYPES
+        else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
+    )
 
 
 def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:

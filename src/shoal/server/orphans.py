@@ -149,9 +149,9 @@ def _kill_orphans(lease: Path) -> bool:
 
 def _has_open(pid: int, file: os.stat_result) -> bool:
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # it was closed meanwhile
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), file):
+                if os.path.samestat(entry.stat(), file):
                     return True
     return False
 
