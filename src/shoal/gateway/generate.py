@@ -28,7 +28,7 @@ from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
-from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.refusals import (
     HEADERS,
     LostError,
@@ -42,6 +42,7 @@ from shoal.gateway.refusals import (
 )
 from shoal.gateway.screening import Rules, parse, screen_message
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
+from shoal.gateway.upstream import Stream, Upstream
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected

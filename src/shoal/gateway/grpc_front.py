@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
-from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.grpc_stream import Relay, StatusError
 from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
 from shoal.gateway.refusals import (
@@ -28,6 +28,7 @@ from shoal.gateway.refusals import (
 )
 from shoal.gateway.screening import Rules, parse, screen_grpc
 from shoal.gateway.streams import Streaming
+from shoal.gateway.upstream import Upstream
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"

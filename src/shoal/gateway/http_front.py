@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from aiohttp import ClientError, web
 from yarl import URL
 
-from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.generate import Generate
 from shoal.gateway.limits import MOST_INFLATION, Hold, Limits
 from shoal.gateway.refusals import (
@@ -32,6 +32,7 @@ from shoal.gateway.refusals import (
 )
 from shoal.gateway.screening import LARGE, Rules, check_json, screen_json, screen_nesting
 from shoal.gateway.streams import Streaming
+from shoal.gateway.upstream import Upstream
 
 # Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")

@@ -25,9 +25,9 @@ from tritonclient.grpc import service_pb2
 
 from shoal.component.callees import STOP
 from shoal.component.spec import STRING, ModelSpec
-from shoal.gateway.dispatcher import Stream, Upstream
 from shoal.gateway.models import find_members
 from shoal.gateway.screening import WITH_END
+from shoal.gateway.upstream import Stream, Upstream
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 
