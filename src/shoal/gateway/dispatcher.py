@@ -314,7 +314,7 @@ class Dispatcher:
         return self.upstream is not None and not self.closed and model not in self.blocked
 
     def enter(self, model: str, num_bytes: int, address: str = "") -> None:
-        """Count a request to a model as in flight. If it is refused, streams that are not read lose their places.
+        """Count a request to a model as in flight.
 
         Raises:
             RefusedError: too many requests to the model are in flight, or the request would wait too long.
@@ -322,8 +322,6 @@ class Dispatcher:
         admission = self._models.get(model, self._models[""])
         wait = admission.refuse(num_bytes, address)
         if wait is not None:
-            if self.upstream is not None:
-                self.upstream.end_unread(lambda stream: model in stream.models)
             self._count(model, "refused")
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
@@ -333,6 +331,12 @@ class Dispatcher:
     def leave(self, model: str, num_bytes: int, address: str = "", *, is_done: bool) -> None:
         """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
         self._models.get(model, self._models[""]).leave(num_bytes, address, is_done=is_done)
+
+    def end_unread(self) -> None:
+        """End the streams that are not read, of models with requests that wait for their places."""
+        full = {name for name in self.names if self.is_full(name)}
+        if self.upstream is not None and full:
+            self.upstream.end_unread(lambda stream: bool(stream.models & full))
 
     def lost(self, model: str) -> RefusedError:
         """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""

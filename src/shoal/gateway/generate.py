@@ -109,7 +109,7 @@ class Generate:
                 parsed = parse("ModelStreamInferResponse", part)
                 self._dispatcher.answered = time.monotonic()
                 is_last = self._streaming.count(answer.streamed, parsed, stream)
-                with stream.write():
+                with stream.write(len(part)):
                     await answer.take(parsed, is_last=is_last)
             answer.is_done = True
         except grpc.aio.AioRpcError as error:

@@ -133,7 +133,7 @@ class Relay:
             return
         try:
             async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds) as self._patience:
-                with self._stream.write():
+                with self._stream.write(len(answer)):
                     await self._context.write(answer)
         except TimeoutError:
             self._is_unread = True
@@ -145,7 +145,7 @@ class Relay:
         """Treat the client as disconnected, because it reads too slowly."""
         self._is_unread = True
         self._leave()
-        if self._stream.writing and self._patience is not None:
+        if self._stream.due and self._patience is not None:
             self._patience.reschedule(0.0)
 
     def _leave(self) -> None:

@@ -185,6 +185,7 @@ class Supervisor:
                     self._dispatcher.suspected.clear()
                     suspected = 0.0
                     await self._dispatcher.settle()
+            self._dispatcher.end_unread()
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
             if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:

@@ -16,8 +16,8 @@ from shoal.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.server.launch import Server
 
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
-UNREAD_SECONDS = 5.0  # that a stream's client may let the service wait while others need its place
-_READ_SECONDS = 0.1  # that each answer to a stream may take without counting as such a wait
+UNREAD_SECONDS = 2.0  # that a stream's client may be late while others need its place
+_READ_SECONDS, _READ_BYTES = 0.1, 2**18  # that it may take for each answer, and bytes per further second
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
 
 
@@ -37,27 +37,22 @@ class Stream:
     num_sent: int = 0
     num_received: int = 0
     moved: float = field(default_factory=time.monotonic)
-    lag: float = 0.0  # seconds that writing the answers took, less those that each may take
-    writing: float = 0.0  # since when an answer is being written; 0 if none is
+    late: float = 0.0  # seconds by which the client is late in reading
+    due: float = 0.0  # when the answer that is being written should be read, or 0; sooner by ``late``
 
     @contextmanager
-    def write(self) -> Iterator[None]:
-        """Measure how long the client lets the service wait while an answer is written."""
-        self.writing = time.monotonic()
+    def write(self, num_bytes: int) -> Iterator[None]:
+        """Measure how late the client is, while an answer is written that it lets the service wait for."""
+        self.due = time.monotonic() + _READ_SECONDS + num_bytes / _READ_BYTES - self.late
         try:
             yield
         finally:
-            self.lag = max(0.0, self._lag_now - _READ_SECONDS)
-            self.writing = 0.0
+            self.late, self.due = max(0.0, time.monotonic() - self.due), 0.0
 
     @property
     def is_unread(self) -> bool:
-        """Whether the client reads so slowly that the stream may be ended if another one needs its place."""
-        return self._lag_now > UNREAD_SECONDS
-
-    @property
-    def _lag_now(self) -> float:
-        return self.lag + (time.monotonic() - self.writing if self.writing else 0.0)
+        """Whether the client is reading so slowly that the stream may be ended if another one needs its place."""
+        return bool(self.due) and time.monotonic() - self.due > UNREAD_SECONDS
 
     def note_request(self) -> None:
         """Count a request that was sent on the stream."""
