@@ -171,7 +171,7 @@ def test_no_request_is_judged_by_one_model_and_run_by_another(service: Service) 
         message(model="nobody").SerializeToString()
         + service_pb2.ModelInferRequest(model_name="chain").SerializeToString()
     )
-    with grpc.insecure_channel(service.grpc) as channel, pytest.raises(grpc.RpcError, match="names two models"):
+    with grpc.insecure_channel(service.grpc) as channel, pytest.raises(grpc.RpcError, match="model_name twice"):
         channel.unary_unary(INFER)(two)
 
 
