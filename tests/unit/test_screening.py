@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.refusals import RefusedError
-from shoal.gateway.screening import MOST_NESTED, screen_json, screen_message, screen_nesting
+from shoal.gateway.screening import (
+    MOST_NESTED,
+    SMALL,
+    Rules,
+    screen_json,
+    screen_message,
+    screen_nesting,
+)
+
+KINDS = {"Y": ("FP32", (2,)), "ANY": ("INT64", (-1,)), "TEXT": ("STRING", (1,)), "HALF": ("FP16", (2,))}
+OUTPUTS = tuple(TensorSpec(name, f"TYPE_{dtype}", dims) for name, (dtype, dims) in KINDS.items())
+RULES = Rules(ModelSpec("a", (TensorSpec("X", "TYPE_FP32", (-1,)),), OUTPUTS, 4), num_priorities=3)
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -36,13 +48,13 @@ def request(**fields: Any) -> dict[str, Any]:
 )
 def test_what_is_refused(fields: dict[str, Any], num_binary: int, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
-        screen_json(json.dumps(request(**fields)).encode(), num_binary)
+        screen_json(json.dumps(request(**fields)).encode(), num_binary, RULES)
 
 
 def test_of_two_equal_keys_one_is_judged_and_passed_on() -> None:
     tensor = '{"name": "X", "datatype": "FP32", "shape": [1, 4611686018427387904], "shape": [1, 1], "data": [1]}'
     body = f'{{"inputs": [{tensor}]}}'.encode()
-    passed = json.loads(screen_json(body, 0)[0], object_pairs_hook=list)
+    passed = json.loads(screen_json(body, 0, RULES)[0], object_pairs_hook=list)
     assert [value for key, value in passed[0][1][0] if key == "shape"] == [[1, 1]]
 
 
@@ -51,7 +63,7 @@ def test_of_two_equal_keys_one_is_judged_and_passed_on() -> None:
 )
 def test_what_is_no_request(text: str) -> None:
     with pytest.raises(RefusedError, match="cannot be read"):
-        screen_json(text.encode(), 0)
+        screen_json(text.encode(), 0, RULES)
 
 
 VALUES = st.recursive(
@@ -60,10 +72,12 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES, st.text())
-def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str) -> None:
-    body = json.dumps({"id": name, **request(shape=[], data=data), "outputs": [{"name": "Y"}]})
-    passed, request_id = screen_json(body.encode(), 0)
+@given(st.lists(VALUES), st.text(), st.sampled_from([0, SMALL]))
+def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str, padding: int) -> None:
+    """Small requests are parsed; those with NaN, and large ones, are parsed without their data."""
+    body = json.dumps({"id": name, **request(shape=[], data=["x" * padding, *data]), "outputs": [{"name": "Y"}]})
+    data = ["x" * padding, *data]
+    passed, request_id = screen_json(body.encode(), 0, RULES)
     assert request_id == name
     assert json.dumps(json.loads(passed)["inputs"][0]["data"]) == json.dumps(data)
     assert json.loads(passed)["outputs"] == [{"name": "Y"}]
