@@ -161,12 +161,12 @@ def test_too_large(service: Service) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "CONNECT @{other} HTTP/1.1\nHost: x\n\n",
-        "CONNECT {other} HTTP/1.1\nHost: x\n\n",
+        "CONNECT @{other} HTTP/1.1\nHost: localhost\n\n",
+        "CONNECT {other} HTTP/1.1\nHost: localhost\n\n",
         "GET http://{other}/ HTTP/1.1\nHost: {other}\nConnection: close\n\n",
-        "GET @{other}/ HTTP/1.1\nHost: x\nConnection: close\n\n",
-        "TRACE / HTTP/1.1\nHost: x\nConnection: close\n\n",
-        "GET \\evil HTTP/1.1\nHost: x\nConnection: close\n\n",
+        "GET @{other}/ HTTP/1.1\nHost: localhost\nConnection: close\n\n",
+        "TRACE / HTTP/1.1\nHost: localhost\nConnection: close\n\n",
+        "GET \\evil HTTP/1.1\nHost: localhost\nConnection: close\n\n",
     ],
 )
 def test_it_asks_nobody_else(service: Service, text: str) -> None:

@@ -54,8 +54,8 @@ from shoal.gateway.screening import (
 )
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
 
-MOST_BODY = 2**23  # bytes of JSON, which is parsed by a single call of 20 ms
-MOST_VALUES = 2**17  # in the JSON of a request
+MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
+MOST_VALUES = 2**16  # in the JSON of a request
 _VALUES = 2**12  # of an answer, written by one call
 _EVENTS = "text/event-stream; charset=utf-8"
 _LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected
@@ -382,25 +382,28 @@ def to_json(answer: Any, given_id: str) -> bytes:
     texts = {name: [json.dumps(value, ensure_ascii=False)] for name, value in document.items()}
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         texts[output.name] = _write(output.datatype, raw)
-    parts = [part for name in sorted(texts) for part in (f",{json.dumps(name, ensure_ascii=False)}:", *texts[name])]
-    return b"".join([b"{", *(part.encode(*_RAW) for part in parts), b"}"]).replace(b"{,", b"{", 1)
+    parts = [part for name in sorted(texts) for part in (",", json.dumps(name, ensure_ascii=False), ":", *texts[name])]
+    return b"".join([b"{", *(part.encode(*_RAW) for part in parts[1:]), b"}"])
 
 
 def _write(datatype: str, raw: bytes) -> list[str]:
-    """Convert a tensor to pieces of JSON, each of which takes few milliseconds."""
+    """Convert a tensor to parts of JSON, each of which takes few milliseconds."""
     values: Any
+    parts = list[str]()
     if datatype == "BYTES":
         values = deserialize_bytes_tensor(raw) if raw else []
-    elif datatype == "BF16":  # the upper half of FP32
-        values = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        for each in values:
+            text = each.decode(*_RAW)
+            cuts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+            parts += ',"', *(json.dumps(cut, ensure_ascii=False)[1:-1] for cut in cuts), '"'
     else:
-        values = np.frombuffer(raw, triton_to_np_dtype(datatype))
-    pieces = list[str]()
-    for at in range(0, len(values), _VALUES):
-        piece = values[at : at + _VALUES].tolist()
-        texts = [text.decode(*_RAW) for text in piece] if datatype == "BYTES" else piece
-        pieces += "," * bool(pieces), json.dumps(texts, ensure_ascii=False, separators=(",", ":"))[1:-1]
-    return pieces if len(values) == 1 else ["[", *pieces, "]"]
+        is_half = datatype == "BF16"  # the upper half of FP32
+        values = np.frombuffer(raw, np.uint16 if is_half else triton_to_np_dtype(datatype))
+        values = (values.astype(np.uint32) << 16).view(np.float32) if is_half else values
+        for at in range(0, len(values), _VALUES):
+            parts += ",", json.dumps(values[at : at + _VALUES].tolist(), separators=(",", ":"))[1:-1]
+    parts = [parts[0][1:], *parts[1:]] if parts else parts  # without the first comma
+    return parts if len(values) == 1 else ["[", *parts, "]"]
 
 
 async def cut(content: bytes) -> AsyncIterator[bytes]:

@@ -44,7 +44,7 @@ _ITEM_BYTES = {
 _NOT_CLASSIFIED = ("TYPE_STRING", "TYPE_BOOL", "TYPE_FP16", "TYPE_BF16")
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 LARGE = 2**20  # bytes; larger requests are screened outside the event loop
-SMALL = 2**15  # bytes of JSON; larger ones are screened outside the event loop, and their data is not parsed
+SMALL = 2**14  # bytes of JSON; larger ones are screened outside the event loop, and their data is not parsed
 PIECE = 2**18  # bytes that one step of ``scan`` reads: 1 or 2 ms
 WITH_END = "triton_enable_empty_final_response"  # parameter of a request: mark its last answer
 _NAME = 0x0A  # the first field of a ModelInferRequest, a string: the model's name
@@ -59,26 +59,21 @@ _DATA_LEVEL = 4  # of the brackets around an input's data
 class Rules(NamedTuple):
     """Facts about a model that decide what a request to it may ask for.
 
-    ``has_sequences`` says whether the model, or a model that it calls, has sequence batching; ``num_priorities`` is the
-    greatest number of priority levels among these models.
+    ``num_priorities`` is the greatest number of priority levels of the model and of the models that it calls.
     """
 
     spec: ModelSpec
-    has_sequences: bool = False
     num_priorities: int = 0
 
 
 def read_rules(configs: Mapping[str, ModelConfig]) -> dict[str, Rules]:
     """Return the rules for requests to each model of a repository."""
-    below, rules = find_below(configs), dict[str, Rules]()
-    for name, config in configs.items():
-        messages = [configs[each].message for each in (name, *below[name]) if each in configs]
-        rules[name] = Rules(
-            config.spec,
-            any(message.HasField("sequence_batching") for message in messages),
-            max(message.dynamic_batching.priority_levels for message in messages),
-        )
-    return rules
+    below = find_below(configs)
+    levels = {name: config.message.dynamic_batching.priority_levels for name, config in configs.items()}
+    return {
+        name: Rules(config.spec, max(levels.get(each, 0) for each in (name, *below[name])))
+        for name, config in configs.items()
+    }
 
 
 class _Input(msgspec.Struct, omit_defaults=True):
