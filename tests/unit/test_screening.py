@@ -85,8 +85,9 @@ VALUES = st.recursive(
 @given(st.lists(VALUES), st.text(), st.sampled_from([0, SMALL]))
 def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str, padding: int) -> None:
     """Small requests are parsed; those with NaN, and large ones, are parsed without their data."""
-    body = json.dumps({"id": name, **request(shape=[], data=["x" * padding, *data]), "outputs": [{"name": "Y"}]})
     data = ["x" * padding, *data]
+    count = scan(json.dumps(data).encode())[1] + 1
+    body = json.dumps({"id": name, **request(shape=[count], data=data), "outputs": [{"name": "Y"}]})
     passed, request_id = screen_json(body.encode(), 0, RULES)
     assert request_id == name
     assert json.dumps(json.loads(passed)["inputs"][0]["data"]) == json.dumps(data)
@@ -110,9 +111,9 @@ def test_pieces_are_scanned_as_one(text: str, offset: int) -> None:
     value = "x" * (PIECE - 20 + offset) + text * 40
     content = json.dumps({"a": [{"b": [value, 1, 2]}, [[]]], "c": [value]}).encode()
     spans, num_commas = scan(content, 4)
-    assert [json.loads(content[start:end]) for start, end in spans] == [[value, 1, 2], []]
-    assert num_commas == 4
-    assert [json.loads(content[start:end]) for start, end in scan(content, 2)[0]][1] == [value]
+    assert [json.loads(content[start:end]) for start, end, _ in spans] == [[value, 1, 2], []]
+    assert ([span.num_values for span in spans], num_commas) == ([3, 1], 4)
+    assert [json.loads(content[start:end]) for start, end, _ in scan(content, 2)[0]][1] == [value]
 
 
 @pytest.mark.parametrize("kind", ["numbers", "NaN", "strings", "lists"])
@@ -123,12 +124,14 @@ def test_long_data_is_passed_on_unread(kind: str) -> None:
         "strings": ['a"],[', "\\"],
         "lists": [[1], []],
     }[kind]
-    document = request(shape=[1, 1000], data=values * SMALL)
+    document = request(shape=[2, SMALL], data=values * SMALL)
     document["inputs"] += [{"name": "W", "datatype": "FP32", "shape": [1], "data": [3]}]
     rules = RULES._replace(spec=ModelSpec("a", RULES.spec.inputs * 2, OUTPUTS, 4))
     passed, _ = screen_json(json.dumps(document).encode(), 0, rules)
     is_same = json.dumps(json.loads(passed), sort_keys=True) == json.dumps(document, sort_keys=True)
     assert is_same  # a comparison that pytest would not explain, which takes minutes
+    with pytest.raises(RefusedError, match=rf"has shape \[{SMALL}\], and {2 * SMALL} values"):
+        screen_json(json.dumps(request(shape=[SMALL], data=values * SMALL)).encode(), 0, RULES)
     with pytest.raises(RefusedError, match="and fewer values"):
         screen_json(json.dumps(request(shape=[1, 10**8], data=values * SMALL)).encode(), 0, RULES)
 

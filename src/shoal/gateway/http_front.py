@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,11 +53,13 @@ _STATUS = {
 }  # fmt: skip
 # Errors that Triton reports as its own faults although the request's JSON is at fault.
 _UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
-_REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
+# Not Content-Type: if it says that the body is a form, as curl does by default, Triton 24.10 copies the body onto the
+# stack, and crashes from 4 MiB on.
+_REQUEST_HEADERS = (*HEADERS, _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 _FEW = 2**16  # inflated bytes that are allowed at any ratio
-_inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
+_one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabytes
 
 
 class _Reply(NamedTuple):
@@ -163,8 +166,12 @@ class HttpFront:
         lengths = request.headers.getall(_HEAD_LENGTH, [])
         if what == "infer":
             work = partial(_screen, parts, lengths, headers, self._rules[model])
-            is_large = held.num_bytes > (LARGE // 8 if lengths else SMALL)
-            body, request_id = await asyncio.to_thread(work) if is_large else work()
+            if held.num_bytes <= (LARGE // 8 if lengths else SMALL):
+                body, request_id = work()
+            else:
+                async with _one_core if held.num_bytes > LARGE else nullcontext():
+                    body, request_id = await asyncio.to_thread(work)
+            del work
         else:
             body, version = await _join(parts), (found["version"] or "").rpartition("/")[2]
             message, request_id = await self._generate.convert(body, model, version)
@@ -172,6 +179,7 @@ class HttpFront:
                 return await self._generate.answer(
                     request, message, request_id, address, len(body), is_whole=what == "generate"
                 )
+        del parts  # a copy of the body
         path = request.rel_url.raw_path
 
         async def call(upstream: Upstream) -> _Reply:
@@ -325,7 +333,7 @@ async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> 
 
 async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
     most = min(dispatcher.limits.request_bytes, len(body) * MOST_INFLATION + _FEW)
-    async with _inflating:
+    async with _one_core:
         dispatcher.grow(held, most)  # the inflated size is known only at the end: reserve the most
         content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))

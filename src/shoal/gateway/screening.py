@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -129,29 +129,30 @@ def _screen_in_parts(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes,
     A placeholder that clients cannot guess takes its place while the rest is parsed and encoded.
     """
     lists, _ = scan(head, _DATA_LEVEL)
-    spans = [(start, end) for start, end in lists if end - start >= _LONG or _has_nan(head[start:end])]
-    if (beside := len(head) - sum(end - start for start, end in spans)) > MOST_BESIDE:
+    spans = [each for each in lists if each.end - each.start >= _LONG or _has_nan(head[each.start : each.end])]
+    if (beside := len(head) - sum(each.end - each.start for each in spans)) > MOST_BESIDE:
         raise RefusedError(
             Why.LARGE, f"The JSON has {beside} bytes besides its inputs' data; at most {MOST_BESIDE} are read."
         )
     token, parts, last = secrets.token_hex(16), list[bytes](), 0
-    for number, (start, end) in enumerate(spans):
-        parts += head[last:start], f'"{token}{number}"'.encode()
-        last = end
+    for number, span in enumerate(spans):
+        parts += head[last : span.start], f'"{token}{number}"'.encode()
+        last = span.end
     try:
         request = _DECODER.decode(b"".join([*parts, head[last:]]))
     except (msgspec.DecodeError, RecursionError) as error:
         raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
-    _screen_request(request, num_binary, rules, {f'"{token}{n}"'.encode(): e - s for n, (s, e) in enumerate(spans)})
+    counts = {f'"{token}{number}"'.encode(): span.num_values for number, span in enumerate(spans)}
+    _screen_request(request, num_binary, rules, counts)
     encoded = re.split(rf'"{token}(\d+)"'.encode(), msgspec.json.encode(request))
     for index in range(1, len(encoded), 2):
-        start, end = spans[int(encoded[index])]
+        start, end, _ = spans[int(encoded[index])]
         encoded[index : index + 1] = [b"".join(head[at : min(at + PIECE, end)] for at in range(start, end, PIECE))]
     return b"".join(encoded), request.id
 
 
-def _screen_request(request: _Request, num_binary: int, rules: Rules, sizes: Mapping[bytes, int]) -> None:
-    """Check a parsed request; ``sizes`` are the numbers of bytes that placeholders for data stand for."""
+def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Mapping[bytes, int]) -> None:
+    """Check a parsed request; ``counts`` are the numbers of values that placeholders for data stand for."""
     outputs = [(output.name, output.parameters) for output in request.outputs]
     _judge(rules, request.id, len(request.inputs), request.parameters, outputs, is_json=True)
     num_claimed = 0
@@ -161,7 +162,12 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, sizes: Map
         if claimed is None:
             data = bytes(tensor.data)
             # a value takes at least a character and a comma
-            _screen(tensor.name, tensor.shape, tensor.datatype, sizes.get(data, len(data)) // 2 + 1)
+            count = counts.get(data, len(data) // 2 + 1)
+            _screen(tensor.name, tensor.shape, tensor.datatype, count)
+            if data in counts and count > max(1, prod(tensor.shape)):  # Triton would read all of them
+                raise RefusedError(
+                    Why.WRONG, f"Input {tensor.name!r:.60} has shape {tensor.shape!s:.200}, and {count} values."
+                )
             continue
         if type(claimed) is not int or not 0 <= claimed <= MOST_BYTES:
             raise RefusedError(
@@ -184,17 +190,25 @@ def screen_nesting(content: bytes) -> None:
         scan(content)
 
 
-def scan(content: bytes, level: int = 0) -> tuple[list[tuple[int, int]], int]:
+class Span(NamedTuple):
+    """Place of a list in JSON, with its brackets, and the number of its values, those of lists within it included."""
+
+    start: int
+    end: int
+    num_values: int
+
+
+def scan(content: bytes, level: int = 0) -> tuple[list[Span], int]:
     """Find the lists of JSON whose brackets are the ``level``-th ones from outside, and count the commas.
 
-    Return where each of these lists begins and ends, and the number of commas outside strings. For content that is not
+    Return these lists, and the number of commas outside strings. For content that is not
     valid JSON, the result is right up to the first error, where parsers stop.
 
     Raises:
         RefusedError: brackets are nested too deeply, or there are too many such lists.
     """
     depth = deepest = num_commas = num_quotes = 0
-    starts, ends, is_escaped = list[int](), list[int](), False
+    starts, ends, is_escaped = list[tuple[int, int]](), list[tuple[int, int]](), False
     for at in range(0, len(content), PIECE):
         piece = content[at : at + PIECE]
         # without escapes, each second quote ends a string; replacing them by spaces keeps all positions
@@ -207,20 +221,25 @@ def scan(content: bytes, level: int = 0) -> tuple[list[tuple[int, int]], int]:
         num_quotes = int(quotes[-1]) if len(quotes) else num_quotes
         is_outside = (quotes % 2 == 0) & (kinds != _QUOTE)
         places, kinds = places[is_outside], kinds[is_outside]
-        num_commas += int(np.count_nonzero(kinds == _COMMA))
+        commas = num_commas + np.cumsum(kinds == _COMMA)
         depths = depth + np.cumsum((kinds == _OPENING).astype(int) - (kinds == _CLOSING))
         if not len(depths):
             continue
-        depth, deepest = int(depths[-1]), max(deepest, int(depths.max()))
+        depth, deepest, num_commas = int(depths[-1]), max(deepest, int(depths.max())), int(commas[-1])
         if level:
-            starts += (at + places[(kinds == _OPENING) & (depths == level)]).tolist()
-            ends += (at + places[(kinds == _CLOSING) & (depths == level - 1)]).tolist()
+            is_start, is_end = (kinds == _OPENING) & (depths == level), (kinds == _CLOSING) & (depths == level - 1)
+            starts += zip((at + places[is_start]).tolist(), commas[is_start].tolist(), strict=True)
+            ends += zip((at + places[is_end] + 1).tolist(), commas[is_end].tolist(), strict=True)
             if len(starts) > MOST_LISTS:
                 raise RefusedError(Why.WRONG, f"The JSON has more than {MOST_LISTS} lists besides its inputs' data.")
     if deepest > MOST_NESTED:
         raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {MOST_NESTED} are read.")
-    spans = zip(starts, ends, strict=False)
-    return [(start, end + 1) for start, end in spans if content[start] == ord("[") and start < end], num_commas
+    spans = [
+        Span(start, end, after - before + 1)
+        for (start, before), (end, after) in zip(starts, ends, strict=False)
+        if content[start] == ord("[") and start < end
+    ]
+    return spans, num_commas
 
 
 # --- protobuf --------------------------------------------------------------------------------------------------------
@@ -282,14 +301,13 @@ def screen_message(message: Any, first_name: str, rules: Mapping[str, Rules]) ->
             Why.WRONG, f"The request names two models, {first_name!r:.100} and {message.model_name!r:.100}. Name one."
         )
     if known := rules.get(message.model_name):
-        outputs = ((output.name, _values(output.parameters)) for output in message.outputs)
+        outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
         _judge(known, message.id, len(message.inputs), _values(message.parameters), outputs, is_json=False)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RefusedError(Why.WRONG, f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
     for index, tensor in enumerate(message.inputs):
-        if tensor.parameters:
-            _judge_tensor("Input", tensor.name, _values(tensor.parameters))
+        _judge_tensor("Input", tensor.name, _values(tensor.parameters))
         if raw:
             _screen(tensor.name, tensor.shape, tensor.datatype, len(raw[index]), is_binary=True)
         else:
@@ -299,6 +317,8 @@ def screen_message(message: Any, first_name: str, rules: Mapping[str, Rules]) ->
 
 def _values(parameters: Any) -> dict[str, Any]:
     """Return the values of a protobuf map of parameters; those without a value are None."""
+    if not parameters:
+        return {}
     if len(parameters) > MOST_PARAMETERS:
         raise _too_many("parameters", len(parameters), MOST_PARAMETERS)
     choices = ((name, value, value.WhichOneof("parameter_choice")) for name, value in parameters.items())
@@ -342,12 +362,12 @@ def _judge(
     request_id: str,
     num_inputs: int,
     parameters: Mapping[str, Any],
-    outputs: Iterable[tuple[str, Mapping[str, Any]]],
+    outputs: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     is_json: bool,
 ) -> None:
     """Check what a request asks for besides its tensors' shapes; ``is_json`` says whether Triton gets it as JSON."""
-    if len(request_id.encode("utf-8", "replace")) > MOST_ID_BYTES:
+    if len(request_id) > MOST_ID_BYTES // 4 and len(request_id.encode("utf-8", "replace")) > MOST_ID_BYTES:
         raise RefusedError(Why.WRONG, f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
     if num_inputs > len(rules.spec.inputs):
         raise _too_many("inputs", num_inputs, len(rules.spec.inputs))
@@ -363,6 +383,8 @@ def _judge(
             raise RefusedError(
                 Why.WRONG, f"Parameter 'priority' is {value}; {rules.spec.name} has {rules.num_priorities} levels."
             )
+    if not outputs:
+        return
     declared, seen = {tensor.name: tensor for tensor in rules.spec.outputs}, set[str]()
     for name, wishes in outputs:
         if name not in declared:
@@ -379,6 +401,8 @@ def _judge(
 
 def _judge_tensor(what: str, name: str, parameters: Mapping[str, Any]) -> None:
     """Check the parameters of an input or an output."""
+    if not parameters:
+        return
     if len(parameters) > MOST_PARAMETERS:
         raise _too_many("parameters", len(parameters), MOST_PARAMETERS)
     if any(each.startswith("shared_memory_") for each in parameters):
@@ -419,16 +443,16 @@ def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool 
     """
     if len(shape) > MOST_DIMS:
         raise _too_many(f"dimensions of input {name!r:.60}", len(shape), MOST_DIMS)
-    num, said = prod(shape), f"Input {name!r:.60} has shape {list(shape)!s:.200}"
+    num, item = prod(shape), _ITEM_BYTES.get(datatype, _LENGTH_BYTES)
     if min(shape, default=0) < 0:
-        raise RefusedError(Why.WRONG, f"{said}. Give dimensions of 0 or more.")
+        problem = ". Give dimensions of 0 or more."
     # with a dimension of 0, Triton may still multiply the others
-    if (num or prod(filter(None, shape))) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
-        raise RefusedError(Why.WRONG, f"{said}, more than {MOST_BYTES} bytes.")
-    if is_binary and datatype in _ITEM_BYTES:
-        fits = num * _ITEM_BYTES[datatype] == size
+    elif (num or prod(filter(None, shape))) * item > MOST_BYTES:
+        problem = f", more than {MOST_BYTES} bytes."
+    elif is_binary and (num * item > size or (datatype in _ITEM_BYTES and num * item < size)):
+        problem = f" of {datatype:.60}, and {size} bytes."
+    elif not is_binary and num > size:
+        problem = f" of {datatype:.60}, and fewer values."
     else:
-        fits = num * (_LENGTH_BYTES if is_binary else 1) <= size
-    if not fits:
-        what = f"{size} bytes" if is_binary else "fewer values"
-        raise RefusedError(Why.WRONG, f"{said} of {datatype:.60}, and {what}.")
+        return
+    raise RefusedError(Why.WRONG, f"Input {name!r:.60} has shape {list(shape)!s:.200}{problem}")
