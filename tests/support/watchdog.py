@@ -22,7 +22,7 @@ class Watchdog:
     """Context in which a service is asked whether it lives; afterwards, ``seconds`` are the times of the answers."""
 
     def __init__(self, address: str) -> None:
-        self._command, self.seconds = [sys.executable, "-m", __name__, address], list[float]()
+        self._command, self.seconds = [sys.executable, "-m", __name__, address], [0.0]
 
     @property
     def longest(self) -> float:
@@ -43,9 +43,13 @@ class Watchdog:
 
 def main(address: str) -> None:
     """Ask until the input ends."""
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    connection, seconds = HTTPConnection(address, timeout=300), list[float]()
+    connection, seconds, ended = HTTPConnection(address, timeout=300), list[float](), threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     sys.stdout.write("began\n")
     sys.stdout.flush()
     while not ended.wait(PERIOD):

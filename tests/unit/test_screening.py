@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -82,6 +82,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(VALUES), st.text(), st.sampled_from([0, SMALL]))
 def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str, padding: int) -> None:
     """Small requests are parsed; those with NaN, and large ones, are parsed without their data."""

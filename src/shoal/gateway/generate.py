@@ -31,6 +31,7 @@ from shoal.component.tensors import Array
 from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
 from shoal.gateway.refusals import (
     HEADERS,
+    RETRY_SECONDS,
     LostError,
     RefusedError,
     Why,
@@ -118,7 +119,8 @@ class Generate:
         except LostError:
             refused = lost(model)
             if self._dispatcher.closed:  # the grace period is over
-                refused = RefusedError(Why.UNAVAILABLE, f"{model} had not finished: {self._dispatcher.closed}.", 1.0)
+                message = f"The service ended before {model} had answered: {self._dispatcher.closed}."
+                refused = RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
             else:
                 self._dispatcher.suspected.set()
             log_failure(model, given_id, refused.message)
