@@ -55,7 +55,10 @@ def serve(
     grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
-        bool, typer.Option("--open", help="Accept clients on other machines; needed for a --host other than loopback.")
+        bool,
+        typer.Option(
+            "--open", help="Accept clients and web pages of other machines; needed for a --host other than loopback."
+        ),
     ] = False,
     expose: Annotated[
         list[str] | None,

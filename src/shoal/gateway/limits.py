@@ -129,14 +129,15 @@ class Options:
             _check_option(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
-        if not (self.is_open or _is_loopback(self.host)):
+        if not (self.is_open or is_loopback(self.host)):
             raise InputError(
                 f"--host {self.host} serves every client that reaches this machine: there is no authentication yet.",
                 "Give --open as well if a proxy or a firewall decides which clients reach it.",
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is a loopback address or ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -141,10 +141,9 @@ async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, healt
     addresses = Addresses(*(f"{host}:{port}" for port in ports))
     connections = Pool(limits.connections, limits.client_share)
     async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(
-            listen(health.app, host, ports[2], limits, Pool(HEALTH_CONNECTIONS, limits.client_share))
-        )
-        await held.enter_async_context(listen(http.app, host, ports[0], limits, connections))
+        few = Pool(HEALTH_CONNECTIONS, limits.client_share)
+        for app, port, pool in ((health.app, ports[2], few), (http.app, ports[0], connections)):
+            await held.enter_async_context(listen(app, host, port, limits, pool, is_open=options.is_open))
         server = make_server(front, addresses.grpc, limits)
         await server.start()
         held.push_async_callback(server.stop, _CLOSING)
