@@ -161,12 +161,12 @@ def test_too_large(service: Service) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "CONNECT @{other} HTTP/1.1\nHost: x\n\n",
-        "CONNECT {other} HTTP/1.1\nHost: x\n\n",
+        "CONNECT @{other} HTTP/1.1\nHost: localhost\n\n",
+        "CONNECT {other} HTTP/1.1\nHost: localhost\n\n",
         "GET http://{other}/ HTTP/1.1\nHost: {other}\nConnection: close\n\n",
-        "GET @{other}/ HTTP/1.1\nHost: x\nConnection: close\n\n",
-        "TRACE / HTTP/1.1\nHost: x\nConnection: close\n\n",
-        "GET \\evil HTTP/1.1\nHost: x\nConnection: close\n\n",
+        "GET @{other}/ HTTP/1.1\nHost: localhost\nConnection: close\n\n",
+        "TRACE / HTTP/1.1\nHost: localhost\nConnection: close\n\n",
+        "GET \\evil HTTP/1.1\nHost: localhost\nConnection: close\n\n",
     ],
 )
 def test_it_asks_nobody_else(service: Service, text: str) -> None:
@@ -179,6 +179,38 @@ def test_it_asks_nobody_else(service: Service, text: str) -> None:
     assert not answer or re.match(r"HTTP/1.[01] 4", answer)
     assert "Traceback" not in answer
     assert not [entry for entry in service.entries() if "exception" in entry]
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/chain/infer", "/v2/models/chain/generate", "/nowhere"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_web_pages_of_others_are_refused(service: Service, headers: dict[str, str], method: str, path: str) -> None:
+    """On the ports for clients and for operators, whatever is asked."""
+    health = {"/v2/models/chain/infer": "/metrics", "/v2/models/chain/generate": "/health/live"}.get(path, path)
+    for address, asked in ((service.http, path), (service.metrics, health)):
+        request = urllib.request.Request(f"http://{address}{asked}", b"{}", headers, method=method)
+        with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+            urllib.request.urlopen(request, timeout=20)
+        assert "is not on this machine" in json.loads(caught.value.read())["error"]
+
+
+def test_pages_of_this_machine_and_forms_are_answered(service: Service) -> None:
+    """The content type is what curl sends by default, and what the pages' own lines send."""
+    for headers in ({}, {"Origin": f"http://{service.http}", "Sec_Fetch_Site": "same-origin"}, {"Host": "localhost:1"}):
+        form = "application/x-www-form-urlencoded"
+        status, _, content = ask(service, "/v2/models/chain/generate", b'{"X": 3}', Content_Type=form, **headers)
+        assert (status, json.loads(content)["Z"]) == (200, 12.0)
+    host, port = service.http.split(":")
+    for head, status in (("HTTP/1.0", b"200"), ("HTTP/1.0\r\nHost: localhost\r\nHost: localhost", b"40")):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"GET /v2/health/live {head}\r\n\r\n".encode())
+            assert connection.recv(12).split()[1].startswith(status)
+
+
+def test_behind_a_proxy_any_host_is_answered(home: Path) -> None:
+    with Service(home / "repository", home / "log3", "--open") as service:
+        for headers in ({"Host": "example.org"}, {"Origin": "https://example.org"}):
+            assert ask(service, "/v2/health/live", **headers)[0] == 200
 
 
 def test_long_batches_are_no_fault(service: Service, home: Path) -> None:

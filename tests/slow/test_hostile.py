@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import signal
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.conftest import Scale
 from tests.slow.test_fronts import ask
 from tests.support.planted import write
 from tests.support.service import Callers, Service, make_repository, wait_until
+from tests.support.watchdog import Watchdog
 
 INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -50,6 +52,18 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 instance_group [ { kind: KIND_CPU } ]
 parameters { key: "public" value { string_value: "true" } }
 """
+# Gives its texts back, of which there may be none.
+ECHO = """
+from shoal.component.base import Component
+
+
+class Echo(Component):
+    def run(self, batch):
+        return {"Y": batch["X"]}
+
+
+TritonPythonModel = Echo.for_triton()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +72,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = make_repository(folder)
     write(repository / "killer" / "config.pbtxt", KILLER_CONFIG)
     write(repository / "killer" / "1" / "model.py", KILLER)
+    write(repository / "echo" / "config.pbtxt", KILLER_CONFIG.replace("TYPE_FP32", "TYPE_STRING"))
+    write(repository / "echo" / "1" / "model.py", ECHO)
     return folder
 
 
@@ -166,12 +182,152 @@ def test_requests_that_triton_does_not_survive(service: Service, scale: Scale) -
     assert pids(service) == before
 
 
+TEXT, NONE = b"\1\0\0\0a", b""
+CLASSIFIED: list[tuple[str, str, list[int], Any, bytes, Any]] = [  # model, datatype, shape, data, as bytes, how many
+    ("echo", "BYTES", [1, 1], ["a"], TEXT, 1),
+    ("echo", "BYTES", [1, 0], [], NONE, 1),
+    ("echo", "BYTES", [1, 2], ["a", "a"], TEXT * 2, 2),
+    ("killer", "FP32", [1, 0], [], NONE, 1),
+    ("killer", "FP32", [2, 0], [], NONE, 1000),
+    ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), 0),
+    ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), 2**32),
+    ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), -1),
+    ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), "1"),
+    ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), True),
+]
+
+
+def classify(service: Service, case: tuple[str, str, list[int], Any, bytes, Any], way: str) -> tuple[Any, str]:
+    """Status and answer of a request for the classes of an output."""
+    model, datatype, shape, data, binary, number = case
+    if way in ("json", "binary"):
+        tensor = {"name": "X", "datatype": datatype, "shape": shape}
+        tensor |= {"data": data} if way == "json" else {"parameters": {"binary_data_size": len(binary)}}
+        head = json.dumps({"inputs": [tensor], "outputs": [{"name": "Y", "parameters": {"classification": number}}]})
+        named = {"Inference_Header_Content_Length": str(len(head))} if way == "binary" else {}
+        body = head.encode() + (binary if way == "binary" else b"")
+        status, _, content = ask(service, f"/v2/models/{model}/infer", body, **named)
+        return status, content.decode()
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="X", datatype=datatype, shape=shape)
+    request.raw_input_contents.append(binary)
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    setattr(request.outputs.add(name="Y").parameters["classification"], kinds[type(number)], number)
+    with grpc.insecure_channel(service.grpc) as channel:
+        try:
+            if way == "message":
+                return 200, str(stub(channel)(request, timeout=20))
+            call = channel.stream_stream(STREAM, None, service_pb2.ModelStreamInferResponse.FromString)
+            (answer,) = call(iter([request.SerializeToString()]), timeout=20)
+        except grpc.RpcError as error:
+            return 400 if error.code() is grpc.StatusCode.INVALID_ARGUMENT else error.code(), error.details()
+        return (400 if answer.error_message else 200), str(answer)
+
+
+@pytest.mark.parametrize("way", ["json", "binary", "message", "stream"])
+def test_classification_that_would_crash_triton(service: Service, way: str) -> None:
+    before, restarts = pids(service), service.metric("shoal_restarts_total")
+    for case in CLASSIFIED:
+        status, text = classify(service, case, way)
+        is_safe = case[0] == "killer" and way in ("message", "stream")  # Triton divides for JSON alone
+        assert status == (200 if is_safe else 400), (case, text)
+    assert is_right(service)
+    status, text = classify(service, ("other", "FP32", [1, 1], [3.0], np.float32(3).tobytes(), 1), way)
+    assert status == 200
+    assert "6.000000:0" in text
+    assert (pids(service), service.metric("shoal_restarts_total")) == (before, restarts)
+
+
+# --- what would stop the event loop ---------------------------------------------------------------------------------
+
+INFER_PATH, GENERATE = "/v2/models/chain/infer", "/v2/models/chain/generate"
+MIB = 2**20
+
+
+def tensor(data: bytes, shape: bytes = b"[1,1]") -> bytes:
+    return b'{"inputs":[{"name":"X","datatype":"FP32","shape":' + shape + b',"data":' + data + b"}]}"
+
+
+def numbers(count: int) -> bytes:
+    return b"[" + b"1," * count + b"1]"
+
+
+# Path, body and status; each is made when it is sent.
+SLOW: dict[str, Callable[[], tuple[str, bytes, int]]] = {
+    "a list of 1 MiB for a number": lambda: (GENERATE, b'{"X":' + numbers(MIB // 2) + b"}", 413),
+    "a list of 4 MiB for a number": lambda: (GENERATE, b'{"X":' + numbers(2 * MIB - 10) + b"}", 413),
+    "a list of 60 MiB for a number": lambda: (GENERATE, b'{"X":' + numbers(30 * MIB) + b"}", 413),
+    "a list of 60,000 for a number": lambda: (GENERATE, b'{"X":' + numbers(60_000) + b"}", 400),
+    "60,000 words": lambda: (GENERATE, b'{"X":1,"words":["' + b'a","' * 60_000 + b'"]}', 400),
+    "15 million words": lambda: (GENERATE, b'{"X":1,"words":["' + b'a","' * 15_000_000 + b'"]}', 413),
+    "60,000 members": lambda: (GENERATE, json.dumps({f"p{n}": 1 for n in range(60_000)}).encode(), 400),
+    "a text of 3 MiB": lambda: (GENERATE, b'{"X":"' + b'\\"' * (3 * MIB // 2) + b'"}', 400),
+    "5 million parameters": lambda: (
+        INFER_PATH, tensor(b"[1]")[:-1] + b',"parameters":{"a":1' + b',"a":1' * 5_000_000 + b"}}", 413,
+    ),
+    "a million inputs": lambda: (INFER_PATH, b'{"inputs":[{}' + b',{"name":[]}' * MIB + b"]}", 400),
+    "a million dimensions": lambda: (INFER_PATH, tensor(b"[1]", numbers(MIB)), 400),
+    "an id of 60 MiB": lambda: (INFER_PATH, tensor(b"[1]")[:-1] + b',"id":"' + b"x" * (60 * MIB) + b'"}', 413),
+    "60 MiB of numbers": lambda: (INFER_PATH, tensor(numbers(30 * MIB)), 400),
+    "60 MiB of quotes": lambda: (INFER_PATH, tensor(b'["' + b'\\"' * (30 * MIB) + b'"]'), 400),
+    "60 MiB of texts": lambda: (INFER_PATH, tensor(b"[" + b'"",' * (20 * MIB) + b'""]'), 400),
+    "60 MiB of lists": lambda: (INFER_PATH, tensor(b"[" + b"[]," * (20 * MIB) + b"[]]"), 400),
+    "60 MiB of brackets": lambda: (INFER_PATH, b"[" * (60 * MIB), 400),
+    "60 MiB of NaN": lambda: (INFER_PATH, tensor(b"[" + b"NaN," * (15 * MIB) + b"1]"), 400),
+}  # fmt: skip
+
+
+def test_forms_of_megabytes(service: Service) -> None:
+    """Triton 24.10 reads the body of a form on its stack."""
+    before, body = pids(service), tensor(b"[" + b" " * 5 * MIB + b"3]")
+    for kind in (
+        "application/x-www-form-urlencoded",
+        "application/json",
+        "text/plain",
+        "multipart/form-data; boundary=x",
+    ):
+        status, _, content = ask(service, INFER_PATH, body, Content_Type=kind)
+        assert status == 200, content
+        assert json.loads(content)["outputs"][0]["data"] == [12.0]
+    assert pids(service) == before
+
+
+def test_no_request_stops_the_event_loop(service: Service, scale: Scale, record: Callable[..., None]) -> None:
+    """Meanwhile the service says that it lives, and answers four honest callers."""
+    before, worst, median = pids(service), dict[str, float](), statistics.median
+    with Callers(service, 4) as callers:
+        callers.wait_up()
+        with Watchdog(service.metrics) as idle:
+            time.sleep(scale(2, full=10))
+        usual, num_usual = median(callers.seconds), len(callers.seconds)
+        for name, make in SLOW.items():
+            path, body, wanted = make()
+            with Watchdog(service.metrics) as watchdog:
+                status, _, content = ask(service, path, body)
+            assert status == wanted, (name, content[:300])
+            assert list(json.loads(content)) == ["error"]
+            worst[name] = watchdog.longest
+    assert not callers.failures
+    slowed = median(callers.seconds[num_usual:])
+    record(
+        "the longest silence of the event loop",
+        idle_ms=round(1000 * idle.longest, 1),
+        worst_ms={name: round(1000 * seconds, 1) for name, seconds in worst.items()},
+        usual_ms=round(1000 * usual, 2),
+        beside_ms=round(1000 * slowed, 2),
+    )
+    assert max(worst.values()) < (0.05 if scale.is_full else 0.25), (worst, idle.longest)
+    assert slowed < (2 if scale.is_full else 4) * usual, (slowed, usual)
+    assert is_right(service)
+    assert pids(service) == before
+
+
 def test_no_request_is_judged_by_one_model_and_run_by_another(service: Service) -> None:
     two = (
         message(model="nobody").SerializeToString()
         + service_pb2.ModelInferRequest(model_name="chain").SerializeToString()
     )
-    with grpc.insecure_channel(service.grpc) as channel, pytest.raises(grpc.RpcError, match="names two models"):
+    with grpc.insecure_channel(service.grpc) as channel, pytest.raises(grpc.RpcError, match="model_name twice"):
         channel.unary_unary(INFER)(two)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from shoal.server.orphans import clean_up
 from tests.conftest import Scale
 from tests.support.planted import write
 from tests.support.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
+from tests.support.streams import FILES
 
 GRACE = 20.0
 
@@ -150,6 +152,23 @@ def test_grace_is_over(home: Path) -> None:
             assert time.monotonic() - start < 1 + 5
             assert isinstance(answer.exception(), shoal.ServerError)
     assert any("not answered within 1 s" in entry["message"] for entry in service.entries())
+
+
+def test_a_stream_that_the_end_of_the_service_ends(tmp_path: Path) -> None:
+    """The model's process is not at fault, and nothing says so."""
+    for path, text in FILES.items():
+        write(tmp_path / "repository" / path, text)
+    with serve(tmp_path, "--grace", 1, "--expose", "counts") as service:
+        body = json.dumps({"COUNT": 1000, "DELAY": 0.1}).encode()
+        url = f"http://{service.http}/v2/models/counts/generate_stream"
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as stream:
+            events = [stream.readline() for _ in range(4)]
+            service.process.terminate()
+            events += stream.readlines()
+        assert service.process.wait(30) == 0
+    last = json.loads(b"".join(events).decode().strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last == {"error": "The service ended before counts had answered: it is stopping. Try again in 5 s."}
+    assert not [entry for entry in service.entries() if "ended while it had" in entry["message"]]
 
 
 def test_second_signal(home: Path) -> None:

@@ -54,14 +54,16 @@ INPUTS = {
 OUTPUTS = {"NUMBER": "INT32", "TEXT": "STRING"}
 
 
-def write_counts(repository: Path) -> None:
-    """Write ``counts``, and ``tells``, which gives the text alone."""
+def write_counts(repository: Path, slots: int = 0) -> None:
+    """Write ``counts``, and ``tells``, which gives the text alone; each runs ``slots`` streams at once, if given."""
     for name, outputs in (("counts", ["NUMBER", "TEXT"]), ("tells", ["TEXT"])):
         lines = ['backend: "python" max_batch_size: 4 model_transaction_policy { decoupled: true }']
         for tensor, dtype in INPUTS.items():
             more = "" if tensor == "COUNT" else "optional: true"
             lines.append(f'input {{ name: "{tensor}" data_type: TYPE_{dtype} dims: [ 1 ] {more} }}')
         lines += [f'output {{ name: "{out}" data_type: TYPE_{OUTPUTS[out]} dims: [ 1 ] }}' for out in outputs]
+        if slots:
+            lines.append(f'parameters {{ key: "slots" value {{ string_value: "{slots}" }} }}')
         folder = repository / name
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").write_text(CODE, encoding="utf-8")

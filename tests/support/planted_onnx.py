@@ -41,11 +41,19 @@ def graph(batch: int | str = "batch") -> bytes:
     return content
 
 
+BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }"
+STATE = 'state { input_name: "old" output_name: "new" data_type: TYPE_FP32 dims: [ 1 ] }'
+CONTROL = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'
 GOOD: dict[str, Edit] = {CONFIG: CONTENT, FILE: graph}
 
 
 def plant(name: str, line: str, old: str, new: str) -> Plant:
     return Plant(name, "onnx-tensors", CONFIG, line, {CONFIG: (old, new)}, GOOD)
+
+
+def sequences(name: str, content: str) -> Plant:
+    bad: Edit = (BATCHING, f"sequence_batching {{\n{content}\n}}")
+    return Plant(name, "sequence-in-own-backend", CONFIG, content.split(" ")[0], {CONFIG: bad}, GOOD, target="embedded")
 
 
 PLANTS = (
@@ -55,6 +63,8 @@ PLANTS = (
     plant("the batch twice", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1, 128 ]"),
     plant("a fixed length left open", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1 ]"),
     plant("an output that the graph lacks", "logits", '"score"', '"logits"'),
+    sequences("state that the server would keep", STATE),
+    sequences("a control of a sequence", CONTROL),
     Plant("a fixed batch", "onnx-tensors", CONFIG, "ids", {FILE: lambda: graph(1)}, GOOD),
     Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),

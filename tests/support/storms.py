@@ -35,7 +35,7 @@ def announce(address: str, source: str, number: int) -> list[socket.socket]:
     held = []
     for _ in range(number):
         held.append(connect(address, source=source))
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**26}\r\n\r\n{{"
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2**26}\r\n\r\n{{"
         with contextlib.suppress(OSError):
             held[-1].sendall(head.encode())
     return held
@@ -46,7 +46,7 @@ def stall(address: str, source: str, number: int) -> list[socket.socket]:
     held = []
     for _ in range(number):
         held.append(connect(address, source=source))
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n"
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n"
         with contextlib.suppress(OSError):
             held[-1].sendall(head.encode())
     return held
@@ -57,7 +57,9 @@ def inflate(address: str, source: str, number: int) -> list[socket.socket]:
     body, held = gzip.compress(b" " * (60 * 2**20)), []
     for _ in range(number):
         held.append(connect(address, source=source))
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         with contextlib.suppress(OSError):
             held[-1].sendall(head.encode() + body)
     return held
@@ -71,7 +73,7 @@ def idle(address: str, source: str, number: int) -> list[socket.socket]:
 def unread(address: str, source: str, number: int) -> list[socket.socket]:
     """Answers that nobody reads: as many requests as go into a connection."""
     held, body = [], json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]})
-    request = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    request = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
     for _ in range(number):
         held.append(connect(address, source=source))
         held[-1].settimeout(0.5)

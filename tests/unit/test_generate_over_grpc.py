@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.generate import to_json, to_message
 from shoal.gateway.refusals import RefusedError
+from shoal.gateway.screening import PIECE, Rules, screen_message
 
 KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}
 TENSORS = [TensorSpec(name, f"TYPE_{kind}", (-1,), is_optional=True) for name, kind in KINDS.items()]
@@ -94,6 +98,26 @@ def test_other_members_are_parameters() -> None:
         ({"other": [3]}, r"'other' is \[3\]. It is not an input of the model; a parameter is a string"),
         ({"other": 2**70}, "'other' is 1180591620717411303424"),
         ({"I": 1, "parameters": {"I": 2}}, "'I' is given twice"),
+        (b'{"I": 1, "I": 2}', "'I' is given twice"),
+        ({"F": 1e300}, "a number that an input of FP32 or FP64 cannot hold"),
+        ({"F": 10**400}, r"Input 'F' has a value that FP32 \[-1\] cannot hold"),
+        (b'{"F": 1e999}', "a number that an input of FP32 or FP64 cannot hold"),
+        (b'{"I": 1e999}', "takes whole numbers"),
+        (b'{"I": ' + b"1" * 5000 + b"}", "cannot be read"),
+        (b'{"I": NaN', "cannot be read"),
+        (b"[NaN]", "cannot be read"),
+        (b"NaN", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"5", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'{"id": "\\ud800"}', "cannot be read"),
+        ({"I": 1, "id": None}, "id must be a string"),
+        ({"I": 1, "id": "x" * 1025}, "id is longer than 1024 bytes"),
+        ({"I": 1, "parameters": [1]}, "parameters an object"),
+        ({"I": 1, "parameters": None}, "parameters an object"),
+        ({"I": [0] * 100_000}, "The JSON has 100000 values; generate takes 65536"),
+        ({"I": "x" * 2**22}, "bytes; generate takes 4194304"),
+        ({str(number): 1 for number in range(129)}, "129 parameters; at most 128"),
         ({"I": 1, "id": 5}, "id must be a string"),
         ({"I": 1, "parameters": 5}, "parameters an object"),
     ],
@@ -101,6 +125,54 @@ def test_other_members_are_parameters() -> None:
 def test_what_does_not_fit(document: Any, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         convert(document)
+
+
+def test_rows_have_a_limit() -> None:
+    column = spec(TensorSpec("X", "TYPE_INT32", (1,)), max_batch_size=8)
+    assert list(convert({"X": [0] * 8}, spec=column).inputs[0].shape) == [8, 1]
+    with pytest.raises(RefusedError, match=r"Input 'X' \(INT32 \[1\]\) has 9 rows; m takes 8"):
+        convert({"X": [0] * 9}, spec=column)
+
+
+ODD: list[Any] = ["\ud800", 2**63, 10**4000, -1]
+NAMES = [*KINDS, "M", "id", "parameters", "p"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(ODD),
+    lambda children: st.lists(children) | st.dictionaries(st.sampled_from(NAMES), children),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.integers(0, 200), st.binary(max_size=3), st.booleans())
+def test_odd_json_is_refused_or_converted(document: Any, at: int, noise: bytes, is_cut: bool) -> None:
+    """No other exception: it would be a fault of the service, with status 500."""
+    body = json.dumps(document).encode()
+    body = body[:at] + noise + body[at + is_cut * len(noise) :]
+    with contextlib.suppress(RefusedError):
+        message, given_id = to_message(body, spec(), "")
+        screen_message(message, {"m": Rules(spec())})
+        message.SerializeToString()
+        json.loads(to_json(service_pb2.ModelInferResponse(model_name="m"), given_id).decode(errors="replace"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "array"),
+    [("FP32", np.arange(10_000, dtype=np.float32)), ("INT64", np.arange(4096)), ("BF16", np.zeros(4097, np.uint16))],
+)
+def test_long_answers_are_written_in_parts(kind: str, array: Any) -> None:
+    answer = service_pb2.ModelInferResponse(model_name="m")
+    answer.outputs.add(name="Y", datatype=kind, shape=array.shape)
+    answer.raw_output_contents.append(array.tobytes())
+    assert json.loads(to_json(answer, "")) == {"Y": array.tolist(), "model_name": "m", "model_version": ""}
+
+
+@pytest.mark.parametrize("texts", [['"é"\n\\' * PIECE], ["", "a" * PIECE, "b"], []])
+def test_long_texts_are_written_in_parts(texts: list[str]) -> None:
+    answer = service_pb2.ModelInferResponse(model_name="m")
+    answer.outputs.add(name="Y", datatype="BYTES", shape=[len(texts)])
+    array = np.array([text.encode() for text in texts], np.object_)
+    answer.raw_output_contents.append(serialize_byte_tensor(array).item() if texts else b"")
+    assert json.loads(to_json(answer, ""))["Y"] == (texts[0] if len(texts) == 1 else texts)
 
 
 def test_answers_become_json() -> None:

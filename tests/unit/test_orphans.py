@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,34 @@ def test_unpacked_environments_are_removed(places: Path, monkeypatch: pytest.Mon
     assert clean_up() == [folder]
     assert not environment.exists()
     assert other.exists()
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_processes_of_a_killed_starter_are_ended(places: Path) -> None:
+    """They share a session, and hold the lease; a process of another session says that the starter may run."""
+    folder, other = make_folder(), make_folder()
+    orphan, stub = hold(folder), hold(other)
+    with (other / "lease").open() as lease:
+        starter = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=lease)
+    try:
+        assert clean_up() == [], "this process has started them"
+        for place in (folder, other):
+            place.rename(places / f"shoal-1-{place.name[-8:]}")
+        assert [path.name[-8:] for path in clean_up()] == [folder.name[-8:]]
+        assert orphan.wait(10) == -signal.SIGKILL
+        assert stub.poll() is starter.poll() is None
+    finally:
+        for process in (orphan, stub, starter):
+            process.kill()
+            process.wait()
+
+
+def hold(folder: Path) -> subprocess.Popen[bytes]:
+    """A process, in a session of its own, that alone holds the folder's lease."""
+    lease = Lease(folder)
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[lease.file])
+    lease._file.close()
+    return process
 
 
 @pytest.mark.parametrize("name", ["shoal-x", "shoal-1-", "shoal-1-0123abcd-mine", "shoal-one-0123abcd"])

@@ -323,7 +323,7 @@ def show_example(spec: TensorSpec) -> str:
     sizes = [2 if size == -1 else size for size in spec.dims]
     if spec.dtype == STRING:
         return f"{spec.name}={'text' if sizes == [1] else json.dumps(['text'] * min(sizes[0], 2))}"
-    one = {"f": "0.5", "b": "true"}.get(spec.numpy_dtype.kind, "1")
+    one = "true" if spec.dtype == "TYPE_BOOL" else "0.5" if spec.dtype.startswith(("TYPE_FP", "TYPE_BF")) else "1"
     if sizes == [1]:
         return f"{spec.name}={one}"
     if len(sizes) != 1 or sizes[0] > 8:

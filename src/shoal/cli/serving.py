@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.component.spec import STRING
+from shoal.component.spec import DTYPES, STRING
 from shoal.console import OUT, Json, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError
 
@@ -55,7 +55,10 @@ def serve(
     grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
-        bool, typer.Option("--open", help="Accept clients on other machines; needed for a --host other than loopback.")
+        bool,
+        typer.Option(
+            "--open", help="Accept clients and web pages of other machines; needed for a --host other than loopback."
+        ),
     ] = False,
     expose: Annotated[
         list[str] | None,
@@ -163,10 +166,13 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
         spec = configs[name].spec
         required = [tensor for tensor in spec.inputs if not tensor.is_optional]
         is_text = len(required) == 1 and required[0].dtype == STRING
-        values = '"A text."' if is_text else " ".join(map(show_example, required or spec.inputs[:1]))
+        shown = required or spec.inputs[:1]
+        values = '"A text."' if is_text else " ".join(map(show_example, shown))
         stream = " --stream" if is_decoupled(configs[name], configs.get) else ""
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
-        OUT.print(f"    shoal infer{stream} --model {name}{server} {plain(values)}", soft_wrap=True, highlight=False)
+        if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
+            command = f"shoal infer{stream} --model {name}{server} {plain(values)}"
+            OUT.print(f"    {command}", soft_wrap=True, highlight=False)
 
 
 def doctor(

@@ -70,6 +70,11 @@ class TensorSpec:
             ) from None
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes per element of a dtype other than TYPE_STRING. BF16 has no NumPy form."""
+        return 2 if self.dtype == "TYPE_BF16" else self.numpy_dtype.itemsize
+
+    @property
     def kind(self) -> str:
         """Dtype and shape, without the batch dimension, such as ``FP32 [31]``."""
         return f"{self.dtype.removeprefix('TYPE_')} {list(self.dims)}"

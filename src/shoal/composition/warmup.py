@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.base import Context, check_outputs, join
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Graph
@@ -121,8 +121,11 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros, or empty texts, in the declared shape; None if it has a dimension of -1, or is too large."""
-    return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
+    """Return zeros or empty texts in the declared shape; None for a dimension of -1, BF16, which NumPy lacks, or a size
+    that is too large.
+    """
+    is_made = -1 not in tensor.dims and tensor.dtype in DTYPES
+    return _full(tensor, spec, b"" if tensor.dtype == STRING else 0) if is_made else None
 
 
 def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:

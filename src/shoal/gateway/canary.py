@@ -150,6 +150,8 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
         rows = [1] if config.spec.is_batched else []
         for name, given in warmup.inputs.items():
             dtype = model_config_pb2.DataType.Name(given.data_type)
+            if dtype not in DTYPES:  # BF16, which has no NumPy form
+                return {}
             shape = [*rows, *given.dims]
             if given.input_data_file:
                 content = (config.folder / FOLDER / given.input_data_file).read_bytes()

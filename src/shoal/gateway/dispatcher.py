@@ -1,6 +1,6 @@
 """Dispatch of requests to the active Triton server; state shared by the HTTP and gRPC front ends and the supervisor.
 
-Sections: the server and its streams; requests that may have killed a process; the dispatcher.
+Sections: requests that may have killed a process; the dispatcher.
 """
 
 from __future__ import annotations
@@ -12,100 +12,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import aiohttp
-import grpc  # type: ignore[import-untyped]
-
-from shoal.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.gateway.limits import Admission, Hold, Limits, Pool
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RETRY_SECONDS, LostError, RefusedError, Why, log_failure, lost
-from shoal.server.launch import Server
+from shoal.gateway.upstream import Stream, Upstream
 
 T = TypeVar("T")
-QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 SUSPECT_SECONDS = 60.0  # for which identical bytes are refused
 RESEND_SECONDS = 30.0  # that a request waits for the next server after its own died
 TOGETHER_SECONDS = 1.0  # in which all requests of a dead process fail
 _MOST_SUSPECTS = 1024
 _MOST_LISTED = 20  # models named in a refusal
-_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
-
-
-# --- the server and its streams --------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Stream:
-    """One client's stream: how many requests were sent and answered, and when the last message passed.
-
-    ``end`` is called to stop the stream: if its server or model fails, if its server is replaced or the service stops,
-    or if no request is in flight and another stream needs its place.
-    """
-
-    model: str
-    address: str
-    end: Callable[[], Any] = lambda: None
-    num_sent: int = 0
-    num_received: int = 0
-    moved: float = field(default_factory=time.monotonic)
-
-    def note_request(self) -> None:
-        """Count a request that was sent on the stream."""
-        self.num_sent += 1
-        self.moved = time.monotonic()
-
-    def note_answer(self, *, is_last: bool) -> None:
-        """Note the time of an answer. Only the last answer to a request is counted."""
-        self.num_received += is_last
-        self.moved = time.monotonic()
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether each request of the stream has its last answer, and no message was sent or received for 5 s."""
-        return self.is_answered and time.monotonic() - self.moved > QUIET_SECONDS
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether each request of the stream has its last answer."""
-        return self.num_received >= self.num_sent
-
-
-class Upstream:
-    """A Triton server that is ready, the connections to it, and its requests and streams in flight."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.channel = grpc.aio.insecure_channel(server.grpc_url, options=channel_options(server.grpc_url))
-        self.session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-            connector=aiohttp.TCPConnector(limit=0),
-            auto_decompress=False,
-            skip_auto_headers=_ADDED_HEADERS,
-        )
-        self.client = AsyncGrpc(server.grpc_url)  # for canary requests
-        self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
-        self.streams: set[Stream] = set()
-        self.num_lost = 0  # requests lost when it died
-        self.is_repeat = False  # whether one of them had already been lost by the previous server
-
-    async def close(self) -> None:
-        """Close the connections to the server. Triton would wait for them when it stops."""
-        await asyncio.gather(self.session.close(), self.channel.close(), self.client.close())
-
-    async def wait_idle(self) -> None:
-        """Wait until all requests are answered, and all streams are answered and had no message for 5 s."""
-        while self.sent or not all(stream.is_quiet for stream in self.streams):
-            await asyncio.sleep(0.1)
-
-    def end_streams(self, models: Iterable[str] | None = None) -> None:
-        """End the streams to ``models``; if ``models`` is None, end all streams."""
-        named = None if models is None else set(models)
-        for stream in list(self.streams):
-            if named is None or stream.model in named:
-                stream.end()
 
 
 # --- requests that may have killed a process -------------------------------------------------------------------------
@@ -180,7 +99,10 @@ class Dispatcher:
         self._suspects = Suspects()
         self._exposed, self._visible = frozenset(exposed), frozenset(visible)
         # unknown names share the entry "", or clients could fill the memory with them
-        self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
+        self._models = {
+            name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
+            for name in (*models, "")
+        }
         self._changed = asyncio.Condition()
         self._num_settled = 0
 
@@ -333,8 +255,8 @@ class Dispatcher:
                         self._count(model, "answered" if is_done else "failed")
                         return answer
             self._count(model, "lost")
-            log_failure(model, request_id, lost(model).message)
-            raise lost(model)
+            log_failure(model, request_id, self.lost(model).message)
+            raise self.lost(model)
         finally:
             self.leave(model, len(body), is_done=is_done)
 
@@ -377,8 +299,11 @@ class Dispatcher:
 
     @contextmanager
     def stream(self, model: str, address: str) -> Iterator[tuple[Upstream, Stream]]:
-        """Register a stream on the active server. The caller must set ``Stream.end`` before awaiting anything."""
-        upstream, stream = self.find(model), Stream(model, address)
+        """Register a stream on the active server. The caller must set ``Stream.end`` before awaiting anything.
+
+        ``model`` may be empty: a stream over gRPC can have requests to several models.
+        """
+        upstream, stream = self.find(model), Stream({model}, address)
         upstream.streams.add(stream)
         try:
             yield upstream, stream
@@ -388,24 +313,37 @@ class Dispatcher:
     def _is_open(self, model: str) -> bool:
         return self.upstream is not None and not self.closed and model not in self.blocked
 
-    def enter(self, model: str, num_bytes: int) -> None:
+    def enter(self, model: str, num_bytes: int, address: str = "") -> None:
         """Count a request to a model as in flight.
 
         Raises:
             RefusedError: too many requests to the model are in flight, or the request would wait too long.
         """
         admission = self._models.get(model, self._models[""])
-        wait = admission.refuse(num_bytes)
+        wait = admission.refuse(num_bytes, address)
         if wait is not None:
             self._count(model, "refused")
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
-        admission.enter(num_bytes)
+        admission.enter(num_bytes, address)
 
-    def leave(self, model: str, num_bytes: int, *, is_done: bool) -> None:
+    def leave(self, model: str, num_bytes: int, address: str = "", *, is_done: bool) -> None:
         """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
-        self._models.get(model, self._models[""]).leave(num_bytes, is_done=is_done)
+        self._models.get(model, self._models[""]).leave(num_bytes, address, is_done=is_done)
+
+    def end_unread(self) -> None:
+        """End the streams that are not read, of models with requests that wait for their places."""
+        full = {name for name in self.names if self.is_full(name)}
+        if self.upstream is not None and full:
+            self.upstream.end_unread(lambda stream: bool(stream.models & full))
+
+    def lost(self, model: str) -> RefusedError:
+        """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""
+        if not self.closed:
+            return lost(model)
+        message = f"The server is stopping, and ended this request to {model}."
+        return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:
@@ -421,6 +359,8 @@ class Dispatcher:
             is_full = self.streams.taken >= self.streams.most
             quiet = [stream for stream in streams if stream.is_quiet and (is_full or stream.address == address)]
             if not quiet:
+                if self.upstream is not None:
+                    self.upstream.end_unread(lambda stream: is_full or stream.address == address)
                 raise RefusedError(Why.BUSY, f"Too many requests for this server: {self.streams.taken} streams.", 1.0)
             min(quiet, key=lambda stream: stream.moved).end()
         self.streams.take(address)

@@ -1,9 +1,10 @@
-"""HTTP listener with connection limits per client address, and time-outs for clients that send or read nothing."""
+"""HTTP listener: connection limits per client address, time-outs for silent clients, and no entry for web pages."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from shoal.errors import SetupError
-from shoal.gateway.limits import IDLE_SECONDS, Limits, Pool
+from shoal.gateway.limits import IDLE_SECONDS, Limits, Pool, is_loopback
 from shoal.gateway.logs import log
 
 _PERIOD = 1.0  # seconds between two checks of all connections
@@ -109,14 +110,52 @@ async def mark(
         door.end()
 
 
+@web.middleware
+async def keep_pages_out(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse requests that a browser sends for a web page that this machine did not serve.
+
+    Such a page reaches ports on loopback, with its own name as the host if its name server says 127.0.0.1 (DNS
+    rebinding).
+    """
+    headers = request.headers
+    hosts, origins = [*headers.getall("Host", []), request.host], headers.getall("Origin", [])
+    sites = [site.strip().lower() for site in headers.getall("Sec-Fetch-Site", [])]
+    if len(hosts) > 2 or not all(map(_is_here, hosts)):
+        what = f"Host {', '.join(hosts[:-1])!r:.60}"
+    elif "cross-site" in sites or not all(map(_is_origin_here, origins)):
+        what = f"Origin {', '.join(origins)!r:.60}"
+    else:
+        return await handler(request)
+    log.warning("A request was refused: %s.", what, extra={"most": 1})
+    message = f"{what} is not on this machine. Ask for localhost; behind a proxy, start the service with --open."
+    return web.json_response({"error": message}, status=403)
+
+
+def _is_here(authority: str) -> bool:
+    """Whether a host, with or without a port, is a loopback name or address."""
+    found = re.fullmatch(r"(\[[\da-f:.]+\]|[\da-z.-]+)(:\d{0,5})?", authority.lower(), re.ASCII)
+    return found is not None and is_loopback(found[1].strip("[]"))
+
+
+def _is_origin_here(origin: str) -> bool:
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in ("http", "https") and _is_here(authority)
+
+
 async def hide(_: web.Request, response: web.StreamResponse) -> None:
     """Replace the name and version of the HTTP library in the header ``Server``."""
     response.headers["Server"] = "shoal"
 
 
 @asynccontextmanager
-async def listen(app: web.Application, host: str, port: int, limits: Limits, connections: Pool) -> AsyncIterator[None]:
+async def listen(
+    app: web.Application, host: str, port: int, limits: Limits, connections: Pool, *, is_open: bool
+) -> AsyncIterator[None]:
     """Serve ``app`` over HTTP at ``host`` and ``port`` while the context is open, within ``limits``.
+
+    Unless ``is_open``, requests of web pages are refused (see ``keep_pages_out``).
 
     Raises:
         SetupError: the port cannot be used.
@@ -127,7 +166,7 @@ async def listen(app: web.Application, host: str, port: int, limits: Limits, con
         app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=_CLOSING, lingering_time=1.0,
         auto_decompress=False,
     )  # fmt: skip
-    app.middlewares.append(mark)
+    app.middlewares.extend([mark] if is_open else [mark, keep_pages_out])
     app.on_response_prepare.append(hide)
     await runner.setup()
     doors: set[Door] = set()

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -28,7 +28,7 @@ from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
-from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.refusals import (
     HEADERS,
     LostError,
@@ -39,12 +39,24 @@ from shoal.gateway.refusals import (
     is_dead,
     kept,
     log_failure,
-    lost,
 )
-from shoal.gateway.screening import parse, screen_message
+from shoal.gateway.screening import (
+    MOST_ID_BYTES,
+    MOST_PARAMETERS,
+    PIECE,
+    SMALL,
+    Rules,
+    parse,
+    scan,
+    screen_message,
+    screen_nesting,
+)
 from shoal.gateway.streams import END, METHOD, Streamed, Streaming
-from shoal.repository.config import ModelConfig
+from shoal.gateway.upstream import Stream, Upstream
 
+MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
+MOST_VALUES = 2**16  # in the JSON of a request
+_VALUES = 2**12  # of an answer, written by one call
 _EVENTS = "text/event-stream; charset=utf-8"
 _LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected
 # Triton's words.
@@ -62,43 +74,58 @@ _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 
 class Generate:
     """Handler of the generate extension: relays requests to Triton over gRPC, and the answers to the client."""
 
-    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
-        self._dispatcher, self._configs, self._streaming = dispatcher, configs, streaming
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
+
+    async def convert(self, body: bytes, model: str, version: str) -> tuple[Any, str]:
+        """Check a request's JSON and convert it to a ``ModelInferRequest``; return it and the client's request id.
+
+        Raises:
+            RefusedError: the body is not such a request, or asks for what the model does not have.
+        """
+
+        def work() -> tuple[Any, str]:
+            message, given_id = to_message(body, self._rules[model].spec, version)
+            screen_message(message, self._rules)
+            return message, given_id
+
+        return await asyncio.to_thread(work) if len(body) > SMALL else work()
 
     async def answer(
-        self, request: web.Request, model: str, version: str, address: str, body: bytes, *, is_whole: bool
+        self, request: web.Request, message: Any, given_id: str, address: str, num_bytes: int, *, is_whole: bool
     ) -> web.StreamResponse:
         """Send each answer to the client when it arrives or, if ``is_whole``, the only answer as one JSON document.
 
-        A request is never resent. If it is lost after the first answer was sent, the stream ends with an error.
+        ``message`` and ``given_id`` are results of ``convert``, and ``num_bytes`` is the size of the body. A request is
+        never resent. If it is lost after the first answer was sent, the stream ends with an error.
 
         Raises:
             RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
-        message, given_id = to_message(body, self._configs[model].spec, version)
-        screen_message(message, model)
+        model = message.model_name
         streamed = self._streaming.begin(model, given_id)
         content = streamed.mark(message.SerializeToString())
         answer = _Answer(request, streamed, is_whole=is_whole)
         try:
             with self._dispatcher.place(address):
-                self._dispatcher.enter(model, len(body))
+                self._dispatcher.enter(model, num_bytes, address)
                 try:
                     with self._dispatcher.stream(model, address) as (upstream, stream):
                         await self._relay(upstream, stream, content, answer)
                 finally:
-                    self._dispatcher.leave(model, len(body), is_done=answer.is_done)
+                    self._dispatcher.leave(model, num_bytes, address, is_done=answer.is_done)
             return await answer.finish()
         except LostError:
             self._dispatcher.suspected.set()
-            log_failure(model, given_id, lost(model).message)
+            refused = self._dispatcher.lost(model)
+            log_failure(model, given_id, refused.message)
             if answer.response is None:
-                raise lost(model) from None
-            return await answer.fail(lost(model))
+                raise refused from None
+            return await answer.fail(refused)
 
     async def _relay(self, upstream: Upstream, stream: Stream, content: bytes, answer: _Answer) -> None:
         call = upstream.channel.stream_stream(METHOD)(iter([content]), metadata=kept(answer.metadata))
-        stream.end = call.cancel
+        stream.end, stream.leave = call.cancel, answer.drop
         stream.note_request()
         leaving = asyncio.create_task(self._wait_left(upstream, answer))
         is_last = False
@@ -109,7 +136,8 @@ class Generate:
                 parsed = parse("ModelStreamInferResponse", part)
                 self._dispatcher.answered = time.monotonic()
                 is_last = self._streaming.count(answer.streamed, parsed, stream)
-                await answer.take(parsed, is_last=is_last)
+                with stream.write(len(part)):
+                    await answer.take(parsed, is_last=is_last)
             answer.is_done = True
         except grpc.aio.AioRpcError as error:
             answer.is_done = True
@@ -147,6 +175,11 @@ class _Answer:
         """Tracing headers and request id of the HTTP request, as metadata for a gRPC call."""
         return [(name.lower(), value) for name in HEADERS if (value := self._request.headers.get(name))]
 
+    def drop(self) -> None:
+        """Close the connection of a client that reads too slowly."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
     @property
     def has_left(self) -> bool:
         """Whether the client has closed its connection."""
@@ -160,7 +193,7 @@ class _Answer:
         Raises:
             LostError: the answer is the error that the model's process has died.
         """
-        document = self._read(message)
+        document = await self._read(message)
         if is_last and not message.error_message and not message.infer_response.outputs:
             return
         self._num_events += 1
@@ -169,9 +202,12 @@ class _Answer:
         else:
             await self._write(document)
 
-    def _read(self, message: Any) -> bytes:
+    async def _read(self, message: Any) -> bytes:
         if not message.error_message:
-            return to_json(message.infer_response, self.streamed.request_id)
+            answer, given_id = message.infer_response, self.streamed.request_id
+            if sum(map(len, answer.raw_output_contents)) > SMALL:
+                return await asyncio.to_thread(to_json, answer, given_id)
+            return to_json(answer, given_id)
         if is_dead(message.error_message):
             raise LostError(message.error_message)
         text = clean(self.streamed.restore_id(message.error_message))
@@ -186,7 +222,8 @@ class _Answer:
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         if not self.has_left:
             with contextlib.suppress(ConnectionError):
-                await self.response.write(b"data: " + document + b"\n\n")
+                async for piece in cut(b"data: " + document + b"\n\n"):
+                    await self.response.write(piece)
 
     async def finish(self) -> web.StreamResponse:
         """Complete the response and return it.
@@ -226,18 +263,37 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     Raises:
         RefusedError: a value does not fit its input.
     """
-    document = json.loads(body.decode(*_RAW))
-    given_id = document.pop("id", "")
-    nested = document.pop("parameters", {})
-    if not isinstance(given_id, str) or not isinstance(nested, dict):
-        raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
+    if len(body) > MOST_BODY:
+        raise RefusedError(Why.LARGE, f"The JSON has {len(body)} bytes; generate takes {MOST_BODY}. Use infer.")
+    if len(body) > SMALL:
+        if (count := scan(body)[1] + 1) > MOST_VALUES:
+            raise RefusedError(Why.LARGE, f"The JSON has {count} values; generate takes {MOST_VALUES}. Use infer.")
+    else:
+        screen_nesting(body)
+    try:
+        document = json.loads(body.decode(*_RAW), object_pairs_hook=_to_dict)
+        given_id, nested = document.pop("id", ""), document.pop("parameters", {})
+        if not isinstance(given_id, str) or not isinstance(nested, dict):
+            raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
+        is_long = len(given_id.encode(*_RAW)) > MOST_ID_BYTES
+    except (ValueError, AttributeError, TypeError) as error:  # also: a list, or an id with half of a character
+        reason = error if isinstance(error, json.JSONDecodeError) else "it is not a JSON object of text and numbers"
+        raise RefusedError(Why.WRONG, f"The request cannot be read: {reason}.") from None
+    if is_long:
+        raise RefusedError(Why.WRONG, f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     arrays, parameters = dict[str, Array](), dict[str, Any]()
     for name, value in _members(document, nested):
         if name in inputs:
-            arrays[name] = _to_array(inputs[name], value, is_batched=spec.is_batched)
+            arrays[name] = _to_array(inputs[name], value, spec)
         else:
             parameters[name] = value
+    if any(np.isinf(array).any() for array in arrays.values() if array.dtype.kind == "f") and b"Infinity" not in body:
+        raise RefusedError(Why.WRONG, "The request has a number that an input of FP32 or FP64 cannot hold.")
+    if len(parameters) > MOST_PARAMETERS:
+        raise RefusedError(
+            Why.WRONG, f"The request has {len(parameters)} parameters; at most {MOST_PARAMETERS} are read."
+        )
     message = to_grpc(Call(Method.INFER, spec.name, arrays)).message
     message.model_version = version
     for name, value in parameters.items():
@@ -253,36 +309,54 @@ def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator
     yield from nested.items()
 
 
-def _to_array(tensor: TensorSpec, value: Any, *, is_batched: bool) -> Array:
+def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Convert an object of JSON. Of two equal keys, Triton would take the first one."""
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise RefusedError(Why.WRONG, f"{name!r:.60} is given twice. Give it once.")
+        found[name] = value
+    return found
+
+
+def _to_array(tensor: TensorSpec, value: Any, spec: ModelSpec) -> Array:
     values = value if isinstance(value, list) else [value]
     if tensor.dtype in ("TYPE_FP16", "TYPE_BF16"):
         raise RefusedError(
             Why.WRONG, f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot represent. Use infer."
         )
-    dtype = tensor.numpy_dtype
-    if wrong := [each for each in values if type(each) not in _KINDS[dtype.kind]]:
+    dtype, kinds = tensor.numpy_dtype, _KINDS[tensor.numpy_dtype.kind]
+    if wrong := [each for each in values if type(each) not in kinds]:
         raise RefusedError(
             Why.WRONG,
             f"Input {tensor.name!r} ({tensor.kind}) takes {_WANTED[dtype.kind]}, as one value or a flat list;"
             f" not {json.dumps(wrong[0])[:60]}.",
         )
-    shape = _shape(tensor, len(values), is_batched=is_batched)
+    shape = _shape(tensor, len(values), spec)
     try:
         if tensor.dtype == STRING:
             return np.array([each.encode(*_RAW) for each in values], np.object_).reshape(shape)
-        if dtype.kind in "iu" and not all(np.iinfo(dtype).min <= each <= np.iinfo(dtype).max for each in values):
-            raise OverflowError
-        return np.array(values, dtype).reshape(shape)
+        if dtype.kind in "iu" and values:
+            known = np.iinfo(dtype)
+            if min(values) < known.min or max(values) > known.max:
+                raise OverflowError
+        with np.errstate(over="ignore"):  # infinities are refused
+            return np.array(values, dtype).reshape(shape)
     except (OverflowError, UnicodeEncodeError):
         raise RefusedError(Why.WRONG, f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
 
 
-def _shape(tensor: TensorSpec, count: int, *, is_batched: bool) -> tuple[int, ...]:
+def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
     """Return the shape of an input with ``count`` values."""
-    shape = restore_shape((-1, *tensor.dims) if is_batched else tensor.dims, count)
+    shape = restore_shape((-1, *tensor.dims) if spec.is_batched else tensor.dims, count)
     if math.prod(shape) != count:
         raise RefusedError(
             Why.WRONG, f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}."
+        )
+    if spec.is_batched and shape[0] > spec.max_batch_size:
+        raise RefusedError(
+            Why.WRONG,
+            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes {spec.max_batch_size}.",
         )
     return shape
 
@@ -308,15 +382,34 @@ def to_json(answer: Any, given_id: str) -> bytes:
     for name, parameter in answer.parameters.items():
         if name != END and (choice := parameter.WhichOneof("parameter_choice")):
             document[name] = getattr(parameter, choice)
+    texts = {name: [json.dumps(value, ensure_ascii=False)] for name, value in document.items()}
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        values = _read(output.datatype, raw)
-        document[output.name] = values[0] if len(values) == 1 else values
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(*_RAW)
+        texts[output.name] = _write(output.datatype, raw)
+    parts = [part for name in sorted(texts) for part in (",", json.dumps(name, ensure_ascii=False), ":", *texts[name])]
+    return b"".join([b"{", *(part.encode(*_RAW) for part in parts[1:]), b"}"])
 
 
-def _read(datatype: str, raw: bytes) -> list[Any]:
+def _write(datatype: str, raw: bytes) -> list[str]:
+    """Convert a tensor to parts of JSON, each of which takes few milliseconds."""
+    values: Any
+    parts = list[str]()
     if datatype == "BYTES":
-        return [text.decode(*_RAW) for text in deserialize_bytes_tensor(raw)] if raw else []
-    if datatype == "BF16":  # the upper half of FP32
-        return list((np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).tolist())
-    return list(np.frombuffer(raw, triton_to_np_dtype(datatype)).tolist())
+        values = deserialize_bytes_tensor(raw) if raw else []
+        for each in values:
+            text = each.decode(*_RAW)
+            cuts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+            parts += ',"', *(json.dumps(cut, ensure_ascii=False)[1:-1] for cut in cuts), '"'
+    else:
+        is_half = datatype == "BF16"  # the upper half of FP32
+        values = np.frombuffer(raw, np.uint16 if is_half else triton_to_np_dtype(datatype))
+        values = (values.astype(np.uint32) << 16).view(np.float32) if is_half else values
+        for at in range(0, len(values), _VALUES):
+            parts += ",", json.dumps(values[at : at + _VALUES].tolist(), separators=(",", ":"))[1:-1]
+    parts = [parts[0][1:], *parts[1:]] if parts else parts  # without the first comma
+    return parts if len(values) == 1 else ["[", *parts, "]"]
+
+
+async def cut(content: bytes) -> AsyncIterator[bytes]:
+    """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
+    for at in range(0, len(content), PIECE):
+        yield content[at : at + PIECE] if len(content) > PIECE else content

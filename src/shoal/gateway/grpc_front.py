@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 
 from shoal.errors import forget_frames
-from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.grpc_stream import Relay, StatusError
 from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
 from shoal.gateway.refusals import (
@@ -27,8 +27,9 @@ from shoal.gateway.refusals import (
     kept,
     log_failure,
 )
-from shoal.gateway.screening import parse, screen_grpc
+from shoal.gateway.screening import Rules, parse, screen_grpc
 from shoal.gateway.streams import Streaming
+from shoal.gateway.upstream import Upstream
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -48,19 +49,23 @@ _STATUS = {
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
-_PAUSE = 0.02  # seconds between two checks of the pool
+_MOST_QUESTION = 2**16  # bytes of a message that is not for inference
+_PAUSE = 0.02  # seconds between two looks at a pool, or at a message
+_LOOKS = 5  # after which a message is late; several, because one pause can pass while the event loop is busy
+_PATIENCE = 5.0  # seconds after which a late message loses its place to another
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of all gRPC methods: passes calls to the active Triton server if their method is open to clients."""
 
-    def __init__(self, dispatcher: Dispatcher, streaming: Streaming) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
-        # a message is in memory before its size is known: these pools bound how many arrive at a time
-        most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
-        self._arriving = Pool(most, dispatcher.limits.client_share)
-        self._opening = Pool(most, dispatcher.limits.client_share)  # streams, whose first message may never come
+        # a message is in memory before its size is known: these bound how many arrive at a time
+        most, share = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes), dispatcher.limits.client_share
+        self._reading = Pool(2 * most, share)
+        self._late = _Late(most, share)
+        self._opened = _Late(max(4, dispatcher.streams.most // 4), share)  # streams, which may begin with a pause
         # each unary call is handled as a stream of one message, which can be read with a time-out
         self._handlers: dict[str, Any] = {
             method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
@@ -93,8 +98,11 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if not is_free:
                 raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
+            most = limits.request_bytes if answer == self._answer_infer else _MOST_QUESTION
             # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
-            return await answer(await _arrive(self._arriving, address, context, seconds) or b"", address, context)
+            return await answer(
+                await self._arrive(self._late, address, context, seconds, most) or b"", address, context
+            )
         except RefusedError as refused:
             await self._refuse(context, refused)
         except StatusError as error:
@@ -103,6 +111,45 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             self._calls.give_back(address)
         raise AssertionError  # abort raises
+
+    async def _arrive(self, late: _Late, address: str, context: Any, seconds: float, most: int) -> bytes | None:
+        """Read the first message of a call, of at most ``most`` bytes; return ``None`` if the client sends none.
+
+        A message that the client has sent is there at once. Another one needs a place in ``late``, or else messages
+        that are sent by half would keep all others waiting.
+
+        Raises:
+            RefusedError: no place was free, or the message is too large or did not arrive within ``seconds``.
+        """
+        while not self._reading.has(address):
+            await asyncio.sleep(_PAUSE)
+        self._reading.take(address)
+        start, reading = time.monotonic(), asyncio.ensure_future(context.read())
+        try:
+            try:
+                for _ in range(_LOOKS):
+                    if (await asyncio.wait({reading}, timeout=_PAUSE))[0]:
+                        break
+            finally:
+                self._reading.give_back(address)
+            if not reading.done():
+                late.take(reading, address)
+                await asyncio.wait({reading}, timeout=seconds)
+            if reading.done() and not reading.cancelled():
+                message = reading.result()
+                if message is grpc.aio.EOF:
+                    return None
+                if len(message) > most:
+                    raise RefusedError(
+                        Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here."
+                    )
+                return bytes(message)
+        finally:
+            late.give_back(reading)
+            reading.cancel()
+        if context.done():
+            raise asyncio.CancelledError
+        raise RefusedError(Why.SLOW, f"No whole message came within {time.monotonic() - start:.0f} s.")
 
     def _address(self, context: Any) -> str:
         """Return the address of a call's client."""
@@ -175,7 +222,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
-        model, request_id, _ = await screen_grpc(request)
+        model, request_id, _ = await screen_grpc(request, self._rules)
         self._dispatcher.check_exposed(model)
         metadata = kept(context.invocation_metadata())
         held = self._dispatcher.hold(address)
@@ -231,9 +278,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         async def relay() -> None:
             with self._dispatcher.place(address):
-                first = await _arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
+                limits = self._dispatcher.limits
+                first = await self._arrive(self._opened, address, context, limits.head_seconds, limits.request_bytes)
                 if first is not None:
-                    await Relay(self._dispatcher, self._streaming, address, context).run(first)
+                    await Relay(self._dispatcher, self._rules, self._streaming, address, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())
@@ -275,26 +323,32 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
     return server
 
 
-async def _arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
-    """Wait for a place in ``pool``, then read the first message of a call; ``None`` if the client sends no message.
+class _Late:
+    """Places for messages that do not arrive at once; one client address gets at most the part ``share``."""
 
-    Raises:
-        RefusedError: no place was free for ``seconds``, or the message did not arrive within ``seconds``.
-    """
-    start = time.monotonic()
-    while not pool.has(address):
-        if time.monotonic() - start > seconds:
-            raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
-        await asyncio.sleep(_PAUSE)
-    pool.take(address)
-    try:
-        async with asyncio.timeout(seconds):
-            message = await context.read()
-    except TimeoutError:
-        raise RefusedError(Why.SLOW, f"No whole message came within {seconds:g} s.") from None
-    finally:
-        pool.give_back(address)
-    return None if message is grpc.aio.EOF else message
+    def __init__(self, most: int, share: float) -> None:
+        self._most, self._share = most, max(1, int(most * share))
+        self._of: dict[asyncio.Future[Any], tuple[str, float]] = {}  # the reads, oldest first: address and start
+
+    def take(self, reading: asyncio.Future[Any], address: str) -> None:
+        """Take a place for a read. If none is free, the oldest read is cancelled if it has had its time.
+
+        Raises:
+            RefusedError: no place is free.
+        """
+        rivals = [each for each, (other, _) in self._of.items() if other == address]
+        if len(rivals) < self._share:
+            rivals = list(self._of) if len(self._of) >= self._most else []
+        if rivals:
+            if time.monotonic() - self._of[rivals[0]][1] < _PATIENCE:
+                raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
+            rivals[0].cancel()
+            del self._of[rivals[0]]
+        self._of[reading] = address, time.monotonic()
+
+    def give_back(self, reading: asyncio.Future[Any]) -> None:
+        """Give back the place of a read, if it has one."""
+        self._of.pop(reading, None)
 
 
 def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.limits import STREAM_SECONDS, Hold
-from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure, lost
-from shoal.gateway.screening import Screened, parse, screen_grpc
-from shoal.gateway.streams import END, METHOD, Streamed, Streaming
+from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure
+from shoal.gateway.screening import Rules, parse, screen_grpc
+from shoal.gateway.streams import METHOD, Streamed, Streaming
+from shoal.gateway.upstream import Stream, Upstream
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
 
@@ -34,14 +35,17 @@ class Relay:
     flight.
     """
 
-    def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
+    def __init__(
+        self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming, address: str, context: Any
+    ) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
         self._address, self._context = address, context
         self._unanswered: dict[str, Streamed] = {}  # by the id that the service gave, oldest first
         self._stopping: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._has_left = self._has_ended = False
+        self._has_left = self._has_ended = self._is_unread = False
+        self._patience: asyncio.Timeout | None = None  # of the write that goes on
         self._held: Hold
         self._stream: Stream
         self._upstream: Upstream
@@ -53,16 +57,15 @@ class Relay:
         """Relay the messages, of which ``first`` is the first, until Triton has answered all of them.
 
         Raises:
-            RefusedError: the first message was refused, the stream was lost because its server or model died, or the
-                stream was ended while nothing was in flight.
+            RefusedError: the server is unavailable, the stream was lost because its server or model died, it was ended
+                while nothing was in flight, or the client did not read it.
             StatusError: Triton has ended the stream with an error.
         """
-        model, first_id, _ = await self._judge(first)
         with (
-            self._dispatcher.hold(self._address, model) as self._held,
-            self._dispatcher.stream(model, self._address) as (self._upstream, self._stream),
+            self._dispatcher.hold(self._address) as self._held,
+            self._dispatcher.stream("", self._address) as (self._upstream, self._stream),
         ):
-            self._stream.end = self._end
+            self._stream.end, self._stream.leave = self._end, self._give_up
             self._call = self._upstream.channel.stream_stream(METHOD)(
                 metadata=kept(self._context.invocation_metadata())
             )
@@ -70,15 +73,19 @@ class Relay:
             try:
                 code, details = await self._read()
             finally:
+                oldest = next(iter(self._unanswered.values()), None)
                 self._feeding.cancel()
                 for own_id in list(self._unanswered):
                     self._settle(own_id, is_done=False)
         if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
             self._dispatcher.suspected.set()
-            log_failure(model, first_id, lost(model).message)
-            raise lost(model)
+            refused = self._dispatcher.lost(oldest.model if oldest else "this stream")
+            log_failure(oldest.model if oldest else "", oldest.request_id if oldest else "", refused.message)
+            raise refused
         if code != grpc.StatusCode.OK:
             raise StatusError(code, clean(details))
+        if self._is_unread:
+            raise RefusedError(Why.SLOW, "The answers were not read in time, so the stream was ended.")
         if self._has_ended:
             raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
 
@@ -125,10 +132,21 @@ class Relay:
         if self._has_left:
             return
         try:
-            async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds):
-                await self._context.write(answer)
-        except Exception:  # TimeoutError, or gRPC's unexported error for disconnected clients
+            async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds) as self._patience:
+                with self._stream.write(len(answer)):
+                    await self._context.write(answer)
+        except TimeoutError:
+            self._is_unread = True
             self._leave()
+        except Exception:  # gRPC's unexported error for disconnected clients
+            self._leave()
+
+    def _give_up(self) -> None:
+        """Treat the client as disconnected, because it reads too slowly."""
+        self._is_unread = True
+        self._leave()
+        if self._stream.due and self._patience is not None:
+            self._patience.reschedule(0.0)
 
     def _leave(self) -> None:
         """Note that the client has disconnected, and ask the models to stop its requests.
@@ -165,31 +183,28 @@ class Relay:
     async def _pass(self, message: bytes) -> None:
         request_id, size = "", len(message)
         try:
-            model, request_id, is_end_wanted = await self._judge(message)
+            model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
+            self._dispatcher.check_exposed(model)
             self._dispatcher.find(model)
             most = self._dispatcher.limits.request_bytes
             await self._wait(lambda: not self._unanswered or self._held.num_bytes + size <= most)
             self._dispatcher.grow(self._held, size)
             try:
-                self._dispatcher.enter(model, size)
+                self._dispatcher.enter(model, size, self._address)
             except RefusedError:
                 self._held.grow(-size)
                 raise
         except RefusedError as refused:
             self._dispatcher.note_refusal(refused)
-            await self._write(_make_refusal(refused, request_id))
+            await self._write(_make_refusal(refused, request_id or refused.request_id))
             return
         streamed = self._streaming.begin(model, request_id, num_bytes=size, is_end_wanted=is_end_wanted)
         self._unanswered[streamed.own_id] = streamed
+        self._stream.models.add(model)
         self._stream.note_request()
         if self._has_left:
             self._stop(streamed.own_id)
         await self._call.write(streamed.mark(message))
-
-    async def _judge(self, message: bytes) -> Screened:
-        screened = await screen_grpc(message)
-        self._dispatcher.check_exposed(screened.model)
-        return screened
 
     async def _next(self) -> bytes | None:
         reading = asyncio.ensure_future(self._context.read())
@@ -212,7 +227,7 @@ class Relay:
 
     def _settle(self, own_id: str, *, is_done: bool) -> None:
         streamed = self._unanswered.pop(own_id)
-        self._dispatcher.leave(streamed.model, streamed.num_bytes, is_done=is_done)
+        self._dispatcher.leave(streamed.model, streamed.num_bytes, self._address, is_done=is_done)
         self._held.grow(-streamed.num_bytes)
         self._moved.set()
 
@@ -222,14 +237,12 @@ def _unmark(message: Any, streamed: Streamed, *, is_last: bool) -> bytes | None:
 
     Return None if the answer is empty and only marks the end of a request, and the client did not ask for that mark.
     """
-    answer, is_end_wanted = message.infer_response, streamed.is_end_wanted
+    answer = message.infer_response
     is_empty = not answer.outputs and not message.error_message
-    if streamed.is_decoupled and is_last and is_empty and not is_end_wanted:
+    if streamed.is_decoupled and is_last and is_empty and not streamed.is_end_wanted:
         return None
     message.error_message = clean(streamed.restore_id(message.error_message))
     answer.id = streamed.request_id
-    if not is_end_wanted:
-        answer.parameters.pop(END, None)
     return bytes(message.SerializeToString())
 
 

@@ -10,13 +10,15 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import ClientError, web
 from yarl import URL
 
-from shoal.gateway.dispatcher import Dispatcher, Upstream
-from shoal.gateway.generate import Generate
+from shoal.gateway.dispatcher import Dispatcher
+from shoal.gateway.generate import Generate, cut
 from shoal.gateway.limits import MOST_INFLATION, Hold, Limits
 from shoal.gateway.refusals import (
     EXTENSIONS,
@@ -30,9 +32,9 @@ from shoal.gateway.refusals import (
     log_failure,
     trim_config,
 )
-from shoal.gateway.screening import LARGE, check_json, screen_json, screen_nesting
+from shoal.gateway.screening import LARGE, PIECE, SMALL, Rules, screen_json
 from shoal.gateway.streams import Streaming
-from shoal.repository.config import ModelConfig
+from shoal.gateway.upstream import Upstream
 
 # Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
@@ -52,11 +54,13 @@ _STATUS = {
 }  # fmt: skip
 # Errors that Triton reports as its own faults although the request's JSON is at fault.
 _UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
-_REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
+# Not Content-Type: if it says that the body is a form, as curl does by default, Triton 24.10 copies the body onto the
+# stack, and crashes from 4 MiB on.
+_REQUEST_HEADERS = (*HEADERS, _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 _FEW = 2**16  # inflated bytes that are allowed at any ratio
-_inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
+_one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabytes
 
 
 class _Reply(NamedTuple):
@@ -70,9 +74,9 @@ class _Reply(NamedTuple):
 class HttpFront:
     """The aiohttp application that passes clients' requests to the active Triton server."""
 
-    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
-        self._dispatcher, self._streaming = dispatcher, streaming
-        self._generate = Generate(dispatcher, configs, streaming)
+    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
+        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
+        self._generate = Generate(dispatcher, rules, streaming)
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
@@ -158,16 +162,25 @@ class HttpFront:
 
     async def _pass(self, request: web.Request, found: re.Match[str], address: str, held: Hold) -> web.StreamResponse:
         model, what = found["model"], found["what"]
-        body = await _read_body(request, self._dispatcher, held)
+        parts = await _read_body(request, self._dispatcher, held)
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         lengths = request.headers.getall(_HEAD_LENGTH, [])
-        if len(body) > LARGE:
-            body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
+        if what == "infer":
+            work = partial(_screen, parts, lengths, headers, self._rules[model])
+            if held.num_bytes <= (LARGE // 8 if lengths else SMALL):
+                body, request_id = work()
+            else:
+                async with _one_core if held.num_bytes > LARGE else nullcontext():
+                    body, request_id = await asyncio.to_thread(work)
+            del work
         else:
-            body, request_id = _screen(body, lengths, what, headers)
-        if what == "generate_stream" or (what == "generate" and self._streaming.is_decoupled(model)):
-            version = (found["version"] or "").rpartition("/")[2]
-            return await self._generate.answer(request, model, version, address, body, is_whole=what == "generate")
+            body, version = await _join(parts), (found["version"] or "").rpartition("/")[2]
+            message, request_id = await self._generate.convert(body, model, version)
+            if what == "generate_stream" or self._streaming.is_decoupled(model):
+                return await self._generate.answer(
+                    request, message, request_id, address, len(body), is_whole=what == "generate"
+                )
+        del parts  # a copy of the body
         path = request.rel_url.raw_path
 
         async def call(upstream: Upstream) -> _Reply:
@@ -180,13 +193,14 @@ class HttpFront:
             model, body, call, lambda reply: reply.status >= 400, is_waited_for, request_id
         )
         is_unreadable = reply.status >= 400 and _UNREADABLE.match(reply.content)
-        response = web.Response(
-            status=400 if is_unreadable else reply.status, body=reply.content, headers=_kept(reply.headers)
-        )
+        response = web.StreamResponse(status=400 if is_unreadable else reply.status, headers=_kept(reply.headers))
+        response.content_length = len(reply.content)
         if response.status >= 500:
             log_failure(model, request_id, str(response.reason))
         held.grow(len(reply.content))  # until the client has read it
         await response.prepare(request)
+        async for piece in cut(reply.content):
+            await response.write(piece)
         await response.write_eof()
         return response
 
@@ -198,11 +212,12 @@ async def _ask(upstream: Upstream, method: str, path: str, headers: Mapping[str,
         LostError: the server, or a process of the model, died.
     """
     url = URL(f"http://{upstream.server.http_url}{path}", encoded=True)
+    data: Any = body or None
+    if len(body) > PIECE:
+        data, headers = cut(body), {**headers, "Content-Length": str(len(body))}
     try:
-        async with upstream.session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
-        ) as reply:
-            content = await reply.read()
+        async with upstream.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
+            content = await _join([part async for part in reply.content.iter_any()])
     except (ClientError, ConnectionError) as error:
         raise LostError(str(error)) from None
     return _Reply(reply.status, reply.headers, _cleaned(content) if reply.status >= 400 else content)
@@ -220,29 +235,31 @@ def _no_path(path: str) -> RefusedError:
     return closed(what) if what else RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")
 
 
-def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str]) -> tuple[bytes, str]:
-    """Check a request's body; return the body for Triton and the request's id.
+def _screen(parts: list[bytes], lengths: list[str], headers: dict[str, str], rules: Rules) -> tuple[bytes, str]:
+    """Check the body of an inference request; return the body for Triton and the request's id.
 
-    ``what`` is the last part of the path, such as ``infer``. ``lengths`` are the values of the request's header
-    Inference-Header-Content-Length; the new length is written into ``headers``.
+    ``lengths`` are the values of the request's header Inference-Header-Content-Length; the new length is written into
+    ``headers``. Bytes are only joined from parts, not copied in other ways: joining releases the interpreter's lock.
 
     Raises:
         RefusedError: the body would crash Triton, or is not a valid request.
     """
-    if what != "infer":
-        screen_nesting(body)
-        check_json(body)
-        return body, ""
     if not lengths:
-        return screen_json(body, 0)
-    if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
+        return screen_json(b"".join(parts), 0, rules)
+    num_bytes = sum(map(len, parts))
+    if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > num_bytes:
         raise RefusedError(Why.WRONG, f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
-    length = int(lengths[0])
+    length = left = int(lengths[0])
     if not length:  # the whole body is the model's single tensor
-        return body, ""
-    head, request_id = screen_json(body[:length], len(body) - length)
+        return b"".join(parts), ""
+    heads, rest = list[bytes](), list[bytes]()
+    for part in parts:
+        heads.append(part[:left])
+        rest.append(part[left:])
+        left = max(0, left - len(part))
+    head, request_id = screen_json(b"".join(heads), num_bytes - length, rules)
     headers[_HEAD_LENGTH] = str(len(head))
-    return head + body[length:], request_id
+    return b"".join([head, *rest]), request_id
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
@@ -267,8 +284,8 @@ def _cleaned(content: bytes) -> bytes:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-async def _read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
-    """Read the whole body and inflate it. The memory reservation ``held`` grows as bytes arrive.
+async def _read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> list[bytes]:
+    """Read the whole body, in parts, and inflate it. The memory reservation ``held`` grows as bytes arrive.
 
     Raises:
         RefusedError: the body is too large, arrives too slowly or has an unknown encoding, or the memory for requests
@@ -280,8 +297,12 @@ async def _read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -
         raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
     if (request.content_length or 0) > limits.request_bytes:
         raise _too_large(limits)
-    body = await _receive(request, dispatcher, held)
-    return body if encoding == "identity" else await _inflate(body, encoding, dispatcher, held)
+    parts = await _receive(request, dispatcher, held)
+    return parts if encoding == "identity" else [await _inflate(await _join(parts), encoding, dispatcher, held)]
+
+
+async def _join(parts: list[bytes]) -> bytes:
+    return await asyncio.to_thread(b"".join, parts) if sum(map(len, parts)) > LARGE else b"".join(parts)
 
 
 def _too_large(limits: Limits) -> RefusedError:
@@ -291,7 +312,7 @@ def _too_large(limits: Limits) -> RefusedError:
     )
 
 
-async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
+async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> list[bytes]:
     limits, parts = dispatcher.limits, list[bytes]()
     start = asyncio.get_running_loop().time()
     try:
@@ -308,12 +329,12 @@ async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> 
         if isinstance(error, ConnectionError):
             raise
         raise RefusedError(Why.WRONG, "The body of the request cannot be read.") from None
-    return b"".join(parts)
+    return parts
 
 
 async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
     most = min(dispatcher.limits.request_bytes, len(body) * MOST_INFLATION + _FEW)
-    async with _inflating:
+    async with _one_core:
         dispatcher.grow(held, most)  # the inflated size is known only at the end: reserve the most
         content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))

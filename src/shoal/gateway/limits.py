@@ -129,14 +129,15 @@ class Options:
             _check_option(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
-        if not (self.is_open or _is_loopback(self.host)):
+        if not (self.is_open or is_loopback(self.host)):
             raise InputError(
                 f"--host {self.host} serves every client that reaches this machine: there is no authentication yet.",
                 "Give --open as well if a proxy or a firewall decides which clients reach it.",
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is a loopback address or ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -218,21 +219,34 @@ class Admission:
     times as many are in flight. Without ``slots``, it is refused if it would wait longer than ``max_wait`` seconds at
     the recent throughput. Even then, it is always admitted if fewer than 16 requests are in flight, and never if 1024
     are.
+
+    With ``slots``, one client address may use all places as long as no other needs one. Once another address that has
+    less than the part ``share`` was refused, the former gets no more than ``share`` for some seconds.
     """
 
-    def __init__(self, max_wait: float, *, slots: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_wait: float, *, slots: int = 0, share: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.num_requests = 0
-        self._most = PER_SLOT * slots
+        self._most, self._share = PER_SLOT * slots, max(1, int(PER_SLOT * slots * share))
+        self._of: Counter[str] = Counter()  # requests in flight, by address
+        self._refused, self._refused_at = "", -_MEMORY  # the last address that was refused with less than its share
         self._max_wait, self._clock = max_wait, clock
         self._work = 0.0  # in flight
         self._done = self._spent = 0.0  # decayed sums: work done, and the seconds with any in flight
         self._last = clock()
 
-    def refuse(self, num_bytes: int) -> float | None:
+    def refuse(self, num_bytes: int, address: str = "") -> float | None:
         """Return ``None`` if a request of ``num_bytes`` is admitted now, else the seconds after which to retry it."""
         self._advance()
         if self._most:
-            return None if self.num_requests < self._most else self._next_end()
+            is_below = self._of[address] < self._share
+            is_wanted = self._refused != address and self._last - self._refused_at < _MEMORY
+            if self.num_requests < self._most and (is_below or not is_wanted):
+                return None
+            if is_below:
+                self._refused, self._refused_at = address, self._last
+            return self._next_end()
         if self.num_requests < FEW:
             return None
         if self.num_requests >= MANY:
@@ -240,16 +254,20 @@ class Admission:
         wait = self._wait(num_bytes)
         return min(wait - self._max_wait, MOST_SECONDS) if wait > self._max_wait else None
 
-    def enter(self, num_bytes: int) -> None:
+    def enter(self, num_bytes: int, address: str = "") -> None:
         """Count a request of ``num_bytes`` as in flight."""
         self._advance()
         self.num_requests += 1
+        self._of[address] += 1
         self._work += num_bytes + A_REQUEST
 
-    def leave(self, num_bytes: int, *, is_done: bool) -> None:
+    def leave(self, num_bytes: int, address: str = "", *, is_done: bool) -> None:
         """Record that a request ended. If it was lost or got an error (not ``is_done``), its work was not done."""
         self._advance()
         self.num_requests -= 1
+        self._of[address] -= 1
+        if not self._of[address]:
+            del self._of[address]
         self._work -= num_bytes + A_REQUEST
         if is_done:
             self._done += num_bytes + A_REQUEST

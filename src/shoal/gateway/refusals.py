@@ -47,8 +47,11 @@ class Why(Enum):
 class RefusedError(Exception):
     """A request was refused before it ran, or was lost because its server or model died.
 
-    The client may retry after ``retry_after`` seconds; 0 means that it should not retry.
+    The client may retry after ``retry_after`` seconds; 0 means that it should not retry. ``request_id`` is the
+    request's id, where it was known.
     """
+
+    request_id = ""
 
     def __init__(self, why: Why, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)

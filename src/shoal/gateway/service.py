@@ -21,6 +21,7 @@ from shoal.gateway.http_front import HttpFront
 from shoal.gateway.limits import HEALTH_CONNECTIONS, Options, Pool
 from shoal.gateway.logs import log
 from shoal.gateway.models import find_below, find_default, find_exposed, find_slots
+from shoal.gateway.screening import read_rules
 from shoal.gateway.streams import Streaming
 from shoal.gateway.supervisor import Servers, Supervisor
 from shoal.repository.manifest import read_composed
@@ -86,8 +87,8 @@ class _Service:
             slots=find_slots(configs),
         )
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))
-        canaries, streaming = make_canaries(configs), Streaming(configs)
-        front, http = GrpcFront(dispatcher, streaming), HttpFront(dispatcher, configs, streaming)
+        canaries, streaming, rules = make_canaries(configs), Streaming(configs), read_rules(configs)
+        front, http = GrpcFront(dispatcher, rules, streaming), HttpFront(dispatcher, rules, streaming)
         health = Health(dispatcher, canaries, streaming)
         servers = Servers(self._repository, runtime, options.load_seconds, canaries)
         supervisor = Supervisor(
@@ -140,10 +141,9 @@ async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, healt
     addresses = Addresses(*(f"{host}:{port}" for port in ports))
     connections = Pool(limits.connections, limits.client_share)
     async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(
-            listen(health.app, host, ports[2], limits, Pool(HEALTH_CONNECTIONS, limits.client_share))
-        )
-        await held.enter_async_context(listen(http.app, host, ports[0], limits, connections))
+        few = Pool(HEALTH_CONNECTIONS, limits.client_share)
+        for app, port, pool in ((health.app, ports[2], few), (http.app, ports[0], connections)):
+            await held.enter_async_context(listen(app, host, port, limits, pool, is_open=options.is_open))
         server = make_server(front, addresses.grpc, limits)
         await server.start()
         held.push_async_callback(server.stop, _CLOSING)

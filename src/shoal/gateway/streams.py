@@ -25,9 +25,9 @@ from tritonclient.grpc import service_pb2
 
 from shoal.component.callees import STOP
 from shoal.component.spec import STRING, ModelSpec
-from shoal.gateway.dispatcher import Stream, Upstream
 from shoal.gateway.models import find_members
 from shoal.gateway.screening import WITH_END
+from shoal.gateway.upstream import Stream, Upstream
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 
@@ -158,7 +158,7 @@ def _make_request(config: ModelConfig) -> Any:
         shape = [*rows, *(max(1, size) for size in tensor.dims)]
         kind = "BYTES" if tensor.dtype == STRING else tensor.dtype.removeprefix("TYPE_")
         request.inputs.add(name=tensor.name, datatype=kind, shape=shape)
-        size = int(np.prod(shape)) * (4 if tensor.dtype == STRING else tensor.numpy_dtype.itemsize)
+        size = int(np.prod(shape)) * (4 if tensor.dtype == STRING else tensor.item_bytes)
         request.raw_input_contents.append(b"\1" * size if tensor.name == STOP else bytes(size))
     return request
 

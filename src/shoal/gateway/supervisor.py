@@ -15,11 +15,12 @@ from typing import Any
 
 from shoal.errors import ServerError, ShoalError
 from shoal.gateway.canary import Canary, Verdict, WrongError
-from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.health import Health
 from shoal.gateway.limits import RESTARTS_SECONDS, Options
 from shoal.gateway.logs import Tail, log
 from shoal.gateway.models import count_processes, find_members, find_users, read_hang_seconds
+from shoal.gateway.upstream import Upstream
 from shoal.gateway.watch import PERIOD, Fault, Watch
 from shoal.machine import available_memory
 from shoal.repository.config import ModelConfig
@@ -184,6 +185,7 @@ class Supervisor:
                     self._dispatcher.suspected.clear()
                     suspected = 0.0
                     await self._dispatcher.settle()
+            self._dispatcher.end_unread()
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
             if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:

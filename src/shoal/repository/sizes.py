@@ -34,7 +34,7 @@ class Largest:
         if tensor.dtype == STRING:
             return self.rows * prod(size for size in tensor.dims if size > 0) * self.text_bytes
         elements = self.rows * prod(self.width if size < 0 else size for size in tensor.dims)
-        return elements * tensor.numpy_dtype.itemsize
+        return elements * tensor.item_bytes
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.server.checks import check_start
-from shoal.server.orphans import ENVIRONMENT, SHARED_MEMORY, Lease, clean_up, find_prefix, make_folder
+from shoal.server.orphans import ENVIRONMENT, SHARED_MEMORY, Lease, clean_up, find_prefix, make_folder, watch
 from shoal.server.runtime import Runtime
 
 HOST = "127.0.0.1"
@@ -68,6 +68,8 @@ class Server:
             self.beacons.mkdir()
             self._lease = Lease(self._folder)
             undone.callback(self._lease.end)
+            self._watcher = watch(self._folder)
+            undone.callback(self._end_watcher)
             self._process = self._launch(runtime, ports)
             undone.callback(self.stop, 0)
             undone.pop_all()
@@ -184,6 +186,11 @@ class Server:
         self._process.wait()
         self._held.close()
         self._lease.end()
+        self._end_watcher()
+
+    def _end_watcher(self) -> None:
+        self._watcher.kill()
+        self._watcher.communicate()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,9 @@ Each server has a temporary folder with a lock file, the *lease*. The process th
 of the server hold the lock through an inherited descriptor. The kernel releases the lock when the last of them ends,
 so a lease that can be locked belongs to a server that has ended. The names of the server's shared memory follow from
 the folder's name. The lease lists the folders into which Triton has unpacked environments for the server.
+
+If the process that started the server is killed, the server's processes are orphans: they are killed too. This module,
+run as a program beside each server, does so at once; the next start does so if that program was killed as well.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.errors import SetupError
+from shoal.processes import processes
 
 SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, regardless of TMPDIR
 _LEASE = "lease"
-_FOLDER = re.compile(r"shoal-\d+-\w{8}")
+_FOLDER = re.compile(r"shoal-(\d+)-\w{8}")
+_PAUSE = 0.1  # seconds between two attempts to lock the lease of processes that were killed
+_ATTEMPTS = 50
 
 
 def make_folder() -> Path:
@@ -72,8 +82,17 @@ class Lease:
         self._file.close()
 
 
+def watch(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that cleans up after a server when this process ends: it reads a pipe that then closes."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "shoal.server.orphans", folder],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+        process_group=0,  # what ends this process's group, such as Ctrl-C, leaves it alone
+    )  # fmt: skip
+
+
 def clean_up() -> list[Path]:
-    """Remove what servers of this user left behind when they were killed; return the servers' temporary folders."""
+    """End and remove what servers of this user left behind when their starters were killed; return their folders."""
     found = sorted(Path(tempfile.gettempdir()).glob(f"shoal-*/{_LEASE}"))
     return [path.parent for path in found if _FOLDER.fullmatch(path.parent.name) and _is_own(path) and _clean(path)]
 
@@ -92,13 +111,49 @@ def _is_own(lease: Path) -> bool:
 def _clean(path: Path) -> bool:
     try:
         with path.open("r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for _ in range(_ATTEMPTS):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not _kill_orphans(path):
+                        return False
+                    time.sleep(_PAUSE)
+            else:
+                return False
             if not path.is_file():  # another process removed it first
                 return False
             _remove(path.parent)
             return True
-    except OSError:  # it is in use, or was removed meanwhile
+    except OSError:  # it was removed meanwhile
         return False
+
+
+def _kill_orphans(lease: Path) -> bool:
+    """Kill the processes of the server that holds a lease, and return True, unless its starter still runs.
+
+    The starter's process id is in the name of the folder. It is no member of the session of the server's processes, so
+    two sessions hold the lease of a server in another container, where process ids differ.
+    """
+    name, held = _FOLDER.fullmatch(lease.parent.name), lease.stat()
+    holders = [each for each in processes() if each.pid != os.getpid() and _has_open(each.pid, held)]
+    sessions = {each.session for each in holders}
+    if name is None or len(sessions) != 1 or int(name[1]) in [os.getpid(), *(each.pid for each in holders)]:
+        return False
+    for each in processes():
+        if each.session in sessions:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each.pid, signal.SIGKILL)
+    return True
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.path.samestat(entry.stat(), file):
+                    return True
+    return False
 
 
 def _remove(folder: Path) -> None:
@@ -110,3 +165,10 @@ def _remove(folder: Path) -> None:
             if ENVIRONMENT.fullmatch(line):  # nothing else may be deleted, whatever the file says
                 shutil.rmtree(line, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    place = Path(sys.argv[1])
+    while place.is_dir() and not _clean(place / _LEASE):  # its starter may take a moment to end
+        time.sleep(_PAUSE)

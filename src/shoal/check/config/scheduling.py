@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_file
+from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)
 PREFERRED = Rule("preferred-batch-size", Severity.ERROR, is_core=True)
@@ -20,6 +21,7 @@ PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
 MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 KIND = Rule("kind-left-open", Severity.WARNING)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
+EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
 # Backends of NVIDIA, and widespread backends of others. A name unlike all of them is taken for a user's own backend.
@@ -62,6 +64,22 @@ def find(model: Model, repository: Repository) -> Findings:
     yield from _metrics(model)
     if message.HasField("sequence_batching"):
         yield from _sequences(model)
+        yield from _embedded(model, repository)
+
+
+def _embedded(model: Model, repository: Repository) -> Findings:
+    """Find what shoal's own backends do not do. They give the files' models the declared inputs alone."""
+    sequences = model.message.sequence_batching
+    is_own = model.message.runtime.endswith(".py") or (repository.target and repository.target.is_embedded)
+    if not is_own or model.backend not in PYTHON_BASED_BACKENDS:
+        return
+    for field, what in (("state", "implicit state"), ("control_input", "control tensors")):
+        if len(getattr(sequences, field)):
+            yield EMBEDDED.at(
+                model.at("sequence_batching", field, 0),
+                f"{model.name} has {what}, which shoal's own {model.backend} backend does not pass to the model.",
+                "Serve it with the native backend in NVIDIA's container: --target 26.06. Or write a component.",
+            )
 
 
 def _batcher(model: Model) -> Findings:
