@@ -29,7 +29,10 @@ def spec(*tensors: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
 
 def convert(document: Any, **options: Any) -> Any:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return to_message(body, options.pop("spec", spec()), "")[0]
+    wanted = options.pop("spec", spec())
+    message, _ = to_message(body, wanted, "")
+    screen_message(message, "m", {"m": Rules(wanted)})
+    return message
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,13 @@ def test_pieces_are_scanned_as_one(text: str, offset: int) -> None:
 
 @pytest.mark.parametrize("kind", ["numbers", "NaN", "strings", "lists"])
 def test_long_data_is_passed_on_unread(kind: str) -> None:
-    values = {
+    kinds: dict[str, list[Any]] = {
         "numbers": [1.25, 3],
         "NaN": [float("nan"), -float("inf")],
         "strings": ['a"],[', "\\"],
         "lists": [[1], []],
-    }[kind]
+    }
+    values = kinds[kind]
     document = request(shape=[2, SMALL], data=values * SMALL)
     document["inputs"] += [{"name": "W", "datatype": "FP32", "shape": [1], "data": [3]}]
     rules = RULES._replace(spec=ModelSpec("a", RULES.spec.inputs * 2, OUTPUTS, 4))
