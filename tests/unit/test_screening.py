@@ -266,6 +266,7 @@ def test_messages_have_the_same_limits() -> None:
         (lambda made: setattr(made, "id", "x" * 1025), "id is longer than 1024"),
         (lambda made: add(made.parameters, {str(n): 1 for n in range(MOST_PARAMETERS + 1)}), "129 parameters"),
         (lambda made: made.outputs.add(name="W"), "a has no output 'W'"),
+        (lambda made: [made.outputs.add(name="Y") for _ in range(5)], "5 outputs; at most 4"),
         (lambda made: [made.outputs.add(name="Y") for _ in range(2)], "'Y' is listed twice"),
         (lambda made: made.inputs[0].shape.extend([1] * 63), "65 dimensions"),
     ):

@@ -301,6 +301,8 @@ def screen_message(message: Any, first_name: str, rules: Mapping[str, Rules]) ->
             Why.WRONG, f"The request names two models, {first_name!r:.100} and {message.model_name!r:.100}. Name one."
         )
     if known := rules.get(message.model_name):
+        if len(message.outputs) > (most := len(known.spec.outputs)):
+            raise _too_many("outputs", len(message.outputs), most)
         outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
         _judge(known, message.id, len(message.inputs), _values(message.parameters), outputs, is_json=False)
     raw = message.raw_input_contents
