@@ -47,7 +47,7 @@ def _items(draw: Any) -> bytes:
     ) + made
 
 
-ARCHIVES = st.lists(_items(), min_size=1, max_size=7)
+ARCHIVES = st.lists(_items(), min_size=1, max_size=5)
 
 
 def check_unpacking(top: Path, items: list[bytes]) -> str:
