@@ -103,10 +103,9 @@ def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Call
         client.close()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_the_client_keeps_nothing(service: Service, protocol: str) -> None:
-    """Neither of a refused request nor of a stream to a model that has none; without a garbage collector."""
-    with shoal.Client(service.grpc if protocol == "grpc" else service.http, protocol=protocol, retries=0) as client:
+def test_the_client_keeps_nothing(service: Service) -> None:
+    """Neither of a refused request nor of a refused stream, over gRPC; without a garbage collector."""
+    with shoal.Client(service.grpc, retries=0) as client:
         refs: list[weakref.ref[Any]] = []
         gc.disable()
         try:

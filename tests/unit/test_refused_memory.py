@@ -224,4 +224,4 @@ def test_frames_of_errors_that_lead_to_each_other() -> None:
     for each in (one, two):
         each.__traceback__ = TracebackType(None, sys._getframe(), 0, 1)
     forget_frames(one)
-    assert (one.__traceback__, two.__traceback__, one.__cause__, two.__context__) == (None,) * 4
+    assert all(each is None for each in (one.__traceback__, two.__traceback__, one.__cause__, two.__context__))
