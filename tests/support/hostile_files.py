@@ -12,7 +12,7 @@ from pathlib import Path
 SECONDS, WAIT, MEMORY = 20, 120, 1536 * 2**20  # of one call: processor time, time, and memory beyond the present
 
 
-def link(target: str) -> Callable[[Path], None]:
+def link(target: str) -> Callable[[Path], object]:
     return lambda path: path.symlink_to(target)
 
 
@@ -21,11 +21,11 @@ def sparse(path: Path) -> None:
         file.truncate(3 * 2**30)
 
 
-def text(content: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(content, encoding="utf-8") and None
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content, encoding="utf-8")
 
 
-NO_FILES: dict[str, Callable[[Path], None]] = {
+NO_FILES: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "endless zeros": link("/dev/zero"),
     "a terminal": link("/dev/tty"),
@@ -35,7 +35,7 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
     "a folder": Path.mkdir,
     "a link to nothing": link("nothing"),
 }
-NO_JSON: dict[str, Callable[[Path], None]] = {
+NO_JSON: dict[str, Callable[[Path], object]] = {
     "nested": text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
     "half a character": text('{"a": "\\ud800"}'),
     "a list": text("[1]"),
@@ -44,11 +44,11 @@ NO_JSON: dict[str, Callable[[Path], None]] = {
         '{"weight_map": 1, "files": [], "launch": 3, "vocab_size": {}, "model": [], "eos_token_id": {"a": []},'
         ' "chat_template": [3], "added_tokens": 4, "shoal": 1}'
     ),
-    "not UTF-8": lambda path: path.write_bytes(b'{"a": "\xff"}') and None,
+    "not UTF-8": lambda path: path.write_bytes(b'{"a": "\xff"}'),
 }
 
 
-def put(path: Path, make: Callable[[Path], None]) -> None:
+def put(path: Path, make: Callable[[Path], object]) -> None:
     """Replace the file at ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ def test_stages_are_shown(tmp_path: Path) -> None:
     result = run("add-model", source, "column", "--input", "FP32:5", "--project", tmp_path)
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == [
+        f"{source} is a program, and is run now, as you: add files that you trust.",
         "loading the libraries for a TorchScript model ...", "reading and trying a TorchScript model ...",
         "checking the model folder ...",
     ]  # fmt: skip

@@ -329,10 +329,10 @@ def test_a_program_is_announced(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert result.stderr.count("m.pt is a program, and is run now, as you") == 1
-    assert "program" not in result.stdout
+    assert "is a program" not in result.stdout
     onnx.save(onnx.load(save(tmp_path / "m.onnx", ["n", 2])), str(tmp_path / "n.onnx"))
     arguments = ["add-model", str(tmp_path / "n.onnx"), "other", "--project", str(tmp_path / "p")]
-    assert "program" not in CliRunner().invoke(app, arguments).output
+    assert "is a program" not in CliRunner().invoke(app, arguments).output
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

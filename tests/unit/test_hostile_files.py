@@ -23,7 +23,7 @@ from tests.support.hostile_files import NO_FILES, NO_JSON, limits, put
 from tests.support.planted import Plant
 from tests.unit.test_weights import CONFIG, TOKENIZER
 
-Make = Callable[[Path], None]
+Make = Callable[[Path], object]
 BOTH = {**NO_FILES, **NO_JSON}
 
 

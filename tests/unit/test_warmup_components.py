@@ -67,7 +67,7 @@ def test_a_last_step_that_fails_is_not_asked_by_the_server(tmp_path: Path, caplo
     ensemble(tmp_path, "all", ("last", "A", "Z"))
     with caplog.at_level(logging.DEBUG, "shoal"):
         found = derived(tmp_path, "all")
-    assert found == WarmUps({}, {"last": "it does not run here: InputError: X is 0. Send more."})
+    assert found == WarmUps({}, {"last": "it does not run here: InputError: X is 0. Send more.\\nPlease."})
     assert caplog.text == ""
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -138,9 +139,9 @@ def export_onnx(module: nn.Module, example: Any, path: Path, what: str, fix: str
     Raises:
         ArtifactError: the exporter refuses it; the message is one line, with ``what`` and ``fix``.
     """
-    torch._C._jit_set_onnx_log_enabled(False)  # else a failing exporter prints the whole graph
     try:
-        torch.onnx.export(module, example, str(path), dynamo=False, opset_version=17, **options)
+        with patch.object(torch._C, "_jit_onnx_log"):  # by which a failing exporter prints the whole graph, always
+            torch.onnx.export(module, example, str(path), dynamo=False, opset_version=17, **options)
     except Exception as error:  # the exporter's and the tracer's errors have no other common class
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:MAX_REASON]
         raise ArtifactError(f"{what} cannot be exported to ONNX: {reason.rstrip('.')}.", fix) from error
