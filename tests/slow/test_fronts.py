@@ -210,7 +210,7 @@ def test_pages_of_this_machine_and_forms_are_answered(service: Service) -> None:
 def test_behind_a_proxy_any_host_is_answered(home: Path) -> None:
     with Service(home / "repository", home / "log3", "--open") as service:
         for headers in ({"Host": "example.org"}, {"Origin": "https://example.org"}):
-            assert ask(service, "/v2/health/live", **headers)[0] == 200
+            assert ask(service, "/v2/health/live", None, None, **headers)[0] == 200
 
 
 def test_long_batches_are_no_fault(service: Service, home: Path) -> None:

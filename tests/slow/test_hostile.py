@@ -121,14 +121,14 @@ def lies(seed: int) -> Iterator[tuple[str, dict[str, str], bytes]]:
         if not any(abs(dim) > 8 for dim in shape):
             shape.append(chance.choice(large))
         datatype = chance.choice(["FP32", "INT64", "BYTES", "BOOL", "FP64"])
-        tensor: dict[str, Any] = {"name": "X", "datatype": datatype, "shape": shape}
+        entry: dict[str, Any] = {"name": "X", "datatype": datatype, "shape": shape}
         kind, binary = chance.choice(["binary", "json", "nested", "twice", "generate"]), b""
         if kind == "binary":
             binary = bytes(chance.choice([0, 0, 4, 8]))
-            tensor["parameters"] = {"binary_data_size": chance.choice([0, len(binary), 2**31, 2**32, 2**64 - 1])}
+            entry["parameters"] = {"binary_data_size": chance.choice([0, len(binary), 2**31, 2**32, 2**64 - 1])}
         else:
-            tensor["data"] = [1.0]
-        body = json.dumps({"inputs": [tensor]})
+            entry["data"] = [1.0]
+        body = json.dumps({"inputs": [entry]})
         if kind == "nested":
             depth = chance.choice([65, 1000, 40_000, 200_000])
             body = body.replace("[1.0]", "[" * depth + "1.0" + "]" * depth)
@@ -201,9 +201,9 @@ def classify(service: Service, case: tuple[str, str, list[int], Any, bytes, Any]
     """Status and answer of a request for the classes of an output."""
     model, datatype, shape, data, binary, number = case
     if way in ("json", "binary"):
-        tensor = {"name": "X", "datatype": datatype, "shape": shape}
-        tensor |= {"data": data} if way == "json" else {"parameters": {"binary_data_size": len(binary)}}
-        head = json.dumps({"inputs": [tensor], "outputs": [{"name": "Y", "parameters": {"classification": number}}]})
+        entry: dict[str, Any] = {"name": "X", "datatype": datatype, "shape": shape}
+        entry |= {"data": data} if way == "json" else {"parameters": {"binary_data_size": len(binary)}}
+        head = json.dumps({"inputs": [entry], "outputs": [{"name": "Y", "parameters": {"classification": number}}]})
         named = {"Inference_Header_Content_Length": str(len(head))} if way == "binary" else {}
         body = head.encode() + (binary if way == "binary" else b"")
         status, _, content = ask(service, f"/v2/models/{model}/infer", body, **named)

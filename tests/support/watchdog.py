@@ -22,7 +22,8 @@ class Watchdog:
     """Context in which a service is asked whether it lives; afterwards, ``seconds`` are the times of the answers."""
 
     def __init__(self, address: str) -> None:
-        self._command, self.seconds = [sys.executable, "-m", __name__, address], [0.0]
+        self._command = [sys.executable, "-m", __name__, address]
+        self.seconds: list[float] = []
 
     @property
     def longest(self) -> float:
@@ -36,8 +37,7 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        out, _ = self._process.communicate()
-        self.seconds = json.loads(out)
+        self.seconds = json.loads(self._process.communicate()[0])
         assert self.seconds
 
 

@@ -119,12 +119,13 @@ def test_pieces_are_scanned_as_one(text: str, offset: int) -> None:
 
 @pytest.mark.parametrize("kind", ["numbers", "NaN", "strings", "lists"])
 def test_long_data_is_passed_on_unread(kind: str) -> None:
-    values = {
+    kinds: dict[str, list[Any]] = {
         "numbers": [1.25, 3],
         "NaN": [float("nan"), -float("inf")],
         "strings": ['a"],[', "\\"],
         "lists": [[1], []],
-    }[kind]
+    }
+    values = kinds[kind]
     document = request(shape=[2, SMALL], data=values * SMALL)
     document["inputs"] += [{"name": "W", "datatype": "FP32", "shape": [1], "data": [3]}]
     rules = RULES._replace(spec=ModelSpec("a", RULES.spec.inputs * 2, OUTPUTS, 4))
@@ -265,6 +266,7 @@ def test_messages_have_the_same_limits() -> None:
         (lambda made: setattr(made, "id", "x" * 1025), "id is longer than 1024"),
         (lambda made: add(made.parameters, {str(n): 1 for n in range(MOST_PARAMETERS + 1)}), "129 parameters"),
         (lambda made: made.outputs.add(name="W"), "a has no output 'W'"),
+        (lambda made: [made.outputs.add(name="Y") for _ in range(5)], "5 outputs; at most 4"),
         (lambda made: [made.outputs.add(name="Y") for _ in range(2)], "'Y' is listed twice"),
         (lambda made: made.inputs[0].shape.extend([1] * 63), "65 dimensions"),
     ):

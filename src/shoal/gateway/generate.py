@@ -41,8 +41,6 @@ from shoal.gateway.refusals import (
     log_failure,
 )
 from shoal.gateway.screening import (
-    MOST_ID_BYTES,
-    MOST_PARAMETERS,
     PIECE,
     SMALL,
     Rules,
@@ -275,12 +273,10 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
         given_id, nested = document.pop("id", ""), document.pop("parameters", {})
         if not isinstance(given_id, str) or not isinstance(nested, dict):
             raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
-        is_long = len(given_id.encode(*_RAW)) > MOST_ID_BYTES
+        given_id.encode()
     except (ValueError, AttributeError, TypeError) as error:  # also: a list, or an id with half of a character
         reason = error if isinstance(error, json.JSONDecodeError) else "it is not a JSON object of text and numbers"
         raise RefusedError(Why.WRONG, f"The request cannot be read: {reason}.") from None
-    if is_long:
-        raise RefusedError(Why.WRONG, f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     arrays, parameters = dict[str, Array](), dict[str, Any]()
     for name, value in _members(document, nested):
@@ -290,11 +286,7 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
             parameters[name] = value
     if any(np.isinf(array).any() for array in arrays.values() if array.dtype.kind == "f") and b"Infinity" not in body:
         raise RefusedError(Why.WRONG, "The request has a number that an input of FP32 or FP64 cannot hold.")
-    if len(parameters) > MOST_PARAMETERS:
-        raise RefusedError(
-            Why.WRONG, f"The request has {len(parameters)} parameters; at most {MOST_PARAMETERS} are read."
-        )
-    message = to_grpc(Call(Method.INFER, spec.name, arrays)).message
+    message = to_grpc(Call(Method.INFER, spec.name, arrays, request_id=given_id)).message
     message.model_version = version
     for name, value in parameters.items():
         _add_parameter(message, name, value)

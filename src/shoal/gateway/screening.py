@@ -336,6 +336,8 @@ def screen_message(message: Any, rules: Mapping[str, Rules], sizes: Sequence[tup
         RefusedError: the request would crash Triton.
     """
     if known := rules.get(message.model_name):
+        if len(message.outputs) > (most := len(known.spec.outputs)):
+            raise _too_many("outputs", len(message.outputs), most)
         outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
         _judge(known, message.id, len(message.inputs), _values(message.parameters), outputs, is_json=False)
     raw = message.raw_input_contents
