@@ -32,7 +32,7 @@ def convert(document: Any, **options: Any) -> Any:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     wanted = options.pop("spec", spec())
     message, _ = to_message(body, wanted, "")
-    screen_message(message, "m", {"m": Rules(wanted)})
+    screen_message(message, {"m": Rules(wanted)})
     return message
 
 

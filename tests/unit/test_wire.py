@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(screening, "SMALL", -1)
 
 
-def message(*shape: int, raw: bytes | None = None, datatype: str = "FP32", **contents: list[Any]) -> Any:
+def message(*shape: int, raw: bytes | None = None, datatype: str = "FP32", **contents: Any) -> Any:
     made = Request(model_name="a", id="mine")
     made.parameters["triton_enable_empty_final_response"].bool_param = True
     tensor = made.inputs.add(name="X", datatype=datatype, shape=shape)
@@ -73,7 +73,7 @@ def test_what_does_not_fit() -> None:
 
 
 @given(st.fixed_dictionaries({}, optional={name: st.lists(values) for name, values in FIELDS.items()}))
-def test_values_are_counted_as_protobuf_reads_them(contents: dict[str, list[Any]]) -> None:
+def test_values_are_counted_as_protobuf_reads_them(contents: dict[str, Any]) -> None:
     made = message(1, **contents)
     reduced, sizes = _reduce(made.SerializeToString())
     assert sizes == [(max(map(len, contents.values()), default=0), False)]
