@@ -341,7 +341,8 @@ def test_an_exporter_says_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(50):
                 x = x.relu() + 1
-            return torch.linalg.matrix_exp(x)
+            y: torch.Tensor = torch.linalg.matrix_exp(x)
+            return y
 
     with pytest.raises(ArtifactError, match=r"^A net cannot be exported to ONNX: .*matrix_exp.* Do this\.$") as error:
         export_onnx(Net(), (torch.ones(2, 3, 3),), tmp_path / "m.onnx", "A net", "Do this.")

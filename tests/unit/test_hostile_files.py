@@ -27,7 +27,7 @@ Make = Callable[[Path], object]
 BOTH = {**NO_FILES, **NO_JSON}
 
 
-def each(kinds: dict[str, Make]) -> Any:
+def each(kinds: dict[str, Make]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in kinds.items()])
 
 
