@@ -77,7 +77,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def number(chance: random.Random) -> int:
     """Mostly small, sometimes large: how many members, values or parameters."""
-    return chance.choice([1, 7, 100, 1000, 1000, 10_000, 100_000])
+    return chance.choices([1, 7, 100, 1000, 10_000, 100_000], [20, 20, 20, 20, 5, 1])[0]
 
 
 def infer_json(chance: random.Random) -> tuple[str, bytes]:
@@ -177,14 +177,19 @@ class Caller:
 
     def send(self) -> None:
         """Send one request, of a kind by chance."""
-        ways = [infer_json, infer_json, generate_json, generate_json, refused_texts]
-        way = self._chance.choice([*ways, "unary", "unary", "stream", "half"])
-        if callable(way):
-            outcome = self._post(*way(self._chance))
-        elif way == "half":
-            outcome = self._half()
-        else:
-            outcome = self._call(way, message(self._chance))
+        match self._chance.choice(
+            ["infer", "infer", "generate", "generate", "text", "unary", "unary", "stream", "half"]
+        ):
+            case "infer":
+                outcome = self._post(*infer_json(self._chance))
+            case "generate":
+                outcome = self._post(*generate_json(self._chance))
+            case "text":
+                outcome = self._post(*refused_texts(self._chance))
+            case "half":
+                outcome = self._half()
+            case way:
+                outcome = self._call(way, message(self._chance))
         self.outcomes[outcome] += 1
 
     def _post(self, path: str, body: bytes) -> str:
