@@ -128,8 +128,7 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = f"{path} is damaged or cut off: {escape(str(error))}"
-        raise ArtifactError(what, "Copy it again, or rebuild it.") from error
+        raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or rebuild it.") from error
 
 
 def _check_format(path: Path) -> None:
@@ -153,11 +152,6 @@ def _find_kind(member: tarfile.TarInfo) -> str:
     if member.islnk():
         return HARD_LINK
     return FILE if member.isreg() else _SPECIAL
-
-
-def escape(text: str) -> str:
-    """Return a text from an archive for a message: cut, with line ends and control characters escaped."""
-    return repr(text if len(text) <= 200 else f"{text[:200]}…")[1:-1]
 
 
 class _Tree:
@@ -198,7 +192,7 @@ class _Tree:
         refusal = self._enter(posixpath.dirname(path))
         source = posixpath.normpath(link)
         if kind == HARD_LINK and (source == path or self.kinds.get(source) != FILE):
-            refusal = refusal or f"it is a hard link to {escape(link)}, which is not a file before it in the archive"
+            refusal = refusal or f"it is a hard link to {link}, which is not a file before it in the archive"
         if kind == SYMLINK:
             refusal = refusal or self._follow(posixpath.dirname(path), link)
         if not refusal:
@@ -210,7 +204,7 @@ class _Tree:
         new = []
         while path not in ("", ".") and (kind := self.kinds.get(path)) != FOLDER:
             if kind:
-                return f"{escape(path)} is a {kind} in the archive, not a folder"
+                return f"{path} is a {kind} in the archive, not a folder"
             new.append(path)
             path = posixpath.dirname(path)
         self.kinds |= dict.fromkeys(new, FOLDER)
@@ -220,7 +214,7 @@ class _Tree:
         """Return the reason why a symbolic link in ``folder`` must not have the target ``link``."""
         if not link:
             return "it links to nothing"
-        outside = f"it links to {escape(link)}, outside the folder"
+        outside = f"it links to {link}, outside the folder"
         if link.startswith("/"):
             return outside
         at = [*filter(None, folder.split("/"))]
@@ -229,7 +223,7 @@ class _Tree:
                 if not at:
                     return outside
                 if refusal := self._enter("/".join(at)):
-                    return f"it links to {escape(link)}, but {refusal}"
+                    return f"it links to {link}, but {refusal}"
                 at.pop()
             elif step not in ("", "."):
                 at.append(step)
@@ -299,7 +293,7 @@ def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stag
             for entry in read_archive(archive):
                 if entry.refusal:
                     raise ArtifactError(
-                        f"{archive} holds '{escape(entry.path)}': {entry.refusal}.",
+                        f"{archive} holds '{entry.path[:200]}': {entry.refusal}.",
                         "Do not use it; have its maker pack it again.",
                     )
                 _write(entry, made, folders)
@@ -342,5 +336,5 @@ def _make_folder(folder: Path, folders: set[Path]) -> None:
             each.mkdir()
         except FileExistsError:
             if not stat.S_ISDIR(each.lstat().st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, f"{escape(each.name)} is not a folder") from None
+                raise NotADirectoryError(errno.ENOTDIR, f"{each.name} is not a folder") from None
         folders.add(each)

@@ -13,7 +13,7 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, escape, read_archive, read_folder
+from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, read_archive, read_folder
 from shoal.environment.stub import MAGIC, Version, read_binary, show_version
 from shoal.errors import ArtifactError, SetupError
 
@@ -217,7 +217,7 @@ class _Reading:
         env.num_entries += 1
         env.num_bytes += entry.size
         if entry.refusal:
-            env.escapes.append(f"'{escape(entry.path)}': {entry.refusal}")
+            env.escapes.append(f"'{entry.path[:200]}': {entry.refusal}")
             return
         path = PurePosixPath(entry.path).as_posix()
         self._note_place(path, entry)
@@ -236,7 +236,7 @@ class _Reading:
             return
         env.num_hard_links += entry.kind == HARD_LINK
         if env.kind != ARCHIVE and entry.kind == SYMLINK and not (env.source / path).exists():
-            env.prefixes.append(f"{escape(path)} links to {escape(entry.link)}, which is not there")
+            env.prefixes.append(f"{path} links to {entry.link}, which is not there")
             return
         env.has_activate |= path == "bin/activate"
         env.has_interpreter |= path == "bin/python3"
@@ -244,7 +244,7 @@ class _Reading:
         if path == f"lib/{name}" and ".so" in name:
             env.own_libraries.add(name)
         if entry.kind == SYMLINK and entry.link.startswith("/"):
-            env.prefixes.append(f"{escape(path)} links to {escape(entry.link)}")
+            env.prefixes.append(f"{path} links to {entry.link}")
 
     def _read(self, path: str, entry: Entry) -> None:
         """Read a file if it is metadata of a package, or a binary, which shows the library versions that it needs."""
@@ -283,16 +283,16 @@ class _Reading:
             return
         if env.machine == "" or path.startswith("bin/python"):
             env.machine = binary.machine
-        env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), escape(path)))
-        env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), escape(path)))
+        env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
+        env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
         if path.startswith("lib/libstdc++.so.6"):
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
 
     def _read_venv(self, path: str, content: bytes) -> None:
         lines = re.findall(r"(?m)^(\S+)\s*=\s*(.*?)\s*$", content.decode(errors="replace"))
         settings: dict[str, str] = dict(lines)
-        self.full_version = escape(settings.get("version", settings.get("version_info", "")))
-        self.environment.prefixes.append(f"{path} names {escape(settings.get('home', ''))}, where its Python is")
+        self.full_version = settings.get("version", settings.get("version_info", ""))
+        self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
         if settings.get("include-system-site-packages", "").lower() == "true":
             self.environment.is_open = True
             self.environment.leaks.append(f"{path} lets the base Python's packages in")
@@ -302,8 +302,7 @@ class _Reading:
         about = origin.get("dir_info")
         if isinstance(about, dict) and about.get("editable"):
             package = PurePosixPath(path).parent.name.split("-")[0]
-            url = escape(str(origin.get("url", "a folder")))
-            self.environment.editable.append(f"{escape(package)} is an editable install of {url}")
+            self.environment.editable.append(f"{package} is an editable install of {origin.get('url', 'a folder')}")
 
     def _read_metadata(self, path: str, content: bytes) -> None:
         folder = PurePosixPath(path).parent.as_posix()
@@ -311,7 +310,7 @@ class _Reading:
             message = BytesHeaderParser().parsebytes(content)
             if not message["Name"]:
                 return
-            self.metadata[folder] = escape(str(message["Name"])), escape(str(message["Version"]))
+            self.metadata[folder] = str(message["Name"]), str(message["Version"])
 
     def _read_record(self, path: str, content: bytes) -> None:
         folder = PurePosixPath(path).parent
@@ -328,11 +327,11 @@ class _Reading:
             at = posixpath.normpath(posixpath.join(inside, posixpath.dirname(path), line))
             if at != inside and not at.startswith(f"{inside}/"):
                 kind = "a user's own packages" if "/.local/" in line else "packages outside"
-                self.environment.leaks.append(f"{escape(path)} lets {kind} in: {escape(line)}")
+                self.environment.leaks.append(f"{path} lets {kind} in: {line}")
 
     def _read_conda(self, path: str, content: bytes) -> None:
         record = _read_json(content)
-        name, version = (escape(str(record.get(key, ""))) for key in ("name", "version"))
+        name, version = str(record.get("name", "")), str(record.get("version", ""))
         if not name:
             return
         if name == "python":
