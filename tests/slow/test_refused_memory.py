@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
@@ -103,9 +103,10 @@ def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Call
         client.close()
 
 
-def test_the_client_keeps_nothing(service: Service) -> None:
-    """Neither of a refused request nor of a refused stream, over gRPC; without a garbage collector."""
-    with shoal.Client(service.grpc, retries=0) as client:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_client_keeps_nothing(service: Service, protocol: Literal["grpc", "http"]) -> None:
+    """Neither of a refused request nor of a refused stream; without a garbage collector."""
+    with shoal.Client(getattr(service, protocol), protocol=protocol, retries=0) as client:
         refs: list[weakref.ref[Any]] = []
         gc.disable()
         try:

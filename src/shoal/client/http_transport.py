@@ -326,6 +326,8 @@ class Http:
         except BaseException:  # also an interrupt
             future.cancel()
             raise
+        finally:
+            del future  # or its error would hold this frame, and the frame the error
 
     def close(self) -> None:
         self._end()

@@ -228,6 +228,9 @@ class AsyncSource:
         self._reading = asyncio.ensure_future(anext(self._answers, None))
         try:
             return await asyncio.wait_for(self._reading, seconds)
+        except CallError as failure:
+            self._reading = None
+            raise failure.with_traceback(None) from None  # wait_for's frame holds the error, and others the request
         except TimeoutError:
             raise CallError(Kind.TIMEOUT, "while waiting") from None
         except asyncio.CancelledError:
@@ -260,10 +263,13 @@ class LoopSource:
             return self._reading.result()
         except CancelledError:
             return None
+        finally:
+            self._reading = None  # or its error would hold this object, and the error's frames the request
 
     def cancel(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()  # its reader is released even if the loop stops first
+        reading = self._reading
+        if reading is not None:
+            reading.cancel()  # its reader is released even if the loop stops first
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
             self._loop.call_soon_threadsafe(self._source.cancel)
 
