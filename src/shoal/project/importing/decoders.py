@@ -128,9 +128,11 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
         warnings.simplefilter("ignore")  # a trace keeps branches on sizes; the comparison sees whether they matter
         try:
             _, *past = decoder(ids[:, :5], mask[:, :5], positions[:, :5])
-        except (AttributeError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:  # of many kinds, by model
+            reason = str(error).partition("\n")[0]
             raise InputError(
-                f"{type(model).__name__} keeps no cache of keys and values: {error}", "Serve it with llm-hf."
+                f"{type(model).__name__} is not computed with a cache of keys and values: {reason}",
+                "Serve it with llm-hf.",
             ) from error
         names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
         before, after = ([f"{when}.{name}" for name in names] for when in ("past_key_values", "present"))
