@@ -25,11 +25,13 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
         at = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None  # NUL, or a lone surrogate, in the name
-    file = open(at, "rb")  # noqa: PTH123, SIM115  # pathlib opens no descriptor; the caller closes it
-    if not stat.S_ISREG(os.fstat(at).st_mode):
-        file.close()
+    mode = os.fstat(at).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(at)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    return file
+    return open(at, "rb")  # noqa: PTH123  # pathlib opens no descriptor; the caller closes it
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_TEXT) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shorten
@@ -155,6 +156,26 @@ def test_special_tokens_in_stop_strings() -> None:
         )  # fmt: skip
     plain = TextStream(BPE, ["<|end|>x"]).step([*encode("cat"), end, *encode("mat")], last=True, reason="length")
     assert plain[:2] == ("catmat", "length")
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "gemma", "bytes-first", "bytes-metaspace", "suffixed"])
+def test_a_special_token_ends_what_is_held_back(name: str) -> None:
+    """Byte tokens, or with ``suffixed`` all tokens, whose text comes before the special token."""
+    tokenizer = trained(name)
+    before = [token_id(tokenizer, f"<0x{byte:02X}>") for byte in "😀".encode()] if name != "suffixed" else [5, 6]
+    text, end = tokenizer.decode(before).strip(), token_id(tokenizer, "<|end|>")
+    for stop, kept in (("<|end|>", text), (f"{text}<|end|>", "")):
+        found = TextStream(tokenizer, [stop]).step([*before, end, *before], last=True, reason="length")
+        assert (found.text.strip(), found.finish_reason, found.num_output_tokens) == (kept, "stop", len(before) + 1)
+
+
+def test_time_is_linear_in_bytes_that_are_held_back() -> None:
+    """Each of them could complete a stop string, but only a short run is decoded anew for each byte."""
+    tokenizer = trained("sentencepiece")
+    stream, byte = TextStream(tokenizer, ["never"]), token_id(tokenizer, "<0xE2>")
+    start = time.process_time()
+    assert stream.step([byte] * 100_000, last=True, reason="length").num_output_tokens == 100_000
+    assert time.process_time() - start < 20
 
 
 def test_the_end_gives_out_what_was_held_back() -> None:

@@ -185,6 +185,9 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 GROWING: dict[str, tuple[str, dict[str, Any]]] = {
     "doubled": ("normalizer", sequence("normalizers", *[replace("a", "aa")] * 30)),
     "two letters": ("normalizer", sequence("normalizers", *[replace("a", "bb"), replace("b", "aa")] * 15)),
+    "after one that removes": (
+        "normalizer", sequence("normalizers", replace("x", "", "Regex"), *[replace("a", "aa", "Regex")] * 30),
+    ),
     "nested": ("normalizer", sequence("normalizers", *[sequence("normalizers", *[replace("a", "aa")] * 6)] * 5)),
     "between all": ("normalizer", sequence("normalizers", *[replace("", "a")] * 30)),
     "one long": ("normalizer", replace("a", "b" * 1000)),

@@ -14,6 +14,7 @@ from shoal.check import check
 from shoal.cli import app
 from shoal.component import read_json, read_text, read_tokenizer
 from shoal.errors import ArtifactError, ShoalError
+from shoal.files import open_regular
 from shoal.forests.checkpoints import read_forest
 from shoal.generation import find_weights
 from shoal.repository.manifest import check_manifest, read_manifest
@@ -179,3 +180,11 @@ def test_no_model_to_add(suffix: str, make: Make, tmp_path: Path) -> None:
     put(tmp_path / f"m{suffix}", make)
     assert f"m{suffix}" in run("add-model", tmp_path / f"m{suffix}", "mine", "--project", tmp_path / "p")
     assert not (tmp_path / "p").exists()
+
+
+def test_what_is_no_file_is_closed(tmp_path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for path in (tmp_path, Path("/dev/null")):
+        with pytest.raises(OSError, match=r"directory|not a regular file"):
+            open_regular(path)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before

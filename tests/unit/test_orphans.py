@@ -63,30 +63,46 @@ def test_unpacked_environments_are_removed(places: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("may_start_processes")
 def test_processes_of_a_killed_starter_are_ended(places: Path) -> None:
-    """They share a session, and hold the lease; a process of another session says that the starter may run."""
+    """Those in the server's session; another process that holds the lease, as the starter's forks do, is left alone."""
     folder, other = make_folder(), make_folder()
-    orphan, stub = hold(folder), hold(other)
-    with (other / "lease").open() as lease:
-        starter = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=lease)
+    (orphan,), (stub, fork) = hold(folder), hold(other, 2)
     try:
         assert clean_up() == [], "this process has started them"
         for place in (folder, other):
             place.rename(places / f"shoal-1-{place.name[-8:]}")
         assert [path.name[-8:] for path in clean_up()] == [folder.name[-8:]]
         assert orphan.wait(10) == -signal.SIGKILL
-        assert stub.poll() is starter.poll() is None
+        assert stub.wait(10) == -signal.SIGKILL
+        assert fork.poll() is None
+        assert other.with_name(f"shoal-1-{other.name[-8:]}").is_dir(), "which the fork holds"
     finally:
-        for process in (orphan, stub, starter):
+        for process in (orphan, stub, fork):
             process.kill()
             process.wait()
 
 
-def hold(folder: Path) -> subprocess.Popen[bytes]:
-    """A process, in a session of its own, that alone holds the folder's lease."""
+@pytest.mark.usefixtures("may_start_processes")
+def test_a_session_that_is_not_the_servers_is_left_alone(places: Path) -> None:
+    folder = make_folder()
+    (process,) = hold(folder, session=1)
+    try:
+        folder.rename(places / f"shoal-1-{folder.name[-8:]}")
+        assert clean_up() == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def hold(folder: Path, number: int = 1, session: int = 0) -> list[subprocess.Popen[bytes]]:
+    """Processes, each in a session of its own, that hold the folder's lease; the first or ``session`` is the server."""
     lease = Lease(folder)
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[lease.file])
+    processes = [
+        subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[lease.file]) for _ in range(number)
+    ]
+    lease.begin(session or processes[0].pid)
     lease._file.close()
-    return process
+    return processes
 
 
 @pytest.mark.parametrize("name", ["shoal-x", "shoal-1-", "shoal-1-0123abcd-mine", "shoal-one-0123abcd"])

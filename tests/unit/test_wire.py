@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from shoal.component.spec import ModelSpec
 from shoal.gateway import screening
 from shoal.gateway.refusals import RefusedError
-from shoal.gateway.screening import MOST_DIMS, SMALL, Screened, _reduce, screen_grpc
+from shoal.gateway.screening import MOST_DIMS, SMALL, Rules, Screened, _reduce, screen_grpc
 from shoal.gateway.wire import MOST_BYTES, MOST_FIELDS, MOST_VALUES
 
 Request = service_pb2.ModelInferRequest
@@ -26,8 +27,20 @@ FIELDS = {
 }  # fmt: skip
 
 
+INPUTS = [{"name": str(number), "data_type": "TYPE_FP32", "dims": [1]} for number in range(1000)]
+OUTPUTS = [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]
+RULES = Rules(ModelSpec.from_config({"name": "a", "input": INPUTS, "output": OUTPUTS}))
+
+
+class AnyModel(dict[str, Rules]):
+    """Rules under any name, of a model with a thousand inputs."""
+
+    def get(self, *_: Any) -> Any:
+        return RULES
+
+
 def screen(content: bytes) -> Screened:
-    return asyncio.run(screen_grpc(content, {}))
+    return asyncio.run(screen_grpc(content, AnyModel()))
 
 
 @pytest.fixture(params=["as a whole", "without contents"])
@@ -75,7 +88,7 @@ def test_what_does_not_fit() -> None:
 @given(st.fixed_dictionaries({}, optional={name: st.lists(values) for name, values in FIELDS.items()}))
 def test_values_are_counted_as_protobuf_reads_them(contents: dict[str, Any]) -> None:
     made = message(1, **contents)
-    reduced, sizes = _reduce(made.SerializeToString())
+    reduced, sizes = _reduce(made.SerializeToString(), AnyModel())
     assert sizes == [(max(map(len, contents.values()), default=0), False)]
     made.inputs[0].ClearField("contents")
     assert reduced == made
@@ -88,7 +101,7 @@ def test_sizes_are_those_of_the_raw_contents(raw: list[bytes], parameters: dict[
         made.parameters[name].int64_param = value
     for number in range(len(raw)):
         made.inputs.add(name=str(number), shape=[number]).parameters["a"].string_param = "b"
-    reduced, sizes = _reduce(made.SerializeToString())
+    reduced, sizes = _reduce(made.SerializeToString(), AnyModel())
     assert sizes == [(len(each), True) for each in raw]
     made.ClearField("raw_input_contents")
     assert reduced == made
@@ -127,7 +140,7 @@ def test_a_field_of_an_input_that_is_given_twice(field: str, value: Any) -> None
 def test_whatever_comes(content: bytes) -> None:
     """What passes is a message to protobuf too, with as many inputs."""
     try:
-        reduced, sizes = _reduce(content)
+        reduced, sizes = _reduce(content, AnyModel())
     except RefusedError:
         return
     try:
@@ -148,7 +161,7 @@ def test_contents_that_are_no_numbers(contents: bytes) -> None:
     with pytest.raises(DecodeError):
         Request.FromString(made)
     with pytest.raises(RefusedError, match="not a ModelInferRequest"):
-        _reduce(made)
+        _reduce(made, AnyModel())
 
 
 def test_what_is_too_much() -> None:
@@ -161,6 +174,16 @@ def test_what_is_too_much() -> None:
     texts = message(1, MOST_VALUES + 1, datatype="BYTES", bytes_contents=[b""] * (MOST_VALUES + 1))
     with pytest.raises(RefusedError, match=r"more than 65536 strings .* Send them as raw_input_contents"):
         screen(texts.SerializeToString())
+    several = message(1, datatype="BYTES", bytes_contents=[b""] * (MOST_VALUES // 2))
+    for number in range(2):
+        several.inputs.add(name=str(number), datatype="BYTES").contents.bytes_contents.extend(
+            [b""] * (MOST_VALUES // 2)
+        )
+    with pytest.raises(RefusedError, match="more than 65536 strings"):
+        screen(several.SerializeToString())
+    inputs = Request(model_name="a", inputs=[Request.InferInputTensor(name="X")] * 1001)
+    with pytest.raises(RefusedError, match="1001 inputs"):
+        screen(inputs.SerializeToString())
     named = message(1, raw=bytes(4))
     named.parameters["a"].string_param = "x" * MOST_BYTES
     with pytest.raises(RefusedError, match="bytes of names and parameters"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
@@ -22,6 +23,7 @@ MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
 _TAKE_ALL = "Take all files of the same model."
 _TOKENIZER = "fast tokenizer of Hugging Face's"
+_READ_WHOLE = re.compile(r".*(config|tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|index|\.model$)")
 _COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|experts$|^num_\w+_blocks$"), 4096
 _SIZE, _MAX_SIZE = re.compile(r"size$|dim$|rank$|position|embeddings$|^[nd]_"), 2**24  # Llama 4 reads 10 Mi tokens
 _SIGNS = {  # files often mistaken for an artifact, by their first bytes
@@ -149,13 +151,11 @@ def check_folder(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_dir() or not path.exists():
             continue
-        try:
-            with open_regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}.", _TAKE_ALL) from error
-        if path.suffix in (".json", ".jinja", ".txt", ".model") and size > MAX_TOKENIZER:
-            what = f"it has {size:,} bytes, and at most {MAX_TOKENIZER:,} are read"
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(f"{path} cannot be read: it is not a regular file.", _TAKE_ALL)
+        if _READ_WHOLE.match(path.name) and status.st_size > MAX_TOKENIZER:
+            what = f"it has {status.st_size:,} bytes, and at most {MAX_TOKENIZER:,} are read"
             raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
     path = folder / "config.json"
     for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():

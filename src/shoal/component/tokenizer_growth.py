@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-MAX_GROWTH, MAX_PIECES, MAX_PADDING = 64, 1000, 2**20
+MAX_GROWTH, MAX_PIECES, MAX_PADDING = 256, 1000, 2**20
 _EMPTY = re.compile(r"[*?|^$]|\\[bBAGzZ]|\{[0,]|\A\Z")  # signs of an expression that may match between characters
 
 
@@ -54,7 +54,7 @@ def _find_longest(pieces: list[Mapping[str, Any]]) -> float:
     for piece in pieces:
         factor, reads, writes = _describe(piece)
         products = [n for w, n in before if w is None or reads is None or not w.isdisjoint(reads)]
-        before.append((writes, factor * max(products, default=1.0)))
+        before.append((writes, max(1.0, factor) * max(products, default=1.0)))
     return max((product for _, product in before), default=1.0)
 
 

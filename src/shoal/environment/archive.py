@@ -32,6 +32,7 @@ _FORMATS = {
 _CHUNK = 2**20
 _MOST_ENTRIES = 250_000  # with the folders that only names show; environments have up to about 100,000
 _MOST_NAME, _MOST_PART = 1024, 255  # characters of a path; bytes of each part, a limit of Linux
+_MOST_STEPS = 64  # of a link, out of folders
 _MOST_HEADER = 2**16  # bytes of the headers before an entry, which tarfile reads as a whole
 _MOST_RATIO = 1032  # of the sizes unpacked and packed: gzip's limit
 _MOST_SECONDS = 2**40  # since 1970; no file system has later times
@@ -217,6 +218,8 @@ class _Tree:
         outside = f"it links to {link}, outside the folder"
         if link.startswith("/"):
             return outside
+        if link.count("..") > _MOST_STEPS:
+            return f"it links to {link}, more than {_MOST_STEPS} folders up"
         at = [*filter(None, folder.split("/"))]
         for step in link.split("/"):
             if step == "..":

@@ -34,24 +34,24 @@ class Suspects:
     """Digests of requests that may have killed a model's process. Each digest is kept for a minute."""
 
     def __init__(self) -> None:
-        self._ends: dict[bytes, float] = {}  # by digest
+        self._ends: dict[tuple[str, int, bytes], float] = {}  # by model, number of bytes, and digest
 
     def add(self, model: str, body: bytes) -> None:
         """For a minute, refuse requests to ``model`` with the same bytes as ``body``."""
         now = time.monotonic()
-        recent = [(digest, end) for digest, end in self._ends.items() if end > now]
-        self._ends = {**dict(recent[-_MOST_SUSPECTS:]), _digest(model, body): now + SUSPECT_SECONDS}
+        recent = [(key, end) for key, end in self._ends.items() if end > now]
+        self._ends = {**dict(recent[-_MOST_SUSPECTS:]), (model, len(body), _digest(body)): now + SUSPECT_SECONDS}
         log.error("A request of %d bytes to %s may have killed a process; its bytes are refused.", len(body), model)
 
     def has(self, model: str, body: bytes) -> bool:
         """Whether requests to ``model`` with the bytes ``body`` are refused now."""
-        return bool(self._ends) and self._ends.get(_digest(model, body), 0.0) > time.monotonic()
+        if not any(key[:2] == (model, len(body)) for key in self._ends):  # large bodies take long to digest
+            return False
+        return self._ends.get((model, len(body), _digest(body)), 0.0) > time.monotonic()
 
 
-def _digest(model: str, body: bytes) -> bytes:
-    digest = hashlib.blake2b(f"{model}\0".encode(), digest_size=16)
-    digest.update(body)
-    return digest.digest()
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 # --- the dispatcher --------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Dispatcher:
 
     def end_unread(self) -> None:
         """End the streams that are not read, of models with requests that wait for their places."""
-        full = {name for name in self.names if self.is_full(name)}
+        full = {name for name in self.names if self._models[name].has_waiting}
         if self.upstream is not None and full:
             self.upstream.end_unread(lambda stream: bool(stream.models & full))
 

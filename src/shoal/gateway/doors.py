@@ -136,7 +136,8 @@ async def keep_pages_out(
 def _is_here(authority: str) -> bool:
     """Whether a host, with or without a port, is a loopback name or address."""
     found = re.fullmatch(r"(\[[\da-f:.]+\]|[\da-z.-]+)(:\d{0,5})?", authority.lower(), re.ASCII)
-    return found is not None and is_loopback(found[1].strip("[]"))
+    host = found[1].strip("[]").rstrip(".") if found else ""
+    return is_loopback(host) or host == "ip6-localhost" or host.endswith(".localhost")
 
 
 def _is_origin_here(origin: str) -> bool:

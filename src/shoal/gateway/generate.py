@@ -214,14 +214,15 @@ class _Answer:
         return json.dumps({"error": text}).encode()
 
     async def _write(self, document: bytes) -> None:
-        if self.response is None:
-            self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
-            await self.response.prepare(self._request)
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
-        if not self.has_left:
-            with contextlib.suppress(ConnectionError):
-                async for piece in cut(b"data: " + document + b"\n\n"):
-                    await self.response.write(piece)
+        if self.has_left:
+            return
+        with contextlib.suppress(ConnectionError):
+            if self.response is None:
+                self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
+                await self.response.prepare(self._request)
+            async for piece in cut(b"data: " + document + b"\n\n"):
+                await self.response.write(piece)
 
     async def finish(self) -> web.StreamResponse:
         """Complete the response and return it.

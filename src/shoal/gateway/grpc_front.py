@@ -222,12 +222,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
+        held = self._dispatcher.hold(address)
+        context.add_done_callback(lambda _: held.release())  # once the client has the answer
+        self._dispatcher.grow(held, len(request))
         model, request_id, _ = await screen_grpc(request, self._rules)
         self._dispatcher.check_exposed(model)
         metadata = kept(context.invocation_metadata())
-        held = self._dispatcher.hold(address)
-        self._dispatcher.grow(held, len(request))
-        context.add_done_callback(lambda _: held.release())  # once the client has the answer
         # Triton 24.10 can crash on disconnecting clients: the request always runs to its end, and keeps its place
         answer = await self._ask(
             model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done()
@@ -279,8 +279,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def relay() -> None:
             with self._dispatcher.place(address):
                 limits = self._dispatcher.limits
-                first = await self._arrive(self._opened, address, context, limits.head_seconds, limits.request_bytes)
-                if first is not None:
+                first = [await self._arrive(self._opened, address, context, limits.head_seconds, limits.request_bytes)]
+                if first[0] is not None:
                     await Relay(self._dispatcher, self._rules, self._streaming, address, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded

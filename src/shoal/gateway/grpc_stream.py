@@ -53,8 +53,8 @@ class Relay:
         self._feeding: asyncio.Task[None] | None = None
         context.add_done_callback(lambda _: self._leave())
 
-    async def run(self, first: bytes) -> None:
-        """Relay the messages, of which ``first`` is the first, until Triton has answered all of them.
+    async def run(self, first: list[bytes | None]) -> None:
+        """Relay the messages until Triton has answered all of them. The first is taken out of the list ``first``.
 
         Raises:
             RefusedError: the server is unavailable, the stream was lost because its server or model died, it was ended
@@ -136,8 +136,7 @@ class Relay:
                 with self._stream.write(len(answer)):
                     await self._context.write(answer)
         except TimeoutError:
-            self._is_unread = True
-            self._leave()
+            self._give_up()
         except Exception:  # gRPC's unexported error for disconnected clients
             self._leave()
 
@@ -145,6 +144,8 @@ class Relay:
         """Treat the client as disconnected, because it reads too slowly."""
         self._is_unread = True
         self._leave()
+        if self._feeding is not None and self._feeding is not asyncio.current_task():
+            self._feeding.cancel()  # or the error would wait for the client's next message
         if self._stream.due and self._patience is not None:
             self._patience.reschedule(0.0)
 
@@ -167,11 +168,12 @@ class Relay:
 
     # --- the client's messages -----------------------------------------------------------------------------------
 
-    async def _feed(self, first: bytes) -> None:
-        message: bytes | None = first
+    async def _feed(self, first: list[bytes | None]) -> None:
+        message = first.pop()
         try:
             while message is not None and not self._has_left:
                 await self._pass(message)
+                message = None  # no message is kept while the stream is idle
                 await self._wait(lambda: len(self._unanswered) < _MOST_UNANSWERED)
                 message = await self._next()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended the call; _read handles that
@@ -181,20 +183,18 @@ class Relay:
                 await self._call.done_writing()
 
     async def _pass(self, message: bytes) -> None:
-        request_id, size = "", len(message)
+        request_id, size, num_held = "", len(message), 0
         try:
-            model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
-            self._dispatcher.check_exposed(model)
-            self._dispatcher.find(model)
             most = self._dispatcher.limits.request_bytes
             await self._wait(lambda: not self._unanswered or self._held.num_bytes + size <= most)
             self._dispatcher.grow(self._held, size)
-            try:
-                self._dispatcher.enter(model, size, self._address)
-            except RefusedError:
-                self._held.grow(-size)
-                raise
+            num_held = size
+            model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
+            self._dispatcher.check_exposed(model)
+            self._dispatcher.find(model)
+            self._dispatcher.enter(model, size, self._address)
         except RefusedError as refused:
+            self._held.grow(-num_held)
             self._dispatcher.note_refusal(refused)
             await self._write(_make_refusal(refused, request_id or refused.request_id))
             return

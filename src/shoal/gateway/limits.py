@@ -273,6 +273,11 @@ class Admission:
             self._done += num_bytes + A_REQUEST
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for one of the model's ``slots``; False if these are not known."""
+        return bool(self._most) and self.num_requests > self._most // PER_SLOT
+
+    @property
     def is_full(self) -> bool:
         """Whether the model has at least ``slots`` requests in flight; False if its ``slots`` are not known."""
         return bool(self._most) and self.num_requests >= self._most // PER_SLOT

@@ -30,7 +30,7 @@ from tritonclient.grpc import service_pb2
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.models import find_below
 from shoal.gateway.refusals import RefusedError, Why, closed
-from shoal.gateway.wire import Budget, count_values, read_fields, split
+from shoal.gateway.wire import Budget, count_values, make_value_budget, read_fields, split
 from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other
@@ -161,6 +161,9 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
     """Check a parsed request; ``counts`` are the numbers of values that placeholders for data stand for."""
     outputs = [(output.name, output.parameters) for output in request.outputs]
     _judge(rules, request.id, len(request.inputs), request.parameters, outputs, is_json=True)
+    is_empty = any(0 in tensor.shape for tensor in request.inputs)
+    if is_empty and any("classification" in wishes for _, wishes in outputs):
+        raise RefusedError(Why.WRONG, "An input is empty, and outputs without elements cannot be classified.")
     num_claimed = 0
     for tensor in request.inputs:
         _judge_tensor("Input", tensor.name, tensor.parameters)
@@ -280,20 +283,25 @@ async def screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
 def _screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     message, sizes = parse("ModelInferRequest", request) if len(request) <= SMALL else None, None
     if message is None or message.SerializeToString() != request:  # it is large, or may have a field twice
-        message, sizes = _reduce(request)
+        message, sizes = _reduce(request, rules)
     screen_message(message, rules, sizes)
     return Screened(message.model_name, message.id, bool(message.parameters[WITH_END].bool_param))
 
 
-def _reduce(request: bytes) -> tuple[Any, list[tuple[int, bool]]]:
-    """Parse a ``ModelInferRequest`` without the contents of its inputs.
+def _reduce(request: bytes, rules: Mapping[str, Rules]) -> tuple[Any, list[tuple[int, bool]]]:
+    """Parse a ``ModelInferRequest`` without the contents of its inputs; without inputs, if its model is not known.
 
     For each input, return the number of bytes of its raw contents and true, or of its typed values and false.
     """
-    budget = Budget()
+    budget, values = Budget(), make_value_budget()
     head, large = split(request, 0, len(request), budget, apart=(_INPUTS, _RAW), once=_ONCE)
     message = parse("ModelInferRequest", head)
+    known = rules.get(message.model_name)
+    if known is None:
+        return message, []
     inputs = [field for field in large if field.number == _INPUTS]
+    if len(inputs) > (most := len(known.spec.inputs)):
+        raise _too_many("inputs", len(inputs), most)
     sizes = [(field.end - field.value, True) for field in large if field.number == _RAW]
     if sizes and len(sizes) != len(inputs):
         raise RefusedError(Why.WRONG, f"The request has {len(inputs)} inputs and {len(sizes)} raw contents.")
@@ -302,7 +310,7 @@ def _reduce(request: bytes) -> tuple[Any, list[tuple[int, bool]]]:
         described, contents = split(request, field.value, field.end, budget, apart=(_CONTENTS,), once=_ONCE_BY_INPUT)
         message.inputs.append(parse("ModelInferRequest.InferInputTensor", described))
         if not is_raw:
-            sizes.append((sum(count_values(request, each.value, each.end) for each in contents), False))
+            sizes.append((sum(count_values(request, each.value, each.end, values) for each in contents), False))
     return message, sizes
 
 

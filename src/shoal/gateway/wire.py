@@ -17,8 +17,8 @@ import numpy as np
 from shoal.gateway.refusals import RefusedError, Why
 
 MOST_FIELDS = 4096  # of a request, with the fields of its parameters, inputs and outputs
-MOST_VALUES = 2**16  # of a tensor whose values are fields each
-MOST_BYTES = 2**20  # of a message, without the fields that are left out
+MOST_VALUES = 2**16  # of all tensors whose values are fields each
+MOST_BYTES = 2**16  # of a request, and of each of its inputs, without the fields that are left out
 _VARINT, _BYTES = 0, 2  # kinds of values; others have a fixed width
 _WIDTHS = {1: 8, 5: 4}
 _FIXED, _TEXTS = {6: 4, 7: 8}, 8  # fields of an InferTensorContents: bytes per value; a field per value
@@ -112,14 +112,19 @@ def split(
     return joined, found
 
 
-def count_values(content: bytes, begin: int, end: int) -> int:
+def make_value_budget() -> Budget:
+    """Return the number of values of a request that may be fields of their own."""
+    advice = "Send them as raw_input_contents."
+    return Budget(MOST_VALUES, f"The request has more than {MOST_VALUES} strings as contents of its inputs. {advice}")
+
+
+def count_values(content: bytes, begin: int, end: int, budget: Budget) -> int:
     """Count the values in an ``InferTensorContents``: those of the field that has most.
 
     Raises:
         RefusedError: too many values are fields of their own, or these bytes are not a message.
     """
-    counts, advice = Counter[int](), "Send them as raw_input_contents."
-    budget = Budget(MOST_VALUES, f"An input has more than {MOST_VALUES} strings as its contents. {advice}")
+    counts = Counter[int]()
     for number, kind, _, value, stop in read_fields(content, begin, end, budget):
         if kind != _BYTES or number == _TEXTS:
             counts[number] += 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 _MOST_TOKENS = 2**32 - 1
-_FIRST_MARK = 0x100000  # of the last private plane of Unicode
+_FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
 
 
 class Piece(NamedTuple):
@@ -88,7 +88,11 @@ class TextStream:
         texts = []
         for token in ids:  # one by one, to know the token that completes a stop string
             self._num_output_tokens += 1
-            texts.append(self._cut(self._detokenizer.step([token]) + self._marks.get(token, ("", ""))[1]))
+            if token in self._marks:  # it is in a stop string, and ends what is held back before it
+                text = self._detokenizer.step([], last=True) + self._marks[token][1]
+            else:
+                text = self._detokenizer.step([token])
+            texts.append(self._cut(text))
             # A stop string that is complete counts now, although other tokens could still change its text.
             if not self._is_cut and (held := self._detokenizer.peek()):
                 if self._num_output_tokens <= self._min_tokens:
@@ -124,7 +128,7 @@ class TextStream:
 
 
 def _mark_specials(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, tuple[str, str]]:
-    """Return, by token id, the special tokens in stop strings: each one's name, and a private character for it.
+    """Return, by token id, the special tokens in stop strings: each one's name, and a surrogate for it.
 
     Special tokens have no text. So these characters are put in their place in the text, until it is cut.
     """

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MOST_PEEKED = 256  # bytes or tokens
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 # Byte-level BPE writes each byte as one printable character; the other bytes are characters from 256 on, in order.
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -70,8 +71,11 @@ class Detokenizer:
         return "".join(tokens)
 
     def peek(self) -> str:
-        """Return the complete text that is held back only because later tokens could still change it."""
-        if self._holder is None or not self._holder.held:
+        """Return the complete text that is held back only because later tokens could still change it.
+
+        It is empty if more than 256 bytes, or tokens, are held back: it is decoded anew for each token.
+        """
+        if self._holder is None or not 0 < len(self._holder.held) <= _MOST_PEEKED:
             return ""
         tokens: list[str] = []
         for step in self._steps:
@@ -210,4 +214,7 @@ class _AtEnd:
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         self.held += tokens
-        return [self._decode(self.held)] if last else []
+        if not last:
+            return []
+        held, self.held = self.held, []
+        return [self._decode(held)]

@@ -103,7 +103,7 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
         if "model.safetensors" in found:
             return ("model.safetensors",)
         raise ArtifactError(f"{folder} has {sorted(found)[0]}, and neither model.safetensors nor {INDEX}.", _DOWNLOAD)
-    places = read_json(folder / INDEX, "index of weights").get("weight_map")
+    places = read_json(folder / INDEX, "index of weights", MAX_TOKENIZER).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()) or not places:
         raise ArtifactError(f"{folder / INDEX} has no weight_map.", _DOWNLOAD)
     named = sorted(set(places.values()))

@@ -98,9 +98,10 @@ class Graph:
     def edges(self) -> list[Edge]:
         """Return an edge for each tensor and step that reads it, in the order of steps, then edges to the answer."""
         edges, writers = [], {t: i for i, s in reversed([*enumerate(self.steps)]) for t in s.outputs.values()}
+        sources = writers | {tensor.name: None for tensor in self.config.spec.inputs}  # as ``producer``
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
-            edges += [Edge(tensor, specs[name], self.producer(tensor), index) for name, tensor in step.inputs.items()]
+            edges += [Edge(tensor, specs[name], sources.get(tensor), index) for name, tensor in step.inputs.items()]
         edges += [Edge(t.name, t, writers.get(t.name), None) for t in self.config.spec.outputs]
         before_gpus = _find_before(edges, [i for i, step in enumerate(self.steps) if is_on_gpu(self._model(i))])
         return [

@@ -72,6 +72,7 @@ class Server:
             undone.callback(self._end_watcher)
             self._process = self._launch(runtime, ports)
             undone.callback(self.stop, 0)
+            self._lease.begin(self.pid)
             undone.pop_all()
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:

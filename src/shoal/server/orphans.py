@@ -3,7 +3,8 @@
 Each server has a temporary folder with a lock file, the *lease*. The process that starts the server and all processes
 of the server hold the lock through an inherited descriptor. The kernel releases the lock when the last of them ends,
 so a lease that can be locked belongs to a server that has ended. The names of the server's shared memory follow from
-the folder's name. The lease lists the folders into which Triton has unpacked environments for the server.
+the folder's name. The lease has the server's session on its first line, then the folders into which Triton has unpacked
+environments for the server.
 
 If the process that started the server is killed, the server's processes are orphans: they are killed too. This module,
 run as a program beside each server, does so at once; the next start does so if that program was killed as well.
@@ -34,6 +35,7 @@ _LEASE = "lease"
 _FOLDER = re.compile(r"shoal-(\d+)-\w{8}")
 _PAUSE = 0.1  # seconds between two attempts to lock the lease of processes that were killed
 _ATTEMPTS = 50
+_WATCH_SECONDS = 60.0  # for a server's end, after that of its starter
 
 
 def make_folder() -> Path:
@@ -57,11 +59,10 @@ class Lease:
     """Lock file that marks a server's folder and shared memory as in use."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._session = folder, ""
         new = folder / f"{_LEASE}.new"
         self._file = new.open("w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        os.set_inheritable(self._file.fileno(), True)
         new.rename(folder / _LEASE)  # it becomes visible only once it is locked
 
     @property
@@ -69,11 +70,16 @@ class Lease:
         """Descriptor of the lock file, which the server's processes inherit."""
         return self._file.fileno()
 
+    def begin(self, session: int) -> None:
+        """Record the session of the server's processes."""
+        self._session = str(session)
+        self.note(())
+
     def note(self, environments: Iterable[str]) -> None:
         """Record the folders into which Triton has unpacked environments for the server."""
         self._file.seek(0)
         self._file.truncate()
-        self._file.writelines(f"{environment}\n" for environment in environments)
+        self._file.writelines(f"{line}\n" for line in (self._session, *environments))
         self._file.flush()
 
     def end(self) -> None:
@@ -130,18 +136,20 @@ def _clean(path: Path) -> bool:
 
 
 def _kill_orphans(lease: Path) -> bool:
-    """Kill the processes of the server that holds a lease, and return True, unless its starter still runs.
+    """Kill the processes of the server that holds a lease, and return whether there were any; not if its starter runs.
 
-    The starter's process id is in the name of the folder. It is no member of the session of the server's processes, so
-    two sessions hold the lease of a server in another container, where process ids differ.
+    The starter's process id is in the name of the folder. Processes that it forked hold the lease too, and are left
+    alone: they are not in the server's session.
     """
     name, held = _FOLDER.fullmatch(lease.parent.name), lease.stat()
+    session = lease.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     holders = [each for each in processes() if each.pid != os.getpid() and _has_open(each.pid, held)]
-    sessions = {each.session for each in holders}
-    if name is None or len(sessions) != 1 or int(name[1]) in [os.getpid(), *(each.pid for each in holders)]:
+    if name is None or int(name[1]) in [os.getpid(), *(each.pid for each in holders)]:
+        return False
+    if session not in {str(each.session) for each in holders}:
         return False
     for each in processes():
-        if each.session in sessions:
+        if str(each.session) == session and each.pid != os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each.pid, signal.SIGKILL)
     return True
@@ -170,5 +178,6 @@ def _remove(folder: Path) -> None:
 if __name__ == "__main__":
     sys.stdin.read()
     place = Path(sys.argv[1])
-    while place.is_dir() and not _clean(place / _LEASE):  # its starter may take a moment to end
+    end = time.monotonic() + _WATCH_SECONDS
+    while place.is_dir() and not _clean(place / _LEASE) and time.monotonic() < end:  # its starter may take a moment
         time.sleep(_PAUSE)
