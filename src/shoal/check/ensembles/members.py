@@ -251,7 +251,7 @@ def _decoupled(model: Model, steps: list[Any], repository: Repository) -> Findin
                     " different decoupled models.",
                     "Pass what it needs through one of them.",
                 )
-            label = min(found)
+            label = min(found, default=0)  # 0: a step without inputs
             if repository.is_decoupled(step.model_name):
                 number += 1
                 label = number
