@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -133,6 +134,7 @@ async def keep_pages_out(
     return web.json_response({"error": message}, status=403)
 
 
+@lru_cache(1024)
 def _is_here(authority: str) -> bool:
     """Whether a host, with or without a port, is a loopback name or address."""
     found = re.fullmatch(r"(\[[\da-f:.]+\]|[\da-z.-]+)(:\d{0,5})?", authority.lower(), re.ASCII)

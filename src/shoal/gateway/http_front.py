@@ -193,14 +193,18 @@ class HttpFront:
             model, body, call, lambda reply: reply.status >= 400, is_waited_for, request_id
         )
         is_unreadable = reply.status >= 400 and _UNREADABLE.match(reply.content)
-        response = web.StreamResponse(status=400 if is_unreadable else reply.status, headers=_kept(reply.headers))
-        response.content_length = len(reply.content)
+        status, headers = 400 if is_unreadable else reply.status, _kept(reply.headers)
+        response: web.StreamResponse = web.Response(status=status, body=reply.content, headers=headers)
+        if len(reply.content) > PIECE:
+            response = web.StreamResponse(status=status, headers=headers)
+            response.content_length = len(reply.content)
         if response.status >= 500:
             log_failure(model, request_id, str(response.reason))
         held.grow(len(reply.content))  # until the client has read it
         await response.prepare(request)
-        async for piece in cut(reply.content):
-            await response.write(piece)
+        if len(reply.content) > PIECE:
+            async for piece in cut(reply.content):
+                await response.write(piece)
         await response.write_eof()
         return response
 
@@ -217,7 +221,10 @@ async def _ask(upstream: Upstream, method: str, path: str, headers: Mapping[str,
         data, headers = cut(body), {**headers, "Content-Length": str(len(body))}
     try:
         async with upstream.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
-            content = await _join([part async for part in reply.content.iter_any()])
+            if (reply.content_length or LARGE) < LARGE:
+                content = await reply.read()
+            else:
+                content = await _join([part async for part in reply.content.iter_any()])
     except (ClientError, ConnectionError) as error:
         raise LostError(str(error)) from None
     return _Reply(reply.status, reply.headers, _cleaned(content) if reply.status >= 400 else content)
