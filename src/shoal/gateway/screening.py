@@ -14,7 +14,6 @@ where it begins and ends, piece by piece, and it is passed on as it is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from tritonclient.grpc import service_pb2
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.models import find_below
 from shoal.gateway.refusals import RefusedError, Why, closed
-from shoal.gateway.wire import Budget, count_values, make_value_budget, read_fields, split
+from shoal.gateway.wire import Budget, count_values, find_text, make_value_budget, split
 from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other
@@ -276,7 +275,7 @@ async def screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
             return await asyncio.to_thread(_screen_grpc, request, rules)
         return _screen_grpc(request, rules)
     except RefusedError as refused:
-        refused.request_id = _find_id(request)
+        refused.request_id = find_text(request, _ID, MOST_ID_BYTES)
         raise
 
 
@@ -312,15 +311,6 @@ def _reduce(request: bytes, rules: Mapping[str, Rules]) -> tuple[Any, list[tuple
         if not is_raw:
             sizes.append((sum(count_values(request, each.value, each.end, values) for each in contents), False))
     return message, sizes
-
-
-def _find_id(request: bytes) -> str:
-    """Return the id of a request that was refused; empty if it cannot be read, or is too long."""
-    with contextlib.suppress(RefusedError):
-        for field in read_fields(request, 0, len(request), Budget()):
-            if field.number == _ID and field.end - field.value <= MOST_ID_BYTES:
-                return request[field.value : field.end].decode("utf-8", "replace")
-    return ""
 
 
 def parse(kind: str, content: bytes) -> Any:

@@ -7,6 +7,7 @@ large ones left out, before the rest is parsed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -110,6 +111,15 @@ def split(
     if len(joined) > MOST_BYTES:
         raise RefusedError(Why.LARGE, f"{len(joined)} bytes of names and parameters; at most {MOST_BYTES} are read.")
     return joined, found
+
+
+def find_text(content: bytes, number: int, most: int) -> str:
+    """Return the text of a message's first field ``number`` of at most ``most`` bytes; empty if there is none."""
+    with contextlib.suppress(RefusedError):
+        for field in read_fields(content, 0, len(content), Budget()):
+            if field.number == number and field.end - field.value <= most:
+                return content[field.value : field.end].decode("utf-8", "replace")
+    return ""
 
 
 def make_value_budget() -> Budget:
