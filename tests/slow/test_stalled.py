@@ -85,7 +85,7 @@ def longest(channel: Any, seconds: float) -> float:
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
 def test_messages_that_are_sent_by_half(service: Service, path: str) -> None:
-    """Of 100 times 63 MB from one address, no more arrives than its share."""
+    """Honest calls are answered beside 100 messages of 63 MB from one address, which gets its share of memory."""
     with grpc.insecure_channel(service.grpc, OWN) as channel, ExitStack() as stack:
         call(channel)
         halves = [stack.enter_context(Half(service.grpc, path, 63 * 2**20)) for _ in range(100)]

@@ -19,7 +19,7 @@ LARGE = 7_000_000_000
 
 
 def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: Any) -> str:
-    """What the log says of the choice; the engine answers."""
+    """Return the log's line about the choice, after the engine has answered."""
     caplog.clear()
     with caplog.at_level(logging.INFO, "shoal"), open_engine(folder, **parameters) as component:
         assert len(tokens_of(component.stream(token_inputs([5, 6, 7], 4)))) == 4

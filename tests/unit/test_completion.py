@@ -104,13 +104,13 @@ def test_a_stop_string_ends_text_reason_and_count() -> None:
 
 
 def tokens_until(tokenizer: Tokenizer, ids: Sequence[int], stop: str, after: int = 0) -> int:
-    """How many ids behind the first ``after`` complete a stop string."""
+    """Return the number of ids, behind the first ``after``, that complete a stop string."""
     return next(n for n in range(len(ids) - after + 1) if stop in tokenizer.decode(list(ids[: after + n])))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_stops_counts_and_least_lengths_are_those_of_decoded_beginnings(name: str, scale: Scale) -> None:
-    """Of random tokens, with any stop strings and ``min_tokens``, in any division: the plainest reference."""
+    """Compare random tokens, stop strings, ``min_tokens`` and divisions with ``decode`` of each beginning."""
     tokenizer = trained(name)
     draw = random.Random(name)
     stopped = 0
@@ -170,7 +170,7 @@ def test_a_special_token_ends_what_is_held_back(name: str) -> None:
 
 
 def test_time_is_linear_in_bytes_that_are_held_back() -> None:
-    """Each of them could complete a stop string, but only a short run is decoded anew for each byte."""
+    """Each byte could complete a stop string, but only short runs are decoded again for each byte."""
     tokenizer = trained("sentencepiece")
     stream, byte = TextStream(tokenizer, ["never"]), token_id(tokenizer, "<0xE2>")
     start = time.process_time()

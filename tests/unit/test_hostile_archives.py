@@ -103,7 +103,7 @@ def test_damaged_headers(case: str, tmp_path: Path) -> None:
 
 
 def test_links_that_stay_inside_are_unpacked(tmp_path: Path) -> None:
-    """Also a link into itself, and one whose target does not exist: whoever follows them gets an error."""
+    """So are a link to itself and one without a target, which give an error to those who follow them."""
     links = {
         "self": "self",
         "d/e/up": "../../d",

@@ -150,7 +150,7 @@ def test_configurations_beyond_the_limits(config: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("may_start_processes")
 def test_little_memory_is_used(tmp_path: Path) -> None:
-    """Of the whole process, as the kernel counts it: a manifest and a configuration of 3 GB."""
+    """Peak memory of a process that reads a manifest and a configuration of 3 GB each."""
     for name in ("m", "n"):
         write(tmp_path, name)
     for path in (tmp_path / "manifest.json", tmp_path / "m" / "config.pbtxt", tmp_path / "n" / "1" / "model.py"):

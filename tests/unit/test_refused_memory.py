@@ -201,7 +201,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ["one", "both"])
 def test_pipelines(name: str, value: float, tmp_path: Path) -> None:
-    """Of one model, and of two that run at the same time."""
+    """Pipelines of one model, and of two that run at the same time."""
     for model in ("one", "two"):
         write(tmp_path / model / "config.pbtxt", MODEL)
         code = "from tests.unit.test_refused_memory import Running\nTritonPythonModel = Running.for_triton()\n"

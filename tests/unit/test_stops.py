@@ -17,7 +17,7 @@ examples = settings(max_examples=300, deadline=None)
 
 
 def find_end(text: str, stops: list[str]) -> int:
-    """Where the stop string begins that is complete first, the longest of several; the text's length without any."""
+    """Return the start of the stop string that is complete first, the longest of several; else the text's length."""
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return min(ends, default=(0, len(text)))[1]
 

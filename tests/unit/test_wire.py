@@ -138,7 +138,7 @@ def test_a_field_of_an_input_that_is_given_twice(field: str, value: Any) -> None
 
 @given(st.binary(max_size=60) | st.lists(st.sampled_from([10, 1, 97, 0x2A, 3, 0x3A, 0x80, 0xFF, 0])).map(bytes))
 def test_whatever_comes(content: bytes) -> None:
-    """What passes is a message to protobuf too, with as many inputs."""
+    """Bytes that pass are a message to protobuf too, with the same number of inputs."""
     try:
         reduced, sizes = _reduce(content, AnyModel())
     except RefusedError:

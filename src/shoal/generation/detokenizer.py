@@ -73,7 +73,8 @@ class Detokenizer:
     def peek(self) -> str:
         """Return the complete text that is held back only because later tokens could still change it.
 
-        It is empty if more than 256 bytes, or tokens, are held back: it is decoded anew for each token.
+        It is empty if more than 256 bytes, or tokens, are held back, because each further token decodes all of them
+        again.
         """
         if self._holder is None or not 0 < len(self._holder.held) <= _MOST_PEEKED:
             return ""
