@@ -10,8 +10,9 @@ import re
 import stat
 from typing import Any
 
-# Bytes; the largest known tokenizer.json has 33 MiB.
-MAX_TEXT, MAX_TOKENIZER, MAX_FOREST = 16 * 2**20, 64 * 2**20, 2 * 2**30
+# Bytes: of texts, of tokenizers and indices of weights (the largest known tokenizer.json has 33 MiB), and of forests,
+# ONNX graphs and programs (protobuf's own limit).
+MAX_TEXT, MAX_LARGE_TEXT, MAX_BINARY = 16 * 2**20, 64 * 2**20, 2 * 2**30
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.errors import ShoalError
-from shoal.files import MAX_TOKENIZER, parse_json, read_bytes
+from shoal.files import MAX_LARGE_TEXT, parse_json, read_bytes
 from shoal.repository.config import CONFIG
 from shoal.repository.manifest import MANIFEST, find_change
 
@@ -55,7 +55,7 @@ def _artifacts(model: Model, folder: Path) -> Findings:
 
 def _json(path: Path) -> Findings:
     try:
-        parse_json(read_bytes(path, MAX_TOKENIZER), parse_constant=_refuse)
+        parse_json(read_bytes(path, MAX_LARGE_TEXT), parse_constant=_refuse)
     except (ValueError, OSError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         yield UNREADABLE.at(Place(path, line), f"It is not JSON: {error}.", "Make it again, or copy the whole file.")

@@ -15,11 +15,10 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
-from shoal.files import read_bytes
+from shoal.files import MAX_BINARY, read_bytes
 
 BACKEND = "onnxruntime"
 FILE = "model.onnx"
-MAX_ONNX = 2**31  # bytes, protobuf's own limit
 _MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, which are not read
 
 TENSORS = Rule("onnx-tensors", Severity.ERROR)
@@ -70,7 +69,7 @@ def read_onnx(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
     onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
-    content = read_bytes(path, MAX_ONNX)
+    content = read_bytes(path, MAX_BINARY)
     try:
         message = onnx.load_model_from_string(content)
     except (DecodeError, ValueError, RecursionError):

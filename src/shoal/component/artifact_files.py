@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.component.tokenizer_growth import find_growth
 from shoal.errors import ArtifactError
-from shoal.files import MAX_TEXT, MAX_TOKENIZER, open_regular, parse_json
+from shoal.files import MAX_LARGE_TEXT, MAX_TEXT, open_regular, parse_json
 from shoal.files import read_text as read_plain
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    text = read_text(path, _TOKENIZER, MAX_TOKENIZER)
+    text = read_text(path, _TOKENIZER, MAX_LARGE_TEXT)
     try:
         check_growth(parse_json(text), path)
         return Tokenizer.from_str(text)
@@ -154,8 +154,8 @@ def check_folder(folder: Path) -> None:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactError(f"{path} cannot be read: it is not a regular file.", _TAKE_ALL)
-        if _READ_WHOLE.match(path.name) and status.st_size > MAX_TOKENIZER:
-            what = f"it has {status.st_size:,} bytes, and at most {MAX_TOKENIZER:,} are read"
+        if _READ_WHOLE.match(path.name) and status.st_size > MAX_LARGE_TEXT:
+            what = f"it has {status.st_size:,} bytes, and at most {MAX_LARGE_TEXT:,} are read"
             raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
     path = folder / "config.json"
     for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():

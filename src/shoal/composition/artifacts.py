@@ -15,12 +15,11 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.check.onnx_io import MAX_ONNX
 from shoal.check.torchscript import Script
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
 from shoal.component.provenance import METADATA, check_tie, parse_ties, read_archive
 from shoal.errors import ArtifactError, InputError
-from shoal.files import read_bytes
+from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
@@ -124,7 +123,7 @@ def read_onnx(path: Path) -> dict[str, str]:
     from google.protobuf.message import DecodeError
 
     try:
-        entries = onnx.load_model_from_string(read_bytes(path, MAX_ONNX)).metadata_props
+        entries = onnx.load_model_from_string(read_bytes(path, MAX_BINARY)).metadata_props
         return parse_ties(next((entry.value for entry in entries if entry.key == METADATA), ""))
     except OSError as error:
         raise refusal(path, kind, f"it cannot be read: {error.strerror}") from error

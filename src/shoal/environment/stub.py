@@ -14,7 +14,7 @@ from typing import IO
 
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, needs
-from shoal.files import MAX_FOREST, read_bytes, read_json
+from shoal.files import MAX_BINARY, read_bytes, read_json
 
 STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
@@ -67,7 +67,7 @@ def read_stub(path: Path) -> Stub:
         ArtifactError: the file cannot be read, or is not a Python backend stub.
     """
     try:
-        content = read_bytes(path, MAX_FOREST)
+        content = read_bytes(path, MAX_BINARY)
     except OSError as error:
         raise ArtifactError(f"The stub {path} cannot be read: {error.strerror}.", f"Name a {STUB} file.") from None
     fix = "Take the file `triton_python_backend_stub` of a Python backend, or let `shoal env build` make one."

@@ -18,7 +18,7 @@ from shoal.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, des
 from shoal.component.provenance import parse_ties
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
-from shoal.files import MAX_FOREST, read_bytes
+from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.treelite import Settings
 
 _Array = npt.NDArray[Any]
@@ -97,7 +97,7 @@ def read_forest(path: Path) -> Forest:
     """
     check_file(path, _FOREST)
     try:
-        return parse_forest(read_bytes(path, MAX_FOREST))
+        return parse_forest(read_bytes(path, MAX_BINARY))
     except OSError as error:
         raise refusal(path, _FOREST, f"{error.strerror}") from error
     except ValueError as error:

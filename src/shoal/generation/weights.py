@@ -10,7 +10,7 @@ from typing import Any
 from shoal.component import Parameters, read_json
 from shoal.component.artifact_files import check_folder, check_growth
 from shoal.errors import ArtifactError
-from shoal.files import MAX_TOKENIZER
+from shoal.files import MAX_LARGE_TEXT
 
 CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
@@ -103,7 +103,7 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
         if "model.safetensors" in found:
             return ("model.safetensors",)
         raise ArtifactError(f"{folder} has {sorted(found)[0]}, and neither model.safetensors nor {INDEX}.", _DOWNLOAD)
-    places = read_json(folder / INDEX, "index of weights", MAX_TOKENIZER).get("weight_map")
+    places = read_json(folder / INDEX, "index of weights", MAX_LARGE_TEXT).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()) or not places:
         raise ArtifactError(f"{folder / INDEX} has no weight_map.", _DOWNLOAD)
     named = sorted(set(places.values()))
@@ -132,7 +132,7 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
     """Check that the model has all of the tokenizer's ids; return the added tokens, text -> id."""
-    tokenizer = read_json(folder / TOKENIZER, "tokenizer", MAX_TOKENIZER)
+    tokenizer = read_json(folder / TOKENIZER, "tokenizer", MAX_LARGE_TEXT)
     check_growth(tokenizer, folder / TOKENIZER)
     try:
         added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens", [])}

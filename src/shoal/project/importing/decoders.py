@@ -16,7 +16,7 @@ from shoal.composition.weights import find as find_weights_or_download
 from shoal.encoders.encoder import quiet_transformers
 from shoal.encoders.export import export_onnx
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.files import MAX_TOKENIZER, read_bytes
+from shoal.files import MAX_LARGE_TEXT, read_bytes
 from shoal.generation.engines.loading import load_model
 from shoal.generation.weights import CONFIG, DECODER, TOKENIZER, Weights, find_weights
 from shoal.paths import shipped_root
@@ -62,7 +62,7 @@ def draft_decoder(
         _export(model, weights, scratch / DECODER)
     copied = [file for file in (CONFIG, TOKENIZER, *_SMALL) if (weights.folder / file).is_file()]
     for file in copied:
-        (scratch / file).write_bytes(read_bytes(weights.folder / file, MAX_TOKENIZER))
+        (scratch / file).write_bytes(read_bytes(weights.folder / file, MAX_LARGE_TEXT))
     with stage(on_progress, "comparing its answers"):
         worst = _compare(Decoder(find_weights(scratch), threads=torch.get_num_threads()), model, weights)
     leaf = shipped_root() / _LEAF

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, needs
-from shoal.files import MAX_FOREST, read_bytes
+from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.checkpoints import Forest, Task
 from shoal.project.importing.boosters import read_lightgbm, read_xgboost
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
@@ -90,7 +90,7 @@ def _find_forest(source: Any) -> Found:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return read_bytes(path, MAX_FOREST)
+        return read_bytes(path, MAX_BINARY)
     except OSError as error:
         raise refuse(str(path), f"{error.strerror}") from error
 
