@@ -375,27 +375,35 @@ def to_json(answer: Any, given_id: str) -> bytes:
     for name, parameter in answer.parameters.items():
         if name != END and (choice := parameter.WhichOneof("parameter_choice")):
             document[name] = getattr(parameter, choice)
+    answers = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    outputs = {output.name: _read(output.datatype, raw) for output, raw in answers}
+    if sum(map(len, answer.raw_output_contents)) <= SMALL:
+        listed = {name: values if isinstance(values, list) else values.tolist() for name, values in outputs.items()}
+        document |= {name: values[0] if len(values) == 1 else values for name, values in listed.items()}
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(*_RAW)
     texts = {name: [json.dumps(value, ensure_ascii=False)] for name, value in document.items()}
-    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        texts[output.name] = _write(output.datatype, raw)
+    texts |= {name: _write(values) for name, values in outputs.items()}
     parts = [part for name in sorted(texts) for part in (",", json.dumps(name, ensure_ascii=False), ":", *texts[name])]
     return b"".join([b"{", *(part.encode(*_RAW) for part in parts[1:]), b"}"])
 
 
-def _write(datatype: str, raw: bytes) -> list[str]:
-    """Convert a tensor to parts of JSON, each of which takes few milliseconds."""
-    values: Any
-    parts = list[str]()
+def _read(datatype: str, raw: bytes) -> Any:
+    """Return the values of a tensor: a list of texts, or an array of numbers."""
     if datatype == "BYTES":
-        values = deserialize_bytes_tensor(raw) if raw else []
-        for each in values:
-            text = each.decode(*_RAW)
+        return [text.decode(*_RAW) for text in deserialize_bytes_tensor(raw)] if raw else []
+    if datatype == "BF16":  # the upper half of FP32
+        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, triton_to_np_dtype(datatype))
+
+
+def _write(values: Any) -> list[str]:
+    """Convert values to parts of JSON, each of which takes few milliseconds."""
+    parts = list[str]()
+    if isinstance(values, list):
+        for text in values:
             cuts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
             parts += ',"', *(json.dumps(cut, ensure_ascii=False)[1:-1] for cut in cuts), '"'
     else:
-        is_half = datatype == "BF16"  # the upper half of FP32
-        values = np.frombuffer(raw, np.uint16 if is_half else triton_to_np_dtype(datatype))
-        values = (values.astype(np.uint32) << 16).view(np.float32) if is_half else values
         for at in range(0, len(values), _VALUES):
             parts += ",", json.dumps(values[at : at + _VALUES].tolist(), separators=(",", ":"))[1:-1]
     parts = [parts[0][1:], *parts[1:]] if parts else parts  # without the first comma
