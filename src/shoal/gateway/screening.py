@@ -160,8 +160,8 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
     """Check a parsed request; ``counts`` are the numbers of values that placeholders for data stand for."""
     outputs = [(output.name, output.parameters) for output in request.outputs]
     _judge(rules, request.id, len(request.inputs), request.parameters, outputs, is_json=True)
-    is_empty = any(0 in tensor.shape for tensor in request.inputs)
-    if is_empty and any("classification" in wishes for _, wishes in outputs):
+    is_classified = any("classification" in wishes for _, wishes in outputs)
+    if is_classified and any(0 in tensor.shape for tensor in request.inputs):
         raise RefusedError(Why.WRONG, "An input is empty, and outputs without elements cannot be classified.")
     num_claimed = 0
     for tensor in request.inputs:
