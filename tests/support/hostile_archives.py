@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from pathlib import Path
@@ -50,6 +51,14 @@ def _items(draw: Any) -> bytes:
 ARCHIVES = st.lists(_items(), min_size=1, max_size=5)
 
 
+def _is_loop(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 def check_unpacking(top: Path, items: list[bytes]) -> str:
     """Unpack an archive of these entries; return the name of the error, or an empty string.
 
@@ -68,6 +77,8 @@ def check_unpacking(top: Path, items: list[bytes]) -> str:
         path: what for path, what in after.items() if Path(path) != target and target not in Path(path).parents
     } == before
     for path in target.rglob("*"):
+        if _is_loop(path):  # opened by nobody; os.path.realpath of a link "a" to "a//b" is "/b"
+            continue
         real = os.path.realpath(path)
         assert f"{real}/".startswith(f"{target}/"), (path, real)
     damage = None
