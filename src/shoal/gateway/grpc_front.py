@@ -123,33 +123,21 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         """
         while not self._reading.has(address):
             await asyncio.sleep(_PAUSE)
-        self._reading.take(address)
-        start, reading = time.monotonic(), asyncio.ensure_future(context.read())
+        arrival = _Arrival(self._reading, late, address, seconds)
         try:
-            try:
-                for _ in range(_LOOKS):
-                    if (await asyncio.wait({reading}, timeout=_PAUSE))[0]:
-                        break
-            finally:
-                self._reading.give_back(address)
-            if not reading.done():
-                late.take(reading, address)
-                await asyncio.wait({reading}, timeout=seconds)
-            if reading.done() and not reading.cancelled():
-                message = reading.result()
-                if message is grpc.aio.EOF:
-                    return None
-                if len(message) > most:
-                    raise RefusedError(
-                        Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here."
-                    )
-                return bytes(message)
+            async with arrival.timer:
+                message = await context.read()
+        except TimeoutError:
+            if context.done():
+                raise asyncio.CancelledError from None
+            raise arrival.refusal from None
         finally:
-            late.give_back(reading)
-            reading.cancel()
-        if context.done():
-            raise asyncio.CancelledError
-        raise RefusedError(Why.SLOW, f"No whole message came within {time.monotonic() - start:.0f} s.")
+            arrival.end()
+        if message is grpc.aio.EOF:
+            return None
+        if len(message) > most:
+            raise RefusedError(Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here.")
+        return bytes(message)
 
     def _address(self, context: Any) -> str:
         """Return the address of a call's client."""
@@ -328,27 +316,75 @@ class _Late:
 
     def __init__(self, most: int, share: float) -> None:
         self._most, self._share = most, max(1, int(most * share))
-        self._of: dict[asyncio.Future[Any], tuple[str, float]] = {}  # the reads, oldest first: address and start
+        self._of: dict[_Arrival, float] = {}  # oldest first: when each took its place
 
-    def take(self, reading: asyncio.Future[Any], address: str) -> None:
-        """Take a place for a read. If none is free, the oldest read is cancelled if it has had its time.
+    def take(self, arrival: _Arrival) -> None:
+        """Take a place. If none is free, the oldest message loses its place if it has had its time.
 
         Raises:
             RefusedError: no place is free.
         """
-        rivals = [each for each, (other, _) in self._of.items() if other == address]
+        rivals = [each for each in self._of if each.address == arrival.address]
         if len(rivals) < self._share:
             rivals = list(self._of) if len(self._of) >= self._most else []
         if rivals:
-            if time.monotonic() - self._of[rivals[0]][1] < _PATIENCE:
+            if time.monotonic() - self._of[rivals[0]] < _PATIENCE:
                 raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
-            rivals[0].cancel()
+            rivals[0].stop()
             del self._of[rivals[0]]
-        self._of[reading] = address, time.monotonic()
+        self._of[arrival] = time.monotonic()
 
-    def give_back(self, reading: asyncio.Future[Any]) -> None:
-        """Give back the place of a read, if it has one."""
-        self._of.pop(reading, None)
+    def give_back(self, arrival: _Arrival) -> None:
+        """Give back the place of a message, if it has one."""
+        self._of.pop(arrival, None)
+
+
+class _Arrival:
+    """Message that is being read: for a few looks, in one of the places ``early``, and after them in one of ``late``.
+
+    It is read within the context ``timer``, which stops the reading when the message has had its ``seconds`` or loses
+    its place; ``refusal`` says so.
+    """
+
+    def __init__(self, early: Pool, late: _Late, address: str, seconds: float) -> None:
+        self.address, self.timer = address, asyncio.timeout(None)
+        self._early, self._late, self._seconds = early, late, seconds
+        self._loop, self._start, self._looks = asyncio.get_running_loop(), time.monotonic(), _LOOKS
+        self._full: RefusedError | None = None
+        early.take(address)
+        self._next = self._loop.call_later(_PAUSE, self._look)
+
+    @property
+    def refusal(self) -> RefusedError:
+        """The refusal of a message that was not read to its end."""
+        seconds = time.monotonic() - self._start
+        return self._full or RefusedError(Why.SLOW, f"No whole message came within {seconds:.0f} s.")
+
+    def _look(self) -> None:
+        self._looks -= 1
+        if self._looks:
+            self._next = self._loop.call_later(_PAUSE, self._look)
+            return
+        self._early.give_back(self.address)
+        try:
+            self._late.take(self)
+        except RefusedError as refused:
+            self._full = refused
+            self.stop()
+        else:
+            self.timer.reschedule(self._loop.time() + self._seconds)
+
+    def stop(self) -> None:
+        """Stop the reading now, if its time is not over already."""
+        if not self.timer.expired():
+            self.timer.reschedule(self._loop.time())
+
+    def end(self) -> None:
+        """Give back the message's place. Called when the reading has ended."""
+        self._next.cancel()
+        if self._looks:
+            self._early.give_back(self.address)
+        self._late.give_back(self)
 
 
 def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
