@@ -7,12 +7,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
-_PROC = Path("/proc")
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Indices of the fields of stat behind the name; in proc_pid_stat(5) they are numbered from 3.
 _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
+_GONE = FileNotFoundError, ProcessLookupError, PermissionError  # a process has ended meanwhile, or is another user's
 
 _LAUNCH = """
 import ctypes, os, signal, sys
@@ -83,7 +84,11 @@ def find_process(pid: int) -> Process | None:
 def find_descendants(pid: int) -> list[Process]:
     """Return the processes that a process has started, directly or through others."""
     found: list[Process] = []
-    for task in (_PROC / str(pid) / "task").glob("*"):
+    try:
+        tasks = [*os.scandir(f"/proc/{pid}/task")]
+    except _GONE:
+        return found
+    for task in tasks:
         for child in _read(pid, f"task/{task.name}/children").split():
             process = find_process(int(child))
             if process is not None:
@@ -93,14 +98,15 @@ def find_descendants(pid: int) -> list[Process]:
 
 def processes() -> Iterator[Process]:
     """Iterate over all processes."""
-    for path in _PROC.iterdir():
-        process = find_process(int(path.name)) if path.name.isdigit() else None
+    for entry in os.scandir("/proc"):
+        process = find_process(int(entry.name)) if entry.name.isdigit() else None
         if process is not None:
             yield process
 
 
 def _read(pid: int, name: str) -> str:
     try:
-        return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended meanwhile, or is another user's
+        with FileIO(f"/proc/{pid}/{name}") as file:  # the gateway reads some hundred of these a second
+            return file.readall().decode(errors="replace")
+    except _GONE:
         return ""
