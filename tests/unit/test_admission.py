@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.gateway.limits import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
+from shoal.gateway.options import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
 
 
 class Clock:

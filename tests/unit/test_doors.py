@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from shoal.gateway.doors import keep_pages_out
+from shoal.gateway.core.listener import keep_pages_out
 
 OURS = "Host", "127.0.0.1:8000"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.dispatcher import Suspects
-from shoal.gateway.http_front import inflate
-from shoal.gateway.limits import Hold, Limits, Options, Pool
+from shoal.gateway.core.dispatcher import Suspects
+from shoal.gateway.core.models import find_exposed
+from shoal.gateway.core.refusals import RefusedError, Why, trim_config
 from shoal.gateway.logs import Flood, Plain
-from shoal.gateway.models import find_exposed
-from shoal.gateway.refusals import RefusedError, Why, trim_config
+from shoal.gateway.options import Hold, Limits, Options, Pool
+from shoal.gateway.v2.http_front import inflate
 from shoal.repository.model_folders import read_configs
 from tests.support.service import make_repository
 

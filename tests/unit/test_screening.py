@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.refusals import RefusedError, Why
-from shoal.gateway.screening import (
+from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.v2.screening import (
     MOST_BESIDE,
     MOST_NESTED,
     MOST_PARAMETERS,

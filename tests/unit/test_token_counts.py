@@ -9,7 +9,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.streams import Tokens
+from shoal.gateway.core.stream_requests import Tokens
 
 COUNTS = tuple(TensorSpec(f"num_{kind}_tokens", "TYPE_UINT32", (1,)) for kind in ("input", "output"))
 SPEC = ModelSpec("llm", (), (TensorSpec("text_output", "TYPE_STRING", (1,)), *COUNTS), 1)

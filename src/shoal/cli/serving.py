@@ -95,10 +95,10 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
-    from shoal.gateway.limits import Limits, Options
+    from shoal.gateway.control.service import Addresses, run_service
     from shoal.gateway.logs import configure
     from shoal.gateway.logs import log as told
-    from shoal.gateway.service import Addresses, run_service
+    from shoal.gateway.options import Limits, Options
     from shoal.server.runtime import SERVER_VARIABLE, container_command
 
     if is_printed:
@@ -155,7 +155,7 @@ def _check(repository: Path) -> None:
 def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
-    from shoal.gateway.models import find_exposed
+    from shoal.gateway.core.models import find_exposed
     from shoal.repository.graph import is_decoupled
     from shoal.repository.manifest import read_composed
     from shoal.repository.model_folders import read_configs

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from shoal import face
 
 if TYPE_CHECKING:
-    from shoal.gateway.limits import Limits as Limits
-    from shoal.gateway.limits import Options as Options
-    from shoal.gateway.service import Addresses as Addresses
-    from shoal.gateway.service import run_service as run_service
+    from shoal.gateway.control.service import Addresses as Addresses
+    from shoal.gateway.control.service import run_service as run_service
+    from shoal.gateway.options import Limits as Limits
+    from shoal.gateway.options import Options as Options
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

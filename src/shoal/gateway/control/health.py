@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from shoal.gateway.canary import Canary
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.streams import KINDS, Streaming
+from shoal.gateway.control.canary import Canary
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.stream_requests import KINDS, Streaming
 
 
 class Health:

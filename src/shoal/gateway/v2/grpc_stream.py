@@ -10,12 +10,12 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.limits import STREAM_SECONDS, Hold
-from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure
-from shoal.gateway.screening import Rules, parse, screen_grpc
-from shoal.gateway.streams import METHOD, Streamed, Streaming
-from shoal.gateway.upstream import Stream, Upstream
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.refusals import RefusedError, Why, clean, is_cut, kept, log_failure
+from shoal.gateway.core.stream_requests import METHOD, Streamed, Streaming
+from shoal.gateway.core.upstream import Stream, Upstream
+from shoal.gateway.options import STREAM_SECONDS, Hold
+from shoal.gateway.v2.screening import Rules, parse, screen_grpc
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
 

@@ -18,7 +18,7 @@ from shoal.component.spec import DTYPES, STRING
 from shoal.component.tensors import Array
 from shoal.composition.warmup import FOLDER, requested
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.refusals import is_dead
+from shoal.gateway.core.refusals import is_dead
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 

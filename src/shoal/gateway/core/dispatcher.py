@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
-from shoal.gateway.limits import Admission, Hold, Limits, Pool
+from shoal.gateway.core.refusals import RETRY_SECONDS, LostError, RefusedError, Why, log_failure, lost
+from shoal.gateway.core.upstream import Stream, Upstream
 from shoal.gateway.logs import log
-from shoal.gateway.refusals import RETRY_SECONDS, LostError, RefusedError, Why, log_failure, lost
-from shoal.gateway.upstream import Stream, Upstream
+from shoal.gateway.options import Admission, Hold, Limits, Pool
 
 T = TypeVar("T")
 SUSPECT_SECONDS = 60.0  # for which identical bytes are refused

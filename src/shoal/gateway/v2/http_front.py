@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 from aiohttp import ClientError, web
 from yarl import URL
 
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.generate import Generate, cut
-from shoal.gateway.limits import MOST_INFLATION, Hold, Limits
-from shoal.gateway.refusals import (
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.refusals import (
     EXTENSIONS,
     HEADERS,
     LostError,
@@ -32,9 +30,11 @@ from shoal.gateway.refusals import (
     log_failure,
     trim_config,
 )
-from shoal.gateway.screening import LARGE, PIECE, SMALL, Rules, screen_json
-from shoal.gateway.streams import Streaming
-from shoal.gateway.upstream import Upstream
+from shoal.gateway.core.stream_requests import Streaming
+from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.options import MOST_INFLATION, Hold, Limits
+from shoal.gateway.v2.generate import Generate, cut
+from shoal.gateway.v2.screening import LARGE, PIECE, SMALL, Rules, screen_json
 
 # Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")

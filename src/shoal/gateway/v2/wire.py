@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.gateway.refusals import RefusedError, Why
+from shoal.gateway.core.refusals import RefusedError, Why
 
 MOST_FIELDS = 4096  # of a request, with the fields of its parameters, inputs and outputs
 MOST_VALUES = 2**16  # of all tensors whose values are fields each

@@ -27,9 +27,9 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.models import find_below
-from shoal.gateway.refusals import RefusedError, Why, closed
-from shoal.gateway.wire import Budget, count_values, find_text, make_value_budget, split
+from shoal.gateway.core.models import find_below
+from shoal.gateway.core.refusals import RefusedError, Why, closed
+from shoal.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
 from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
-from shoal.gateway.canary import make_canaries
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.doors import listen
-from shoal.gateway.grpc_front import GrpcFront, make_server
-from shoal.gateway.health import Health
-from shoal.gateway.http_front import HttpFront
-from shoal.gateway.limits import HEALTH_CONNECTIONS, Options, Pool
+from shoal.gateway.control.canary import make_canaries
+from shoal.gateway.control.health import Health
+from shoal.gateway.control.supervisor import Servers, Supervisor
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.listener import listen
+from shoal.gateway.core.models import find_below, find_default, find_exposed, find_slots
+from shoal.gateway.core.stream_requests import Streaming
 from shoal.gateway.logs import log
-from shoal.gateway.models import find_below, find_default, find_exposed, find_slots
-from shoal.gateway.screening import read_rules
-from shoal.gateway.streams import Streaming
-from shoal.gateway.supervisor import Servers, Supervisor
+from shoal.gateway.options import HEALTH_CONNECTIONS, Options, Pool
+from shoal.gateway.v2.grpc_front import GrpcFront, make_server
+from shoal.gateway.v2.http_front import HttpFront
+from shoal.gateway.v2.screening import read_rules
 from shoal.repository.manifest import read_composed
 from shoal.repository.model_folders import read_configs
 from shoal.server.checks import check_start

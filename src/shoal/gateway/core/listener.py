@@ -13,8 +13,8 @@ from functools import lru_cache
 from aiohttp import web
 
 from shoal.errors import SetupError
-from shoal.gateway.limits import IDLE_SECONDS, Limits, Pool, is_loopback
 from shoal.gateway.logs import log
+from shoal.gateway.options import IDLE_SECONDS, Limits, Pool, is_loopback
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _CLOSING = 0.5  # seconds for idle connections to close

@@ -25,9 +25,9 @@ from tritonclient.grpc import service_pb2
 
 from shoal.component.callees import STOP
 from shoal.component.spec import STRING, ModelSpec
-from shoal.gateway.models import find_members
-from shoal.gateway.screening import WITH_END
-from shoal.gateway.upstream import Stream, Upstream
+from shoal.gateway.core.models import find_members
+from shoal.gateway.core.upstream import Stream, Upstream
+from shoal.gateway.v2.screening import WITH_END
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 

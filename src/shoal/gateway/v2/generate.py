@@ -28,8 +28,8 @@ from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.refusals import (
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.refusals import (
     HEADERS,
     LostError,
     RefusedError,
@@ -40,7 +40,9 @@ from shoal.gateway.refusals import (
     kept,
     log_failure,
 )
-from shoal.gateway.screening import (
+from shoal.gateway.core.stream_requests import END, METHOD, Streamed, Streaming
+from shoal.gateway.core.upstream import Stream, Upstream
+from shoal.gateway.v2.screening import (
     PIECE,
     SMALL,
     Rules,
@@ -49,8 +51,6 @@ from shoal.gateway.screening import (
     screen_message,
     screen_nesting,
 )
-from shoal.gateway.streams import END, METHOD, Streamed, Streaming
-from shoal.gateway.upstream import Stream, Upstream
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request

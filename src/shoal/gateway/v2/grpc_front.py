@@ -12,10 +12,8 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 
 from shoal.errors import forget_frames
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.grpc_stream import Relay, StatusError
-from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
-from shoal.gateway.refusals import (
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.refusals import (
     EXTENSIONS,
     PRIVATE,
     LostError,
@@ -27,9 +25,11 @@ from shoal.gateway.refusals import (
     kept,
     log_failure,
 )
-from shoal.gateway.screening import Rules, parse, screen_grpc
-from shoal.gateway.streams import Streaming
-from shoal.gateway.upstream import Upstream
+from shoal.gateway.core.stream_requests import Streaming
+from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.options import STREAM_SECONDS, Limits, Pool
+from shoal.gateway.v2.grpc_stream import Relay, StatusError
+from shoal.gateway.v2.screening import Rules, parse, screen_grpc
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.watch import HANG_PARAMETER
+from shoal.gateway.control.process_monitor import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_folders import find_top, read_calls
 

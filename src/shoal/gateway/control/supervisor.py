@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
-from shoal.gateway.canary import Canary, Verdict, WrongError
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.health import Health
-from shoal.gateway.limits import RESTARTS_SECONDS, Options
+from shoal.gateway.control.canary import Canary, Verdict, WrongError
+from shoal.gateway.control.health import Health
+from shoal.gateway.control.process_monitor import PERIOD, Fault, Watch
+from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.core.models import count_processes, find_members, find_users, read_hang_seconds
+from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import Tail, log
-from shoal.gateway.models import count_processes, find_members, find_users, read_hang_seconds
-from shoal.gateway.upstream import Upstream
-from shoal.gateway.watch import PERIOD, Fault, Watch
+from shoal.gateway.options import RESTARTS_SECONDS, Options
 from shoal.machine import available_memory
 from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server

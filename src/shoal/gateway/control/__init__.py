@@ -1,0 +1,1 @@
+"""The service: its start and stop, and the supervision of Triton."""

@@ -1,0 +1,1 @@
+"""Triton's own protocols: the HTTP and gRPC front ends of its inference API."""
