@@ -181,7 +181,7 @@ def test_streams_that_are_not_read(service: Service, scale: Scale, way: Callable
         for _ in range(100):
             stack.enter_context(way(service))
         assert wait_until(lambda: service.metric("shoal_streams") == 4 * SLOTS)
-        start, seconds = time.monotonic(), scale(40, full=10)
+        start, seconds = time.monotonic(), scale(20, full=10)
         while (answers := talk(service.grpc, counts(COUNT=3)))[0].error_message:
             assert "Too many requests" in answers[0].error_message
             assert time.monotonic() - start < seconds

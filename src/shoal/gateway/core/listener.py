@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from shoal.gateway.logs import log
 from shoal.gateway.options import IDLE_SECONDS, Limits, Pool, is_loopback
 
 _PERIOD = 1.0  # seconds between two checks of all connections
+_UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
 _CLOSING = 0.5  # seconds for idle connections to close
 
 
@@ -44,6 +46,8 @@ class Door(asyncio.Protocol):
             return
         self._connections.take(self._address)
         self._doors.add(self)
+        # without it, Linux takes megabytes of an answer that the client does not read
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._behind.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
