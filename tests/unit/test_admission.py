@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.gateway.options import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
+from shoal.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
+from shoal.gateway.core.callers import Caller
+
+MINE, YOURS = Caller("mine"), Caller("yours")
 
 
 class Clock:
@@ -91,24 +94,24 @@ def test_lost_requests_are_no_work_done(clock: Clock) -> None:
     assert admission.refuse(0) is not None
 
 
-def test_an_address_gets_all_places_until_another_needs_one(clock: Clock) -> None:
+def test_a_caller_gets_all_places_until_another_needs_one(clock: Clock) -> None:
     admission = Admission(1.0, slots=4, share=0.5, clock=clock)
     for _ in range(16):
-        assert admission.refuse(0, "mine") is None
-        admission.enter(0, "mine")
-    assert admission.refuse(0, "mine") is not None
-    assert admission.refuse(0, "yours") is not None
-    admission.leave(0, "mine", is_done=True)
-    assert admission.refuse(0, "mine") is not None, "it has more than its share, and another one waits"
-    assert admission.refuse(0, "yours") is None
-    admission.enter(0, "yours")
+        assert admission.refuse(0, MINE) is None
+        admission.enter(0, MINE)
+    assert admission.refuse(0, MINE) is not None
+    assert admission.refuse(0, YOURS) is not None
+    admission.leave(0, MINE, is_done=True)
+    assert admission.refuse(0, MINE) is not None, "it has more than its share, and another one waits"
+    assert admission.refuse(0, YOURS) is None
+    admission.enter(0, YOURS)
     for _ in range(8):
-        admission.leave(0, "mine", is_done=True)
-    assert admission.refuse(0, "mine") is None, "it has less than its share"
-    admission.enter(0, "mine")
-    assert admission.refuse(0, "mine") is not None
+        admission.leave(0, MINE, is_done=True)
+    assert admission.refuse(0, MINE) is None, "it has less than its share"
+    admission.enter(0, MINE)
+    assert admission.refuse(0, MINE) is not None
     clock.now += 60
-    assert admission.refuse(0, "mine") is None, "the other one has not asked for long"
+    assert admission.refuse(0, MINE) is None, "the other one has not asked for long"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.floats(0, 20)), max_size=60))

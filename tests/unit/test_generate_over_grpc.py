@@ -16,8 +16,9 @@ from tritonclient.utils import serialize_byte_tensor
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.generate import to_json, to_message
-from shoal.gateway.v2.screening import PIECE, SMALL, Rules, screen_message
+from shoal.gateway.v2.screening import SMALL, Rules, screen_message
 
 KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}
 TENSORS = [TensorSpec(name, f"TYPE_{kind}", (-1,), is_optional=True) for name, kind in KINDS.items()]

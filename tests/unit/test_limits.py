@@ -9,30 +9,32 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.core.dispatcher import Suspects
+from shoal.gateway.core.callers import Caller, Callers
 from shoal.gateway.core.models import find_exposed
+from shoal.gateway.core.quotas import Quota, Reservation
 from shoal.gateway.core.refusals import RefusedError, Why, trim_config
+from shoal.gateway.core.resending import Quarantine
 from shoal.gateway.logs import Flood, Plain
-from shoal.gateway.options import Hold, Limits, Options, Pool
+from shoal.gateway.options import Options
 from shoal.gateway.v2.http_front import inflate
 from shoal.repository.model_folders import read_configs
 from tests.support.service import make_repository
 
 
-def test_an_address_gets_its_share() -> None:
-    pool = Pool(10, 0.5)
-    pool.take("a", 5)
-    assert not pool.has("a")
-    assert pool.has("b", 5)
-    assert not pool.has("b", 6)
-    pool.take("b", 5)
-    assert not pool.has("c")
-    with Hold(pool, "c") as held:
+def test_a_caller_gets_its_share() -> None:
+    quota, a, b, c = Quota(10, 0.5), Caller("a"), Caller("b"), Caller("c")
+    quota.take(a, 5)
+    assert not quota.has(a)
+    assert quota.has(b, 5)
+    assert not quota.has(b, 6)
+    quota.take(b, 5)
+    assert not quota.has(c)
+    with Reservation(quota, c) as held:
         held.grow(3)  # an answer, which is held in any case
-        assert pool.taken == 13
-    pool.give_back("a", 5)
-    assert pool.taken == 5
-    assert pool.has("a", 5)
+        assert quota.taken == 13
+    quota.give_back(a, 5)
+    assert quota.taken == 5
+    assert quota.has(a, 5)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_an_address_gets_its_share() -> None:
         ("10.0.0.5", ["6.6.6.6", "1.2.3.4, 10.0.0.6"], "1.2.3.4"),
     ],
 )
-def test_whom_a_proxy_speaks_for(peer: str, forwarded: list[str], address: str) -> None:
-    assert Limits(trusted_proxies=("10.0.0.5", "10.0.0.6")).find_address(peer, forwarded) == address
+def test_the_caller_behind_a_trusted_proxy(peer: str, forwarded: list[str], address: str) -> None:
+    assert Callers(("10.0.0.5", "10.0.0.6")).find(peer, forwarded).id == address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
@@ -100,7 +102,7 @@ def test_bodies_are_inflated(window: int) -> None:
 
 
 def test_suspects_are_told_by_model_and_bytes() -> None:
-    suspects = Suspects()
+    suspects = Quarantine()
     assert not suspects.has("a", b"x")
     suspects.add("a", b"x")
     assert suspects.has("a", b"x")

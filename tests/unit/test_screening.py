@@ -14,11 +14,11 @@ from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.screening import (
     MOST_BESIDE,
     MOST_NESTED,
     MOST_PARAMETERS,
-    PIECE,
     SMALL,
     Rules,
     read_rules,

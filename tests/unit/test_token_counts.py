@@ -9,7 +9,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.core.stream_requests import Tokens
+from shoal.gateway.core.stream_requests import TokenCounts
 
 COUNTS = tuple(TensorSpec(f"num_{kind}_tokens", "TYPE_UINT32", (1,)) for kind in ("input", "output"))
 SPEC = ModelSpec("llm", (), (TensorSpec("text_output", "TYPE_STRING", (1,)), *COUNTS), 1)
@@ -26,7 +26,7 @@ def answer(**counts: int) -> Any:
 
 
 def test_each_token_counts_once() -> None:
-    tokens = Tokens([SPEC])
+    tokens = TokenCounts([SPEC])
     first, second = tokens.meter("llm"), tokens.meter("llm")
     assert first
     assert second
@@ -42,6 +42,6 @@ def test_only_models_that_declare_both_counts() -> None:
     one = replace(SPEC, name="one", outputs=SPEC.outputs[:2])
     other = replace(SPEC, name="other", outputs=(COUNTS[0], replace(COUNTS[1], dtype="TYPE_INT64")))
     lists = replace(SPEC, name="lists", outputs=(COUNTS[0], replace(COUNTS[1], dims=(-1,))))
-    tokens = Tokens([SPEC, one, other, lists])
+    tokens = TokenCounts([SPEC, one, other, lists])
     assert tokens.models == ["llm"]
     assert [tokens.meter(name) for name in ("one", "other", "lists", "unknown")] == [None] * 4

@@ -95,10 +95,10 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
-    from shoal.gateway.control.service import Addresses, run_service
     from shoal.gateway.logs import configure
     from shoal.gateway.logs import log as told
-    from shoal.gateway.options import Limits, Options
+    from shoal.gateway.options import Addresses, Limits, Options
+    from shoal.gateway.run import run_service
     from shoal.server.runtime import SERVER_VARIABLE, container_command
 
     if is_printed:

@@ -25,7 +25,7 @@ from shoal.repository.graph import is_decoupled
 PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
 TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less
 MOST_SECONDS = 30.0  # between two canaries of a slow model
-PATIENCE = 60.0  # seconds; a hanging process is detected earlier by Watch
+PATIENCE = 60.0  # seconds; a hanging process is detected earlier by ProcessMonitor
 SECONDS = 2.0  # between two canaries of a model, at least
 SHARE = 0.02  # of a model's time that canaries may take
 

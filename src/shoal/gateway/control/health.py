@@ -10,15 +10,15 @@ import aiohttp
 from aiohttp import web
 
 from shoal.gateway.control.canary import Canary
-from shoal.gateway.core.dispatcher import Dispatcher
-from shoal.gateway.core.stream_requests import KINDS, Streaming
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.stream_requests import KINDS
 
 
 class Health:
     """HTTP application with ``/health/live``, ``/health/ready``, and the metrics of Triton and the service."""
 
-    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary], streaming: Streaming) -> None:
-        self._dispatcher, self._canaries, self._streaming = dispatcher, canaries, streaming
+    def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
+        self._gate, self._canaries = gate, canaries
         self.restarts: Counter[str] = Counter()  # by what went wrong
         self.app = web.Application(client_max_size=0)
         self.app.router.add_get("/health/live", self._answer_live)
@@ -29,8 +29,8 @@ class Health:
         return web.json_response({"live": True})
 
     async def _answer_ready(self, _: web.Request) -> web.Response:
-        trouble = self._dispatcher.trouble()
-        models = {name: self._dispatcher.trouble(name) or "ready" for name in sorted(self._dispatcher.names)}
+        trouble = self._gate.active.trouble()
+        models = {name: self._gate.active.trouble(name) or "ready" for name in sorted(self._gate.traffic.models)}
         body = {"ready": not trouble, "why": trouble, "models": models}
         return web.json_response(body, status=503 if trouble else 200)
 
@@ -38,7 +38,7 @@ class Health:
         return web.Response(text=await self._triton() + self._own(), content_type="text/plain", charset="utf-8")
 
     async def _triton(self) -> str:
-        upstream = self._dispatcher.upstream
+        upstream = self._gate.active.upstream
         if upstream is None:
             return ""
         try:
@@ -62,28 +62,28 @@ class Health:
         """Yield the service's metrics, without those of Triton (prometheus_client's interface)."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
-        dispatcher = self._dispatcher
-        yield GaugeMetricFamily("shoal_ready", "Whether requests are accepted", value=not dispatcher.trouble())
+        active, traffic, requests = self._gate.active, self._gate.traffic, self._gate.requests
+        yield GaugeMetricFamily("shoal_ready", "Whether requests are accepted", value=not active.trouble())
         ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are accepted", labels=["model"])
         in_flight = GaugeMetricFamily("shoal_in_flight", "Requests in flight", labels=["model"])
-        for name in dispatcher.names:
-            ready.add_metric([name], not dispatcher.trouble(name))
-            in_flight.add_metric([name], dispatcher.in_flight(name))
+        for name in traffic.models:
+            ready.add_metric([name], not active.trouble(name))
+            in_flight.add_metric([name], traffic.in_flight(name))
         streams = GaugeMetricFamily("shoal_streams", "Requests in flight that are answered in pieces", labels=["model"])
         first = SummaryMetricFamily(
             "shoal_first_answer_seconds",
             "Time from a request that is answered in pieces to its first answer",
             labels=["model"],
         )
-        for name in filter(dispatcher.is_exposed, self._streaming.models):
-            streams.add_metric([name], dispatcher.in_flight(name))
-            first.add_metric([name], *self._streaming.first_answers.get(name, (0, 0.0)))
+        for name in filter(self._gate.exposure.is_exposed, requests.models):
+            streams.add_metric([name], traffic.in_flight(name))
+            first.add_metric([name], *requests.first_answers.get(name, (0, 0.0)))
         tokens = CounterMetricFamily(
             "shoal_tokens", "Tokens of prompts (input) and answers (output)", labels=["model", "kind"]
         )
-        for name in filter(dispatcher.is_exposed, self._streaming.tokens.models):
+        for name in filter(self._gate.exposure.is_exposed, requests.tokens.models):
             for kind in KINDS:
-                tokens.add_metric([name, kind], self._streaming.tokens.counts[name, kind])
+                tokens.add_metric([name, kind], requests.tokens.counts[name, kind])
         yield from (streams, first, tokens)
         latency = GaugeMetricFamily(
             "shoal_canary_seconds", "Latency of a model's last canary request", labels=["model"]
@@ -93,14 +93,14 @@ class Health:
         restarts = CounterMetricFamily("shoal_restarts", "Servers started because of a fault", labels=["kind"])
         for kind, number in self.restarts.items():
             restarts.add_metric([kind], number)
-        requests = CounterMetricFamily("shoal_requests", "Requests by outcome", labels=["model", "outcome"])
-        for key, number in dispatcher.outcomes.items():
-            requests.add_metric(key, number)
-        yield from (ready, in_flight, latency, restarts, requests)
+        outcomes = CounterMetricFamily("shoal_requests", "Requests by outcome", labels=["model", "outcome"])
+        for key, number in traffic.outcomes.items():
+            outcomes.add_metric(key, number)
+        yield from (ready, in_flight, latency, restarts, outcomes)
         refusals = CounterMetricFamily("shoal_refusals", "Client errors by kind", labels=["kind"])
-        for kind, number in dispatcher.refusals.items():
+        for kind, number in self._gate.refusals.items():
             refusals.add_metric([kind], number)
         yield refusals
         yield CounterMetricFamily(
-            "shoal_resent", "Requests that were resent to the next server", value=dispatcher.num_resent
+            "shoal_resent", "Requests that were resent to the next server", value=self._gate.resending.num_resent
         )

@@ -24,7 +24,7 @@ SILENCE = 0.02  # of a processor: background threads of a hanging process use le
 
 
 @dataclass(frozen=True)
-class Fault:
+class ProcessFault:
     """Fault of ``model`` or, if that is empty, of the whole server.
 
     ``kind`` is the fault's label in the metrics, ``what`` its description for logs and clients.
@@ -46,7 +46,7 @@ class Stub:
     busy: float = 0.0  # when it was last seen busy
 
 
-class Watch:
+class ProcessMonitor:
     """Monitor of the processes that a Triton server had when it became ready.
 
     ``expected`` is the least number of processes of each model, ``members`` the models that each ensemble calls, and
@@ -70,7 +70,7 @@ class Watch:
         self.resident_bytes = 0  # of all processes, at the last check without faults
         self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
 
-    def look(self, waiting: Mapping[str, float], answered: float) -> list[Fault]:
+    def check(self, waiting: Mapping[str, float], answered: float) -> list[ProcessFault]:
         """Check all processes, and return the faults that were found.
 
         ``waiting`` has, for each model with a canary request in flight, the time at which the canary was sent.
@@ -78,11 +78,11 @@ class Watch:
         """
         process = find_process(self._server.pid)
         if process is None or process.is_ended:
-            return [Fault("", "server", f"Triton ended{_why(process)}")]
+            return [ProcessFault("", "server", f"Triton ended{_why(process)}")]
         number = Counter(stub.model for stub in self.stubs)
         missing = [name for name, least in self._expected.items() if number[name] < least]
         if missing:  # it ended before the first check
-            return [Fault(missing[0], "died", f"a process of {missing[0]} ended")]
+            return [ProcessFault(missing[0], "died", f"a process of {missing[0]} ended")]
         waiting = {name: max(since, self._since) for name, since in waiting.items()}
         found = [fault for stub in self.stubs if (fault := self._look_at(stub, waiting))]
         if not found:
@@ -90,7 +90,7 @@ class Watch:
             self.resident_bytes = process.resident_bytes + sum(latest)
         return found or self._look_at_server(process, waiting, answered)
 
-    def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[Fault]:
+    def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[ProcessFault]:
         """Detect a hang of Triton itself.
 
         Triton hangs if its process is stopped, or if a canary request is not passed to any process of its model.
@@ -99,24 +99,24 @@ class Watch:
         if process.state not in "Tt":
             self._moved = now
         if now - self._moved > HANG_SECONDS:
-            return [Fault("", "server", "Triton hangs")]
+            return [ProcessFault("", "server", "Triton hangs")]
         busy = {stub.model for stub in self.stubs if now - stub.busy < STUCK_SECONDS}
         for name, since in waiting.items():
             known = self._members.get(name, set()) | {name}
             has_beacons = known - {name} <= self._expected.keys() if name in self._members else name in self._expected
             if has_beacons and not known & busy and min(now - since, now - answered) > STUCK_SECONDS:
-                return [Fault("", "server", f"Triton hangs with a request to {name}")]
+                return [ProcessFault("", "server", f"Triton hangs with a request to {name}")]
         return []
 
-    def _look_at(self, stub: Stub, waiting: Mapping[str, float]) -> Fault | None:
+    def _look_at(self, stub: Stub, waiting: Mapping[str, float]) -> ProcessFault | None:
         process, now = find_process(stub.pid), self._clock()
         if process is None or process.is_ended or process.session != self._server.pid:
-            return Fault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
+            return ProcessFault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
         stub.children = find_descendants(stub.pid)
         mib = sum(each.resident_bytes for each in (process, *stub.children)) / 2**20
         if self._memory_mib and mib > self._memory_mib:
             what = f"a process of {stub.model} takes {mib:.0f} MiB, more than {self._memory_mib:.0f}"
-            return Fault(stub.model, "memory", what)
+            return ProcessFault(stub.model, "memory", what)
         limit = self._hang_seconds.get(stub.model, HANG_SECONDS)
         stub.samples.append((now, process))
         while now - stub.samples[0][0] > limit and now - stub.samples[1][0] > limit:
@@ -129,10 +129,10 @@ class Watch:
         since = max(since, self._since) if since else 0.0
         if since and now - since > max(BATCH_SECONDS, limit):
             what = f"a process of {stub.model} has been at one batch for {now - since:.0f} s"
-            return Fault(stub.model, "hangs", what)
+            return ProcessFault(stub.model, "hangs", what)
         return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
 
-    def _look_at_silent(self, stub: Stub, since: float, limit: float) -> Fault | None:
+    def _look_at_silent(self, stub: Stub, since: float, limit: float) -> ProcessFault | None:
         """Detect a hang of a process without a heartbeat.
 
         It hangs if its model's canary request is late, and no process of the model has used processor time.
@@ -141,9 +141,9 @@ class Watch:
         siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
         return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
 
-    def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> Fault | None:
+    def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> ProcessFault | None:
         if (is_late and _is_silent(stub, limit)) or _is_stopped(stub, limit):
-            return Fault(stub.model, "hangs", f"a process of {stub.model} hangs")
+            return ProcessFault(stub.model, "hangs", f"a process of {stub.model} hangs")
         return None
 
     def forget(self) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 from shoal.errors import ServerError, ShoalError
 from shoal.gateway.control.canary import Canary, Verdict, WrongError
 from shoal.gateway.control.health import Health
-from shoal.gateway.control.process_monitor import PERIOD, Fault, Watch
-from shoal.gateway.core.dispatcher import Dispatcher
+from shoal.gateway.control.process_monitor import PERIOD, ProcessFault, ProcessMonitor
+from shoal.gateway.core.active import Active
 from shoal.gateway.core.models import count_processes, find_members, find_users, read_hang_seconds
+from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import Tail, log
 from shoal.gateway.options import RESTARTS_SECONDS, Options
@@ -109,14 +110,16 @@ class Supervisor:
         options: Options,
         *,
         servers: Servers,
-        dispatcher: Dispatcher,
+        active: Active,
+        traffic: Traffic,
         canaries: dict[str, Canary],
         health: Health,
     ) -> None:
         self._configs, self._options, self._servers = configs, options, servers
-        self._dispatcher, self._canaries, self._health = dispatcher, canaries, health
+        self._active, self._traffic = active, traffic
+        self._canaries, self._health = canaries, health
         self._users = find_users(self._configs)
-        self._watched: dict[str, Any] = {
+        self._monitored: dict[str, Any] = {
             "expected": count_processes(self._configs),
             "members": find_members(self._configs),
             "hang_seconds": read_hang_seconds(self._configs),
@@ -124,7 +127,7 @@ class Supervisor:
         }
         self._broken: asyncio.Event = asyncio.Event()
         self._current: Upstream | None = None
-        self._watch: Watch | None = None
+        self._monitor: ProcessMonitor | None = None
         self._looking: asyncio.Task[None] | None = None  # checks the processes of the active server
         self._testing: list[asyncio.Task[None]] = []  # send canaries to its models
         self._retiring: set[asyncio.Task[Any]] = set()
@@ -159,73 +162,75 @@ class Supervisor:
     async def _take_over(self, upstream: Upstream) -> None:
         """Make a server the active one, and start its health checks."""
         self._current = upstream
-        self._watch = Watch(upstream.server, **self._watched)
+        self._monitor = ProcessMonitor(upstream.server, **self._monitored)
         self._looking = asyncio.create_task(self._look(upstream))
         self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
-        await self._dispatcher.open(upstream)
+        await self._active.activate(upstream)
 
     # --- what is wrong -------------------------------------------------------------------------------------------
 
     async def _look(self, upstream: Upstream) -> None:
-        assert self._watch is not None
+        assert self._monitor is not None
         suspected = 0.0
         while True:
             canaries = self._canaries.items() if self._testing else ()
             waiting = {name: canary.sent for name, canary in canaries if canary.sent}
             try:
-                faults = self._watch.look(waiting, self._dispatcher.answered)
+                faults = self._monitor.check(waiting, self._active.answered)
             except OSError as error:  # out of file descriptors
                 log.warning("The processes cannot be checked: %s", error)
                 faults = []
             for fault in faults:
                 self._note(upstream, fault)
-            if self._dispatcher.suspected.is_set() and not self._broken.is_set():
+            if self._active.suspected.is_set() and not self._broken.is_set():
                 suspected = suspected or time.monotonic()
                 if time.monotonic() - suspected > SETTLED_SECONDS:
-                    self._dispatcher.suspected.clear()
+                    self._active.suspected.clear()
                     suspected = 0.0
-                    await self._dispatcher.settle()
-            self._dispatcher.end_unread()
+                    await self._active.confirm_healthy()
+            self._traffic.end_unread()
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
             if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:
                 log.warning("The service itself was stalled for %.1f s: was the machine busy, or paused?", seconds)
-                self._watch.forget()
+                self._monitor.forget()
 
     async def _test(self, upstream: Upstream, canary: Canary) -> None:
         # a single error may be chance; an ensemble gets one more, so that a faulty member is reported first
         num_errors, most = 0, 2 if self._configs[canary.model].is_ensemble else 1
         while True:
             await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
-            if canary.model in self._dispatcher.blocked or self._dispatcher.is_full(canary.model):
+            if canary.model in self._active.blocked or self._traffic.is_full(canary.model):
                 continue
             try:
                 await canary.ask(upstream.client)
-                num_errors, self._dispatcher.answered = 0, time.monotonic()
+                num_errors, self._active.answered = 0, time.monotonic()
             except WrongError as error:
-                assert self._watch is not None
-                is_late = error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
+                assert self._monitor is not None
+                is_late = error.verdict is Verdict.LATE and self._monitor.has_processes(canary.model)
                 if is_late or error.verdict is Verdict.BUSY:
-                    continue  # Watch detects whether these hang
+                    continue  # the monitor detects whether these hang
                 num_errors += 1
                 log.warning("%s failed its canary: %s", canary.model, error)
                 if num_errors > most:
-                    self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
+                    self._note(
+                        upstream, ProcessFault(canary.model, "wrong", f"{canary.model} does not answer as it did")
+                    )
 
-    def _note(self, upstream: Upstream, fault: Fault) -> None:
+    def _note(self, upstream: Upstream, fault: ProcessFault) -> None:
         """Block a faulty model and the models that call it, kill the former's processes, and request a new server."""
-        if upstream is not self._current or self._dispatcher.blocked.get(fault.model) or self._is_down():
+        if upstream is not self._current or self._active.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
         affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else {*self._configs, ""}
-        self._dispatcher.block(affected, fault.what)
-        if self._watch is not None and fault.model:
-            self._watch.kill(fault.model)
+        self._active.block(affected, fault.what)
+        if self._monitor is not None and fault.model:
+            self._monitor.kill(fault.model)
         self._health.restarts[fault.kind] += 1
         self._broken.set()
 
     def _is_down(self) -> bool:
-        return "" in self._dispatcher.blocked
+        return "" in self._active.blocked
 
     # --- replacement ---------------------------------------------------------------------------------------------
 
@@ -254,7 +259,7 @@ class Supervisor:
                 break
         if self._looking is not None:
             self._looking.cancel()
-        self._dispatcher.suspected.clear()
+        self._active.suspected.clear()
         self._broken.clear()
         await self._take_over(upstream)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
@@ -269,9 +274,7 @@ class Supervisor:
         # a server that got a resent request may have died of the same request as the one before it: not counted
         num = sum(not server.is_repeat for _, server in self._restarts)
         if (beyond := num - self._options.max_restarts) > 0:
-            self._dispatcher.block(
-                {*self._configs, ""}, "its server ended too often, and is started again after a pause"
-            )
+            self._active.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
             pause = min(MOST_RESTART_PAUSE, 2.0**beyond)
             log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
             await asyncio.sleep(pause)
@@ -285,7 +288,7 @@ class Supervisor:
 
     def _has_room(self) -> bool:
         """Whether memory suffices for a second server beside the running one."""
-        return self._watch is None or self._watch.resident_bytes < available_memory()
+        return self._monitor is None or self._monitor.resident_bytes < available_memory()
 
     async def _give_way(self, old: Upstream) -> None:
         """Stop the old server before the next one starts.
@@ -294,7 +297,7 @@ class Supervisor:
         """
         if old in self._servers:
             log.warning("The server is stopped before the next one starts.")
-            self._dispatcher.block({*self._configs, ""}, "its server is started again")
+            self._active.block({*self._configs, ""}, "its server is started again")
             await self._servers.end(old, 0)
 
     def _retire(self, old: Upstream) -> None:
@@ -315,18 +318,18 @@ class Supervisor:
 
     async def drain(self) -> None:
         """Wait until all requests in flight are answered, or the grace period is over."""
-        await self._dispatcher.close("it is stopping")
+        await self._active.close("it is stopping")
         deadline = time.monotonic() + self._options.grace
-        while self._dispatcher.num_requests and time.monotonic() < deadline:
+        while self._traffic.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self._current is not None:
             self._current.end_streams()
-        if self._dispatcher.num_requests:
-            log.error("%d requests were not answered within %g s.", self._dispatcher.num_requests, self._options.grace)
+        if self._traffic.num_requests:
+            log.error("%d requests were not answered within %g s.", self._traffic.num_requests, self._options.grace)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Stop all health checks and all servers; requests still running after ``seconds`` are lost."""
-        await self._dispatcher.close("it is stopping")
+        await self._active.close("it is stopping")
         self._cancel_tests()
         for task in (*self._retiring, *([self._looking] if self._looking else [])):
             task.cancel()

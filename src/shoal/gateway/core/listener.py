@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,40 +16,36 @@ from functools import lru_cache
 from aiohttp import web
 
 from shoal.errors import SetupError
+from shoal.gateway.core.callers import ANYONE, Caller
+from shoal.gateway.core.quotas import Quota
 from shoal.gateway.logs import log
-from shoal.gateway.options import IDLE_SECONDS, Limits, Pool, is_loopback
+from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, is_loopback
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
-_CLOSING = 0.5  # seconds for idle connections to close
+_MOST_HANDSHAKES = 64  # at a time
+_BACKLOG = 1024  # connections that wait to be accepted
 
 
-class Door(asyncio.Protocol):
-    """A client's connection: forwards asyncio's events to aiohttp's protocol, and enforces the time-outs."""
+class Connection(asyncio.Protocol):
+    """A client's connection: forwards asyncio's events to aiohttp's protocol, and enforces the time-outs.
 
-    def __init__(self, behind: asyncio.Protocol, limits: Limits, connections: Pool, doors: set[Door]) -> None:
-        self._behind: asyncio.Protocol | None = behind
-        self._limits, self._connections, self._doors = limits, connections, doors
-        self._is_idle = False
+    It counts from the moment when it was accepted, before any handshake; the head of the first request must arrive
+    within ``head_seconds`` of that.
+    """
+
+    def __init__(self, behind: asyncio.Protocol, limits: Limits, accepted: socket.socket) -> None:
+        self._behind, self._limits, self._socket = behind, limits, accepted
+        self._transport: asyncio.Transport | None = None
+        self._is_idle = self._is_paused = False
         self._unread, self._unread_since = 0, 0.0
         self._deadline = time.monotonic() + limits.head_seconds
+        self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or abort it if too many are open."""
+        """Forward the beginning of the connection, after a handshake if there is one."""
         assert isinstance(transport, asyncio.Transport)
-        assert self._behind is not None
         self._transport = transport
-        self._address = str((transport.get_extra_info("peername") or ("",))[0])
-        is_proxy = self._address in self._limits.trusted_proxies
-        if not self._connections.has("" if is_proxy else self._address):
-            self._behind = None
-            transport.abort()
-            log.warning("A connection was closed: there are too many.", extra={"most": 1})
-            return
-        self._connections.take(self._address)
-        self._doors.add(self)
-        # without it, Linux takes megabytes of an answer that the client does not read
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._behind.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -55,8 +53,7 @@ class Door(asyncio.Protocol):
         if self._is_idle:
             self._is_idle = False
             self._deadline = time.monotonic() + self._limits.head_seconds
-        if self._behind is not None:
-            self._behind.data_received(data)
+        self._behind.data_received(data)
 
     def begin(self) -> None:
         """Stop the time-out for the request's head. Called when the head is complete."""
@@ -68,51 +65,53 @@ class Door(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Abort the connection if its client has sent or read nothing for too long."""
-        unread = self._transport.get_write_buffer_size()
+        # with TLS, the transport's buffer is empty although its client reads nothing: then it stays paused
+        unread = self._transport.get_write_buffer_size() or int(self._is_paused) if self._transport else 0
         if not unread or unread != self._unread:
             self._unread, self._unread_since = unread, now
         is_unread = bool(unread) and now - self._unread_since > self._limits.unread_seconds
         if is_unread or now > self._deadline:
             if is_unread or not self._is_idle:
                 log.warning("A connection was closed: its client neither sent nor read.", extra={"most": 1})
-            self._transport.abort()
+            if self._transport is not None:
+                self._transport.abort()
+            else:  # in the middle of a handshake
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""
-        return self._behind.eof_received() if self._behind is not None else None
+        return self._behind.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forward the end of the connection, which no longer counts as open."""
-        if self._behind is not None:
-            self._doors.discard(self)
-            self._connections.give_back(self._address)
-            self._behind.connection_lost(error)
+        self.ended.set()
+        self._behind.connection_lost(error)
 
     def pause_writing(self) -> None:
         """Forward back-pressure: the client reads too slowly."""
-        if self._behind is not None:
-            self._behind.pause_writing()
+        self._is_paused = True
+        self._behind.pause_writing()
 
     def resume_writing(self) -> None:
         """Forward the end of back-pressure."""
-        if self._behind is not None:
-            self._behind.resume_writing()
+        self._is_paused = False
+        self._behind.resume_writing()
 
 
 @web.middleware
-async def mark(
+async def mark_busy(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Mark the connection as busy while a request is handled."""
     transport = request.transport
-    door = transport.get_protocol() if transport is not None else None
-    if not isinstance(door, Door):  # the client has disconnected
+    connection = transport.get_protocol() if transport is not None else None
+    if not isinstance(connection, Connection):  # the client has disconnected
         raise web.HTTPBadRequest
-    door.begin()
+    connection.begin()
     try:
         return await handler(request)
     finally:
-        door.end()
+        connection.end()
 
 
 @web.middleware
@@ -151,53 +150,112 @@ def _is_origin_here(origin: str) -> bool:
     return scheme in ("http", "https") and _is_here(authority)
 
 
-async def hide(_: web.Request, response: web.StreamResponse) -> None:
+async def set_server_header(_: web.Request, response: web.StreamResponse) -> None:
     """Replace the name and version of the HTTP library in the header ``Server``."""
     response.headers["Server"] = "shoal"
 
 
+class Listener:
+    """A port for HTTP, within limits. Connections are counted when they are accepted, by their clients' addresses."""
+
+    def __init__(
+        self, app: web.Application, limits: Limits, most: int, *, is_open: bool, tls: ssl.SSLContext | None = None
+    ) -> None:
+        # Triton continues a request whose client has disconnected, so the handler continues too, and the request
+        # counts. Bodies are inflated in http_front.py.
+        self._runner = web.AppRunner(
+            app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=CLOSING_SECONDS, lingering_time=1.0,
+            auto_decompress=False,
+        )  # fmt: skip
+        app.middlewares.extend([mark_busy] if is_open else [mark_busy, keep_pages_out])
+        app.on_response_prepare.append(set_server_header)
+        self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
+        self._open: dict[Connection, asyncio.Task[None]] = {}
+        self._handshakes = asyncio.Semaphore(_MOST_HANDSHAKES)
+
+    async def run(self, listening: socket.socket) -> None:
+        """Accept connections until cancelled, then close them all."""
+        await self._runner.setup()
+        looking = asyncio.create_task(self._look())
+        try:
+            while True:
+                await self._accept(listening)
+        finally:
+            looking.cancel()
+            listening.close()
+            await self._runner.cleanup()
+            for task in self._open.values():
+                task.cancel()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        try:
+            accepted, peer = await asyncio.get_running_loop().sock_accept(listening)
+        except OSError as error:  # out of file descriptors, or the client has gone
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                log.warning("No connection can be accepted: %s.", error.strerror, extra={"most": 1})
+                await asyncio.sleep(_PERIOD)
+            return
+        caller = Caller(str(peer[0]))
+        if not self._connections.has(ANYONE if caller.id in self._limits.trusted_proxies else caller):
+            accepted.close()
+            log.warning("A connection was closed: there are too many.", extra={"most": 1})
+            return
+        server = self._runner.server
+        assert server is not None
+        connection = Connection(server(), self._limits, accepted)
+        self._connections.take(caller)
+        self._open[connection] = asyncio.create_task(self._follow(connection, accepted, caller))
+
+    async def _follow(self, connection: Connection, accepted: socket.socket, caller: Caller) -> None:
+        """Take a connection through its handshake, and count it until it has ended."""
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # without it, Linux takes megabytes of an answer that the client does not read
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+            async with self._handshakes:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, accepted, ssl=self._tls,
+                    ssl_handshake_timeout=self._limits.head_seconds if self._tls else None,
+                )  # fmt: skip
+            await connection.ended.wait()
+        except OSError:  # the client has gone, or its handshake failed
+            accepted.close()
+        finally:
+            del self._open[connection]
+            self._connections.give_back(caller)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_PERIOD)
+            now = time.monotonic()
+            for connection in list(self._open):
+                connection.look(now)
+
+
 @asynccontextmanager
 async def listen(
-    app: web.Application, host: str, port: int, limits: Limits, connections: Pool, *, is_open: bool
+    app: web.Application, address: str, limits: Limits, most: int = 0, *, is_open: bool
 ) -> AsyncIterator[None]:
-    """Serve ``app`` over HTTP at ``host`` and ``port`` while the context is open, within ``limits``.
+    """Serve ``app`` over HTTP at ``address`` (``host:port``) while the context is open, within ``limits``.
 
-    Unless ``is_open``, requests of web pages are refused (see ``keep_pages_out``).
+    ``most`` is the largest number of connections, by default ``limits.connections``. Unless ``is_open``, requests of
+    web pages are refused (see ``keep_pages_out``).
 
     Raises:
         SetupError: the port cannot be used.
     """
-    # Triton continues a request whose client has disconnected, so the handler continues too, and the request counts.
-    # Bodies are inflated in http_front.py.
-    runner = web.AppRunner(
-        app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=_CLOSING, lingering_time=1.0,
-        auto_decompress=False,
-    )  # fmt: skip
-    app.middlewares.extend([mark] if is_open else [mark, keep_pages_out])
-    app.on_response_prepare.append(hide)
-    await runner.setup()
-    doors: set[Door] = set()
-    loop, server = asyncio.get_running_loop(), runner.server
-    assert server is not None
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = await loop.create_server(lambda: Door(server(), limits, connections, doors), host, port)
+        listening = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
     except OSError as error:
-        await runner.cleanup()
         raise SetupError(f"Port {port} cannot be used: {error.strerror}.", "Choose another.") from None
-
-    async def look() -> None:
-        while True:
-            await asyncio.sleep(_PERIOD)
-            now = time.monotonic()
-            for door in list(doors):
-                door.look(now)
-
-    looking = asyncio.create_task(look())
+    listening.setblocking(False)
+    listener = Listener(app, limits, most or limits.connections, is_open=is_open)
+    running = asyncio.create_task(listener.run(listening))
     try:
         yield
     finally:
-        looking.cancel()
-        listening.close()
+        running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await looking
-        await runner.cleanup()
+            await running

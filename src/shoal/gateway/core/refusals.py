@@ -72,6 +72,18 @@ class LostError(Exception):
     """The server, or a process of the model, ended while a request was in flight to it."""
 
 
+class FailedError(Exception):
+    """Triton answered with an error.
+
+    ``status`` is a gRPC status code or an HTTP status. ``is_fault`` says that the server or the model is at fault, not
+    the request.
+    """
+
+    def __init__(self, status: Any, message: str, *, is_fault: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.message, self.is_fault = status, message, is_fault
+
+
 def lost(model: str) -> RefusedError:
     """Build the refusal for a request that was in flight when its model's process ended, and that is not resent."""
     message = f"The process of {model} ended while it had this request."

@@ -23,23 +23,23 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from shoal.client.calls import IS_FINAL, WITH_FINAL
 from shoal.component.callees import STOP
 from shoal.component.spec import STRING, ModelSpec
 from shoal.gateway.core.models import find_members
-from shoal.gateway.core.upstream import Stream, Upstream
-from shoal.gateway.v2.screening import WITH_END
+from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-END = "triton_final_response"  # parameter of an answer: whether it is the last of its request
+METHOD = f"{SERVICE}ModelStreamInfer"
 _AGAIN_SECONDS = 0.2  # until the next stop request: the first may come before the request reaches its engine
 _KINDS = {"num_input_tokens": "input", "num_output_tokens": "output"}  # by the output that counts them
 KINDS = tuple(_KINDS.values())
 
 
 @dataclass
-class Streamed:
+class StreamRequest:
     """Request within a stream that was sent to Triton and does not have its last answer yet.
 
     ``own_id`` is the id that the service gave it, ``request_id`` the client's id. ``is_end_wanted`` says whether the
@@ -50,9 +50,10 @@ class Streamed:
     model: str
     request_id: str
     is_decoupled: bool
-    meter: Meter | None = None
+    meter: TokenMeter | None = None
     num_bytes: int = 0
     is_end_wanted: bool = False
+    held: Reservation | None = None  # released with the last answer
     has_begun: bool = False  # it has had an answer
     sent: float = field(default_factory=time.monotonic)
 
@@ -63,7 +64,7 @@ class Streamed:
         that an answer is the last when it sends the answer, it later sends an empty answer with the mark.
         """
         added = service_pb2.ModelInferRequest(id=self.own_id)
-        added.parameters[WITH_END].bool_param = True
+        added.parameters[WITH_FINAL].bool_param = True
         return request + bytes(added.SerializeToString())
 
     def is_last(self, message: Any) -> bool:
@@ -74,14 +75,16 @@ class Streamed:
         mark that says whether answers follow.
         """
         parameters = message.infer_response.parameters
-        return not self.is_decoupled or bool(parameters[END].bool_param if END in parameters else message.error_message)
+        return not self.is_decoupled or bool(
+            parameters[IS_FINAL].bool_param if IS_FINAL in parameters else message.error_message
+        )
 
     def restore_id(self, error: str) -> str:
         """Replace ``own_id`` in an error message of Triton with the client's id."""
         return error.replace(self.own_id, self.request_id or "<id_unknown>")
 
 
-class Streaming:
+class StreamRequests:
     """Ids, counters and stop requests for the streamed requests to the models of a repository."""
 
     def __init__(self, configs: Mapping[str, ModelConfig]) -> None:
@@ -95,7 +98,7 @@ class Streaming:
             for name, config in configs.items()
             if is_decoupled(config, configs.get)
         }
-        self.tokens = Tokens(config.spec for config in configs.values())
+        self.tokens = TokenCounts(config.spec for config in configs.values())
         self.first_answers: dict[str, list[float]] = {}  # by model: how many, and the sum of their seconds
         self._numbers = itertools.count()
 
@@ -108,35 +111,42 @@ class Streaming:
         """Whether a model is decoupled: it may give any number of answers to a request."""
         return model in self._stops
 
-    def begin(self, model: str, request_id: str, *, num_bytes: int = 0, is_end_wanted: bool = False) -> Streamed:
+    def begin(
+        self,
+        model: str,
+        request_id: str,
+        *,
+        num_bytes: int = 0,
+        is_end_wanted: bool = False,
+        held: Reservation | None = None,
+    ) -> StreamRequest:
         """Return the record of a new request, with an id that no other request has."""
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         meter = self.tokens.meter(model)
-        return Streamed(own_id, model, request_id, self.is_decoupled(model), meter, num_bytes, is_end_wanted)
+        is_decoupled = self.is_decoupled(model)
+        return StreamRequest(own_id, model, request_id, is_decoupled, meter, num_bytes, is_end_wanted, held)
 
-    def count(self, streamed: Streamed, message: Any, stream: Stream) -> bool:
+    def count(self, request: StreamRequest, message: Any) -> bool:
         """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last answer to its request."""
-        if streamed.meter is not None:
-            streamed.meter.read(message.infer_response)
-        if not streamed.has_begun:
-            streamed.has_begun = True
-            known = self.first_answers.setdefault(streamed.model, [0, 0.0])
+        if request.meter is not None:
+            request.meter.read(message.infer_response)
+        if not request.has_begun:
+            request.has_begun = True
+            known = self.first_answers.setdefault(request.model, [0, 0.0])
             known[0] += 1
-            known[1] += time.monotonic() - streamed.sent
-        is_last = streamed.is_last(message)
-        stream.note_answer(is_last=is_last)
-        return is_last
+            known[1] += time.monotonic() - request.sent
+        return request.is_last(message)
 
-    async def stop(self, upstream: Upstream, streamed: Streamed, is_ended: Callable[[], bool]) -> None:
+    async def stop(self, upstream: Upstream, request: StreamRequest, is_ended: Callable[[], bool]) -> None:
         """Send stop requests for a request until ``is_ended`` returns true.
 
         Nothing is sent if its model, or no model of its ensemble, has an input ``stop``.
         """
-        requests = self._stops.get(streamed.model, [])
+        requests = self._stops.get(request.model, [])
         while requests and not is_ended():
             for request in requests:
                 with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # also: the server was stopped
-                    await _send(upstream, request, streamed.own_id)
+                    await _send(upstream, request, request.own_id)
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
@@ -166,7 +176,7 @@ def _make_request(config: ModelConfig) -> Any:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-class Meter:
+class TokenMeter:
     """Counts the tokens of one request. Each answer gives the total numbers of tokens so far."""
 
     def __init__(self, counts: Counter[tuple[str, str]], model: str) -> None:
@@ -182,7 +192,7 @@ class Meter:
                 self._known[output.name] = max(number, self._known[output.name])
 
 
-class Tokens:
+class TokenCounts:
     """Total numbers of input and output tokens, by model.
 
     Counted for models with the outputs ``num_input_tokens`` and ``num_output_tokens``, both UINT32 ``[1]``.
@@ -197,9 +207,9 @@ class Tokens:
         """Names of the models whose tokens are counted."""
         return sorted(self._models)
 
-    def meter(self, model: str) -> Meter | None:
+    def meter(self, model: str) -> TokenMeter | None:
         """Return a meter for one request to ``model``; None if the model does not report its tokens."""
-        return Meter(self.counts, model) if model in self._models else None
+        return TokenMeter(self.counts, model) if model in self._models else None
 
 
 def _declares_tokens(spec: ModelSpec) -> bool:

@@ -1,68 +1,74 @@
-"""A Triton server that is ready, with the clients' requests and streams in flight to it."""
+"""A Triton server that is ready: the requests and streams in flight to it, and what its answers and errors mean."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import grpc  # type: ignore[import-untyped]
+from yarl import URL
 
 from shoal.client.grpc_transport import AsyncGrpc, channel_options
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.refusals import FailedError, LostError, clean, is_cut, is_dead
 from shoal.server.launch import Server
 
+SERVICE = "/inference.GRPCInferenceService/"
+PIECE = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 UNREAD_SECONDS = 2.0  # that a stream's client may be late while others need its place
 _READ_SECONDS, _READ_BYTES = 0.1, 2**18  # that it may take for each answer, and bytes per further second
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
+_LARGE = 2**20  # bytes of an answer whose parts are joined outside the event loop
+_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
+# Errors that Triton reports as its own faults although the request's JSON is at fault.
+_UNREADABLE = re.compile(r"Unable to (parse|set) |failed to parse ")
 
 
-@dataclass(eq=False)
+class Reply(NamedTuple):
+    """Triton's answer to an HTTP request."""
+
+    headers: Mapping[str, str]
+    content: bytes
+
+
 class Stream:
-    """One client's stream: how many requests were sent and answered, and when the last message passed.
+    """One client's stream: how many requests were sent and answered, and when the last message passed."""
 
-    ``end`` is called to stop the stream: if its server or one of its ``models`` fails, if its server is replaced or the
-    service stops, or if no request is in flight and another stream needs its place. ``leave`` is called to treat the
-    client as disconnected, because it reads too slowly and another stream needs its place.
-    """
+    def __init__(self, caller: Caller) -> None:
+        self.caller, self.models = caller, set[str]()
+        self.num_sent = self.num_received = 0
+        self.moved = time.monotonic()
+        self._late = 0.0  # seconds by which the client is late in reading
+        self.due = 0.0  # when the answer that is being written should be read, or 0; sooner by ``_late``
 
-    models: set[str]
-    address: str
-    end: Callable[[], Any] = lambda: None
-    leave: Callable[[], Any] = lambda: None
-    num_sent: int = 0
-    num_received: int = 0
-    moved: float = field(default_factory=time.monotonic)
-    late: float = 0.0  # seconds by which the client is late in reading
-    due: float = 0.0  # when the answer that is being written should be read, or 0; sooner by ``late``
+    def end(self) -> None:
+        """Stop the stream: its server or one of its models failed, is replaced or stops, or its place is needed."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Treat the client as disconnected, because it reads too slowly."""
+        raise NotImplementedError
 
     @contextmanager
     def write(self, num_bytes: int) -> Iterator[None]:
         """Measure how late the client is, while an answer is written that it lets the service wait for."""
-        self.due = time.monotonic() + _READ_SECONDS + num_bytes / _READ_BYTES - self.late
+        self.due = time.monotonic() + _READ_SECONDS + num_bytes / _READ_BYTES - self._late
         try:
             yield
         finally:
-            self.late, self.due = max(0.0, time.monotonic() - self.due), 0.0
+            self._late, self.due = max(0.0, time.monotonic() - self.due), 0.0
 
-    @property
-    def is_unread(self) -> bool:
-        """Whether the client is reading so slowly that the stream may be ended if another one needs its place."""
-        return bool(self.due) and time.monotonic() - self.due > UNREAD_SECONDS
-
-    def note_request(self) -> None:
-        """Count a request that was sent on the stream."""
-        self.num_sent += 1
-        self.moved = time.monotonic()
-
-    def note_answer(self, *, is_last: bool) -> None:
-        """Note the time of an answer. Only the last answer to a request is counted."""
-        self.num_received += is_last
-        self.moved = time.monotonic()
+    def end_if_unread(self) -> None:
+        """Give up the stream if its client reads so slowly that the stream may be ended for another one."""
+        if self.due and time.monotonic() - self.due > UNREAD_SECONDS:
+            self.give_up()
 
     @property
     def is_quiet(self) -> bool:
@@ -93,6 +99,51 @@ class Upstream:
         self.num_lost = 0  # requests lost when it died
         self.is_repeat = False  # whether one of them had already been lost by the previous server
 
+    async def ask(
+        self, method: str, request: bytes, metadata: Iterable[tuple[str, str]] = (), *, is_admin: bool = False
+    ) -> bytes:
+        """Call a gRPC method of Triton's service and return the response.
+
+        ``is_admin`` adds the administrator's key, without which Triton answers requests for inference alone.
+
+        Raises:
+            LostError: the server, or a process of the model, died.
+            FailedError: Triton answered with an error.
+        """
+        if is_admin:
+            metadata = (*metadata, ("triton-grpc-protocol-admin-key", self.server.admin_key))
+        try:
+            return bytes(await self.channel.unary_unary(SERVICE + method)(request, metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            raise judge_status(error.code(), error.details()) from None
+
+    async def ask_http(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, is_admin: bool = False
+    ) -> Reply:
+        """Send an HTTP request to Triton and return its reply.
+
+        Raises:
+            LostError: the server, or a process of the model, died.
+            FailedError: Triton answered with an error.
+        """
+        url = URL(f"http://{self.server.http_url}{path}", encoded=True)
+        data: Any = body or None
+        if is_admin:
+            headers = {**headers, "admin-key": self.server.admin_key}
+        if len(body) > PIECE:
+            data, headers = cut(body), {**headers, "Content-Length": str(len(body))}
+        try:
+            async with self.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
+                if (reply.content_length or _LARGE) < _LARGE:
+                    content = await reply.read()
+                else:
+                    content = await join([part async for part in reply.content.iter_any()])
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise LostError(str(error)) from None
+        if reply.status >= 400:
+            raise _judge_reply(reply.status, content)
+        return Reply(reply.headers, content)
+
     async def close(self) -> None:
         """Close the connections to the server. Triton would wait for them when it stops."""
         await asyncio.gather(self.session.close(), self.channel.close(), self.client.close())
@@ -109,9 +160,31 @@ class Upstream:
             if named is None or stream.models & named:
                 stream.end()
 
-    def end_unread(self, is_wanted: Callable[[Stream], bool]) -> bool:
-        """End those of the streams ``is_wanted`` whose clients read too slowly; return whether there were any."""
-        unread = [stream for stream in self.streams if stream.is_unread and is_wanted(stream)]
-        for stream in unread:
-            stream.leave()
-        return bool(unread)
+
+def judge_status(code: Any, details: str | None) -> LostError | FailedError:
+    """Return what an error status of gRPC means: the server or the model's process died, or Triton's answer."""
+    if is_cut(code, details or ""):
+        return LostError(details or "")
+    return FailedError(code, clean(details or ""), is_fault=code in _OUR_FAULTS)
+
+
+def _judge_reply(status: int, content: bytes) -> LostError | FailedError:
+    try:
+        message = str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):  # an error that is not Triton's JSON
+        message = f"The server answered with status {status} and gave no reason."
+    if is_dead(message):
+        return LostError(message)
+    status = 400 if _UNREADABLE.match(message) else status
+    return FailedError(status, clean(message), is_fault=status >= 500)
+
+
+async def cut(content: bytes) -> AsyncIterator[bytes]:
+    """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
+    for at in range(0, len(content), PIECE):
+        yield content[at : at + PIECE] if len(content) > PIECE else content
+
+
+async def join(parts: list[bytes]) -> bytes:
+    """Join parts of a body, outside the event loop if they are large."""
+    return await asyncio.to_thread(b"".join, parts) if sum(map(len, parts)) > _LARGE else b"".join(parts)

@@ -14,43 +14,24 @@ import asyncio
 import contextlib
 import json
 import math
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
 import numpy as np
 from aiohttp import web
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from shoal.client.calls import Call, Method
+from shoal.client.calls import IS_FINAL, Call, Method
 from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
-from shoal.gateway.core.dispatcher import Dispatcher
-from shoal.gateway.core.refusals import (
-    HEADERS,
-    LostError,
-    RefusedError,
-    Why,
-    clean,
-    is_cut,
-    is_dead,
-    kept,
-    log_failure,
-)
-from shoal.gateway.core.stream_requests import END, METHOD, Streamed, Streaming
-from shoal.gateway.core.upstream import Stream, Upstream
-from shoal.gateway.v2.screening import (
-    PIECE,
-    SMALL,
-    Rules,
-    parse,
-    scan,
-    screen_message,
-    screen_nesting,
-)
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.refusals import HEADERS, FailedError, RefusedError, Why
+from shoal.gateway.core.relay import Answer, Relay
+from shoal.gateway.core.upstream import PIECE, cut
+from shoal.gateway.v2.screening import SMALL, Rules, scan, screen_message, screen_nesting
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request
@@ -70,10 +51,10 @@ _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 
 
 
 class Generate:
-    """Handler of the generate extension: relays requests to Triton over gRPC, and the answers to the client."""
+    """Handler of the generate extension: sends requests to Triton over gRPC, and the answers to the client."""
 
-    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
-        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
+        self._gate, self._rules = gate, rules
 
     async def convert(self, body: bytes, model: str, version: str) -> tuple[Any, str]:
         """Check a request's JSON and convert it to a ``ModelInferRequest``; return it and the client's request id.
@@ -90,7 +71,7 @@ class Generate:
         return await asyncio.to_thread(work) if len(body) > SMALL else work()
 
     async def answer(
-        self, request: web.Request, message: Any, given_id: str, address: str, num_bytes: int, *, is_whole: bool
+        self, request: web.Request, caller: Caller, message: Any, given_id: str, num_bytes: int, *, is_whole: bool
     ) -> web.StreamResponse:
         """Send each answer to the client when it arrives or, if ``is_whole``, the only answer as one JSON document.
 
@@ -100,78 +81,46 @@ class Generate:
         Raises:
             RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
-        model = message.model_name
-        streamed = self._streaming.begin(model, given_id)
-        content = streamed.mark(message.SerializeToString())
-        answer = _Answer(request, streamed, is_whole=is_whole)
+        model, output = message.model_name, _Output(request, message.model_name, is_whole=is_whole)
+        metadata = [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
         try:
-            with self._dispatcher.place(address):
-                self._dispatcher.enter(model, num_bytes, address)
+            with (
+                self._gate.traffic.reserve_stream(caller),
+                self._gate.open_stream(caller, model, metadata) as relay,
+            ):
+                relay.drop = output.drop
+                leaving = asyncio.create_task(_wait_left(output, relay))
                 try:
-                    with self._dispatcher.stream(model, address) as (upstream, stream):
-                        await self._relay(upstream, stream, content, answer)
+                    await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
+                    await relay.finish()
+                    async for answer in relay:
+                        with relay.write(answer.message.ByteSize()):
+                            await output.take(answer, given_id)
                 finally:
-                    self._dispatcher.leave(model, num_bytes, address, is_done=answer.is_done)
-            return await answer.finish()
-        except LostError:
-            self._dispatcher.suspected.set()
-            refused = self._dispatcher.lost(model)
-            log_failure(model, given_id, refused.message)
-            if answer.response is None:
-                raise refused from None
-            return await answer.fail(refused)
-
-    async def _relay(self, upstream: Upstream, stream: Stream, content: bytes, answer: _Answer) -> None:
-        call = upstream.channel.stream_stream(METHOD)(iter([content]), metadata=kept(answer.metadata))
-        stream.end, stream.leave = call.cancel, answer.drop
-        stream.note_request()
-        leaving = asyncio.create_task(self._wait_left(upstream, answer))
-        is_last = False
-        try:
-            async for part in call:
-                if is_last:
-                    continue
-                parsed = parse("ModelStreamInferResponse", part)
-                self._dispatcher.answered = time.monotonic()
-                is_last = self._streaming.count(answer.streamed, parsed, stream)
-                with stream.write(len(part)):
-                    await answer.take(parsed, is_last=is_last)
-            answer.is_done = True
-        except grpc.aio.AioRpcError as error:
-            answer.is_done = True
-            if is_cut(error.code(), error.details() or ""):
-                raise LostError(error.details() or "") from None
-            raise RefusedError(Why.WRONG, clean(error.details() or "")) from None
-        except asyncio.CancelledError:
-            if not call.cancelled():  # if it was, ``stream.end`` did it
+                    leaving.cancel()
+            return await output.finish()
+        except FailedError as error:
+            raise RefusedError(Why.WRONG, error.message) from None
+        except RefusedError as refused:
+            if output.response is None:
                 raise
-            raise LostError from None
-        finally:
-            leaving.cancel()
-            if not call.done():
-                call.cancel()
-
-    async def _wait_left(self, upstream: Upstream, answer: _Answer) -> None:
-        """Wait until the client has disconnected, then ask the model to stop the request."""
-        while not answer.has_left:
-            await asyncio.sleep(_LOOK_SECONDS)
-        await self._streaming.stop(upstream, answer.streamed, lambda: answer.is_done)
+            return await output.fail(refused)
 
 
-class _Answer:
+async def _wait_left(output: _Output, relay: Relay) -> None:
+    """Wait until the client has disconnected."""
+    while not output.has_left:
+        await asyncio.sleep(_LOOK_SECONDS)
+    relay.leave()
+
+
+class _Output:
     """HTTP response to a client: answers as server-sent events or, if ``is_whole``, one answer as a JSON document."""
 
-    def __init__(self, request: web.Request, streamed: Streamed, *, is_whole: bool) -> None:
-        self.streamed = streamed
+    def __init__(self, request: web.Request, model: str, *, is_whole: bool) -> None:
         self.response: web.StreamResponse | None = None
-        self.is_done = False
-        self._request, self._is_whole = request, is_whole
+        self._request, self._model, self._is_whole = request, model, is_whole
         self._num_events, self._status, self._first = 0, 200, b""
-
-    @property
-    def metadata(self) -> list[tuple[str, str]]:
-        """Tracing headers and request id of the HTTP request, as metadata for a gRPC call."""
-        return [(name.lower(), value) for name in HEADERS if (value := self._request.headers.get(name))]
 
     def drop(self) -> None:
         """Close the connection of a client that reads too slowly."""
@@ -183,16 +132,18 @@ class _Answer:
         """Whether the client has closed its connection."""
         return self._request.transport is None or self._request.transport.is_closing()
 
-    async def take(self, message: Any, *, is_last: bool) -> None:
+    async def take(self, answer: Answer, given_id: str) -> None:
         """Send an answer from Triton to the client; if the client gets a single document, keep the first answer for it.
 
         An answer without outputs that only marks the end of the stream is dropped.
 
         Raises:
-            LostError: the answer is the error that the model's process has died.
+            RefusedError: the answer is the error that the model's process has died.
         """
-        document = await self._read(message)
-        if is_last and not message.error_message and not message.infer_response.outputs:
+        if answer.lost is not None:
+            raise answer.lost
+        document = await self._convert(answer.message, given_id)
+        if answer.is_last and answer.is_empty:
             return
         self._num_events += 1
         if self._is_whole or self._status >= 400:
@@ -200,22 +151,18 @@ class _Answer:
         else:
             await self._write(document)
 
-    async def _read(self, message: Any) -> bytes:
+    async def _convert(self, message: Any, given_id: str) -> bytes:
         if not message.error_message:
-            answer, given_id = message.infer_response, self.streamed.request_id
+            answer = message.infer_response
             if sum(map(len, answer.raw_output_contents)) > SMALL:
                 return await asyncio.to_thread(to_json, answer, given_id)
             return to_json(answer, given_id)
-        if is_dead(message.error_message):
-            raise LostError(message.error_message)
-        text = clean(self.streamed.restore_id(message.error_message))
         if not self._num_events:
-            self._status = 404 if text.startswith(_UNKNOWN) else 400
-        return json.dumps({"error": text}).encode()
+            self._status = 404 if message.error_message.startswith(_UNKNOWN) else 400
+        return json.dumps({"error": message.error_message}).encode()
 
     async def _write(self, document: bytes) -> None:
-        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
-        if self.has_left:
+        if self.has_left:  # the rest is read and discarded
             return
         with contextlib.suppress(ConnectionError):
             if self.response is None:
@@ -231,7 +178,7 @@ class _Answer:
             RefusedError: the client asked for exactly one answer, and Triton gave none or several.
         """
         if self._is_whole and self._num_events != 1:
-            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.streamed.model} gave {self._num_events} answers.")
+            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self._model} gave {self._num_events} answers.")
         if self._is_whole or self._status >= 400:
             return web.Response(status=self._status, body=self._first, content_type="application/json")
         if self.response is None:
@@ -373,7 +320,7 @@ def to_json(answer: Any, given_id: str) -> bytes:
     if given_id:
         document["id"] = given_id
     for name, parameter in answer.parameters.items():
-        if name != END and (choice := parameter.WhichOneof("parameter_choice")):
+        if name != IS_FINAL and (choice := parameter.WhichOneof("parameter_choice")):
             document[name] = getattr(parameter, choice)
     answers = zip(answer.outputs, answer.raw_output_contents, strict=True)
     outputs = {output.name: _read(output.datatype, raw) for output, raw in answers}
@@ -408,9 +355,3 @@ def _write(values: Any) -> list[str]:
             parts += ",", json.dumps(values[at : at + _VALUES].tolist(), separators=(",", ":"))[1:-1]
     parts = [parts[0][1:], *parts[1:]] if parts else parts  # without the first comma
     return parts if len(values) == 1 else ["[", *parts, "]"]
-
-
-async def cut(content: bytes) -> AsyncIterator[bytes]:
-    """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
-    for at in range(0, len(content), PIECE):
-        yield content[at : at + PIECE] if len(content) > PIECE else content

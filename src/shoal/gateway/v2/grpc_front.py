@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -12,30 +12,18 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 
 from shoal.errors import forget_frames
-from shoal.gateway.core.dispatcher import Dispatcher
-from shoal.gateway.core.refusals import (
-    EXTENSIONS,
-    PRIVATE,
-    LostError,
-    RefusedError,
-    Why,
-    clean,
-    closed,
-    is_cut,
-    kept,
-    log_failure,
-)
-from shoal.gateway.core.stream_requests import Streaming
-from shoal.gateway.core.upstream import Upstream
-from shoal.gateway.options import STREAM_SECONDS, Limits, Pool
-from shoal.gateway.v2.grpc_stream import Relay, StatusError
+from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.quotas import Quota
+from shoal.gateway.core.refusals import EXTENSIONS, PRIVATE, FailedError, RefusedError, Why, closed, kept
+from shoal.gateway.core.routes import Route
+from shoal.gateway.core.upstream import SERVICE, Upstream
+from shoal.gateway.options import STREAM_SECONDS, Limits
+from shoal.gateway.v2.grpc_stream import GrpcStream
 from shoal.gateway.v2.screening import Rules, parse, screen_grpc
-from shoal.server.launch import Server
 
-SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"
 MOST_CALLS = 2048  # concurrent calls, including refused ones
-_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CLOSED = {
     "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
@@ -58,61 +46,67 @@ _PATIENCE = 5.0  # seconds after which a late message loses its place to another
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of all gRPC methods: passes calls to the active Triton server if their method is open to clients."""
 
-    def __init__(self, dispatcher: Dispatcher, rules: Mapping[str, Rules], streaming: Streaming) -> None:
-        self._dispatcher, self._rules, self._streaming = dispatcher, rules, streaming
-        self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
+        self._gate, self._rules = gate, rules
+        self._calls = Quota(MOST_CALLS, gate.limits.client_share)
         # a message is in memory before its size is known: these bound how many arrive at a time
-        most, share = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes), dispatcher.limits.client_share
-        self._reading = Pool(2 * most, share)
+        most, share = max(4, gate.traffic.memory.most // gate.limits.request_bytes), gate.limits.client_share
+        self._reading = Quota(2 * most, share)
         self._late = _Late(most, share)
-        self._opened = _Late(max(4, dispatcher.streams.most // 4), share)  # streams, which may begin with a pause
+        self._opened = _Late(max(4, gate.traffic.streams.most // 4), share)  # streams, which may begin with a pause
+        health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
+        self._stream_route = Route("Inference", infer, f"{SERVICE}ModelStreamInfer", self._stream)
+        self.routes = [
+            Route("Liveness", health, f"{SERVICE}ServerLive", self._answer_live),
+            Route("Readiness", health, f"{SERVICE}ServerReady", self._answer_ready),
+            Route("Health", health, HEALTH, self._answer_health),
+            Route("Readiness", health, f"{SERVICE}ModelReady", self._answer_model_ready),
+            Route("Server metadata", read, f"{SERVICE}ServerMetadata", self._answer_server_metadata),
+            Route("Model metadata", read, f"{SERVICE}ModelMetadata", self._answer_model_metadata),
+            Route("Configuration", read, f"{SERVICE}ModelConfig", self._answer_config),
+            Route("Statistics", read, f"{SERVICE}ModelStatistics", self._answer_statistics),
+            Route("Repository index", read, f"{SERVICE}RepositoryIndex", self._answer_index),
+            Route("Inference", infer, f"{SERVICE}ModelInfer", self._answer_infer),
+        ]
         # each unary call is handled as a stream of one message, which can be read with a time-out
         self._handlers: dict[str, Any] = {
-            method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
-            for method, answer in {
-                f"{SERVICE}ServerLive": self._answer_live,
-                f"{SERVICE}ServerReady": self._answer_ready,
-                HEALTH: self._answer_health,
-                f"{SERVICE}ModelInfer": self._answer_infer,
-                f"{SERVICE}ModelReady": self._answer_model_ready,
-                f"{SERVICE}ServerMetadata": self._answer_server_metadata,
-                f"{SERVICE}ModelMetadata": self._answer_model_metadata,
-                f"{SERVICE}ModelConfig": self._answer_config,
-                f"{SERVICE}ModelStatistics": self._answer_statistics,
-                f"{SERVICE}RepositoryIndex": self._answer_index,
-            }.items()
+            route.path: grpc.stream_unary_rpc_method_handler(partial(self._unary, route)) for route in self.routes
         }
-        self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._handlers[self._stream_route.path] = grpc.stream_stream_rpc_method_handler(self._stream)
 
     def service(self, details: Any) -> Any:
         """Return the handler for the method of a call (grpc's interface)."""
         if handler := self._handlers.get(details.method):
             return handler
-        return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._answer_unknown, details.method)))
+        unknown = Route("Nothing", Scope.HEALTH, details.method, partial(self._answer_unknown, details.method))
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, unknown))
 
-    async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
-        limits, address = self._dispatcher.limits, self._address(context)
+    async def _unary(self, route: Route, _: Any, context: Any) -> bytes:
+        limits, caller = self._gate.limits, self._caller(context)
         seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
-        is_free = self._calls.has(address)
-        self._calls.take(address)
+        is_free = self._calls.has(caller)
+        self._calls.take(caller)
         try:
             if not is_free:
                 raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
-            most = limits.request_bytes if answer == self._answer_infer else _MOST_QUESTION
+            route.check(caller)
+            most = limits.request_bytes if route.scope is Scope.INFER else _MOST_QUESTION
             # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
-            return await answer(
-                await self._arrive(self._late, address, context, seconds, most) or b"", address, context
+            return bytes(
+                await route.answer(
+                    await self._arrive(self._late, caller, context, seconds, most) or b"", caller, context
+                )
             )
         except RefusedError as refused:
             await self._refuse(context, refused)
-        except StatusError as error:
+        except FailedError as error:
             forget_frames(error)
-            await context.abort(error.code, error.details)
+            await context.abort(error.status, error.message)
         finally:
-            self._calls.give_back(address)
+            self._calls.give_back(caller)
         raise AssertionError  # abort raises
 
-    async def _arrive(self, late: _Late, address: str, context: Any, seconds: float, most: int) -> bytes | None:
+    async def _arrive(self, late: _Late, caller: Caller, context: Any, seconds: float, most: int) -> bytes | None:
         """Read the first message of a call, of at most ``most`` bytes; return ``None`` if the client sends none.
 
         A message that the client has sent is there at once. Another one needs a place in ``late``, or else messages
@@ -121,9 +115,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         Raises:
             RefusedError: no place was free, or the message is too large or did not arrive within ``seconds``.
         """
-        while not self._reading.has(address):
+        while not self._reading.has(caller):
             await asyncio.sleep(_PAUSE)
-        arrival = _Arrival(self._reading, late, address, seconds)
+        arrival = _Arrival(self._reading, late, caller, seconds)
         try:
             async with arrival.timer:
                 message = await context.read()
@@ -139,12 +133,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise RefusedError(Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here.")
         return bytes(message)
 
-    def _address(self, context: Any) -> str:
-        """Return the address of a call's client."""
-        peer, limits = _host(context.peer()), self._dispatcher.limits
-        if peer not in limits.trusted_proxies:
-            return peer
-        return limits.find_address(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
+    def _caller(self, context: Any) -> Caller:
+        """Return the caller of a call."""
+        peer, callers = _host(context.peer()), self._gate.callers
+        if peer not in callers.trusted_proxies:
+            return callers.find(peer)
+        return callers.find(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -152,47 +146,48 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _LIVE
 
     async def _answer_ready(self, *_: Any) -> bytes:
-        return b"" if self._dispatcher.trouble() else _LIVE
+        return b"" if self._gate.active.trouble() else _LIVE
 
     async def _answer_health(self, *_: Any) -> bytes:
-        return _NOT_SERVING if self._dispatcher.trouble() else _SERVING
+        return _NOT_SERVING if self._gate.active.trouble() else _SERVING
 
-    async def _answer_model_ready(self, request: bytes, *_: Any) -> bytes:
-        is_unready = self._dispatcher.is_unready(parse("ModelReadyRequest", request).name)
-        return b"" if is_unready else await self._fetch("ModelReady", request)
+    async def _answer_model_ready(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        is_unready = self._gate.is_unready(parse("ModelReadyRequest", request).name, caller)
+        return b"" if is_unready else await self._fetch("ModelReady", request, caller)
 
-    async def _answer_server_metadata(self, request: bytes, *_: Any) -> bytes:
-        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request))
+    async def _answer_server_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request, caller))
         open_ones = [name for name in answer.extensions if name in EXTENSIONS]
         del answer.extensions[:]
         answer.extensions.extend(open_ones)
         return bytes(answer.SerializeToString())
 
-    async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
-        self._dispatcher.check_visible(parse("ModelMetadataRequest", request).name)
-        return await self._fetch("ModelMetadata", request)
+    async def _answer_model_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        self._gate.exposure.check_visible(parse("ModelMetadataRequest", request).name, caller)
+        return await self._fetch("ModelMetadata", request, caller)
 
-    async def _answer_config(self, request: bytes, *_: Any) -> bytes:
-        wanted = parse("ModelConfigRequest", request)
-        if not wanted.name and self._dispatcher.default:
-            wanted.name = self._dispatcher.default
+    async def _answer_config(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        wanted, exposure = parse("ModelConfigRequest", request), self._gate.exposure
+        if not wanted.name and exposure.default:
+            wanted.name = exposure.default
             request = wanted.SerializeToString()
-        self._dispatcher.check_visible(wanted.name)
-        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
+        exposure.check_visible(wanted.name, caller)
+        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request, caller))
         for name in PRIVATE:
             answer.config.ClearField(name)
         return bytes(answer.SerializeToString())
 
-    async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
+    async def _answer_statistics(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        exposure = self._gate.exposure
         if name := parse("ModelStatisticsRequest", request).name:
-            self._dispatcher.check_visible(name)
-        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
-        _keep(answer.model_stats, self._dispatcher.is_visible)
+            exposure.check_visible(name, caller)
+        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request, caller))
+        _keep(answer.model_stats, lambda name: exposure.is_visible(name, caller))
         return bytes(answer.SerializeToString())
 
-    async def _answer_index(self, request: bytes, *_: Any) -> bytes:
-        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
-        _keep(answer.models, self._dispatcher.is_exposed)
+    async def _answer_index(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request, caller))
+        _keep(answer.models, lambda name: self._gate.exposure.is_exposed(name, caller))
         return bytes(answer.SerializeToString())
 
     async def _answer_unknown(self, method: str, *_: Any) -> bytes:
@@ -201,75 +196,47 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise closed(what)
         raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
 
-    async def _fetch(self, method: str, request: bytes) -> bytes:
+    async def _fetch(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Send a client's request to Triton with the administrator's key, which the client does not have."""
-        return await self._ask(
-            "", method, request, lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),)
-        )
+
+        async def call(upstream: Upstream) -> bytes:
+            return await upstream.ask(method, request, is_admin=True)
+
+        return await self._gate.ask(caller, "", request, call)
 
     # --- inference -----------------------------------------------------------------------------------------------
 
-    async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
-        held = self._dispatcher.hold(address)
+    async def _answer_infer(self, request: bytes, caller: Caller, context: Any) -> bytes:
+        held = self._gate.reserve_memory(caller)
         context.add_done_callback(lambda _: held.release())  # once the client has the answer
-        self._dispatcher.grow(held, len(request))
+        self._gate.traffic.grow(held, len(request))
         model, request_id, _ = await screen_grpc(request, self._rules)
-        self._dispatcher.check_exposed(model)
+        self._gate.exposure.check_exposed(model, caller)
         metadata = kept(context.invocation_metadata())
+
+        async def call(upstream: Upstream) -> bytes:
+            return await upstream.ask("ModelInfer", request, metadata)
+
         # Triton 24.10 can crash on disconnecting clients: the request always runs to its end, and keeps its place
-        answer = await self._ask(
-            model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done()
+        answer = await self._gate.ask(
+            caller, model, request, call, is_waited_for=lambda: not context.done(), request_id=request_id
         )
         if context.done():
             raise asyncio.CancelledError
         held.grow(len(answer))
         return answer
 
-    async def _ask(
-        self,
-        model: str,
-        method: str,
-        request: bytes,
-        metadata: Callable[[Server], Any],
-        request_id: str = "",
-        is_waited_for: Callable[[], bool] = lambda: True,
-    ) -> bytes:
-        """Send a request to Triton and return the response.
-
-        Raises:
-            RefusedError: the request was refused, or it was lost because the server or the model's process died.
-            StatusError: Triton answered with an error.
-        """
-
-        async def call(upstream: Upstream) -> Any:
-            try:
-                return await upstream.channel.unary_unary(SERVICE + method)(request, metadata=metadata(upstream.server))
-            except grpc.aio.AioRpcError as error:
-                if is_cut(error.code(), error.details() or ""):
-                    raise LostError from None
-                return error
-
-        answer = await self._dispatcher.send(
-            model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for, request_id
-        )
-        if isinstance(answer, bytes):
-            return answer
-        details = answer.details() or ""
-        if answer.code() in _OUR_FAULTS:
-            log_failure(model, request_id, details)
-        raise StatusError(answer.code(), clean(details))
-
     # --- streams -------------------------------------------------------------------------------------------------
 
     async def _stream(self, _: Any, context: Any) -> None:
-        address = self._address(context)
+        caller, limits = self._caller(context), self._gate.limits
 
         async def relay() -> None:
-            with self._dispatcher.place(address):
-                limits = self._dispatcher.limits
-                first = [await self._arrive(self._opened, address, context, limits.head_seconds, limits.request_bytes)]
+            self._stream_route.check(caller)
+            with self._gate.traffic.reserve_stream(caller):
+                first = [await self._arrive(self._opened, caller, context, limits.head_seconds, limits.request_bytes)]
                 if first[0] is not None:
-                    await Relay(self._dispatcher, self._rules, self._streaming, address, context).run(first)
+                    await GrpcStream(self._gate, self._rules, caller, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())
@@ -279,14 +246,14 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         except RefusedError as refused:
             del relaying  # as in _unary: it has the error, with the traceback
             await self._refuse(context, refused)
-        except StatusError as error:
+        except FailedError as error:
             del relaying
             forget_frames(error)
-            await context.abort(error.code, error.details)
+            await context.abort(error.status, error.message)
 
     async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
         """End a call with the gRPC status and the message of a refusal."""
-        self._dispatcher.note_refusal(refused)
+        self._gate.note_refusal(refused)
         forget_frames(refused)
         if refused.retry_after:
             context.set_trailing_metadata((("retry-after", str(refused.retry_seconds)),))
@@ -312,7 +279,7 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
 
 
 class _Late:
-    """Places for messages that do not arrive at once; one client address gets at most the part ``share``."""
+    """Places for messages that do not arrive at once; one caller gets at most the part ``share``."""
 
     def __init__(self, most: int, share: float) -> None:
         self._most, self._share = most, max(1, int(most * share))
@@ -324,7 +291,7 @@ class _Late:
         Raises:
             RefusedError: no place is free.
         """
-        rivals = [each for each in self._of if each.address == arrival.address]
+        rivals = [each for each in self._of if each.caller.id == arrival.caller.id]
         if len(rivals) < self._share:
             rivals = list(self._of) if len(self._of) >= self._most else []
         if rivals:
@@ -346,12 +313,12 @@ class _Arrival:
     its place; ``refusal`` says so.
     """
 
-    def __init__(self, early: Pool, late: _Late, address: str, seconds: float) -> None:
-        self.address, self.timer = address, asyncio.timeout(None)
+    def __init__(self, early: Quota, late: _Late, caller: Caller, seconds: float) -> None:
+        self.caller, self.timer = caller, asyncio.timeout(None)
         self._early, self._late, self._seconds = early, late, seconds
         self._loop, self._start, self._looks = asyncio.get_running_loop(), time.monotonic(), _LOOKS
         self._full: RefusedError | None = None
-        early.take(address)
+        early.take(caller)
         self._next = self._loop.call_later(_PAUSE, self._look)
 
     @property
@@ -365,7 +332,7 @@ class _Arrival:
         if self._looks:
             self._next = self._loop.call_later(_PAUSE, self._look)
             return
-        self._early.give_back(self.address)
+        self._early.give_back(self.caller)
         try:
             self._late.take(self)
         except RefusedError as refused:
@@ -383,7 +350,7 @@ class _Arrival:
         """Give back the message's place. Called when the reading has ended."""
         self._next.cancel()
         if self._looks:
-            self._early.give_back(self.address)
+            self._early.give_back(self.caller)
         self._late.give_back(self)
 
 

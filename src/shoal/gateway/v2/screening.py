@@ -26,9 +26,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from shoal.client.calls import WITH_FINAL
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.core.models import find_below
 from shoal.gateway.core.refusals import RefusedError, Why, closed
+from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
 from shoal.repository.config import ModelConfig
 
@@ -47,8 +49,6 @@ _NOT_CLASSIFIED = ("TYPE_STRING", "TYPE_BOOL", "TYPE_FP16", "TYPE_BF16")
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 LARGE = 2**20  # bytes; larger requests are screened outside the event loop
 SMALL = 2**14  # bytes; larger requests are screened outside the event loop, and their data is not parsed
-PIECE = 2**18  # bytes that one step of ``scan`` reads: 1 or 2 ms
-WITH_END = "triton_enable_empty_final_response"  # parameter of a request: mark its last answer
 _ID, _INPUTS, _RAW = 3, 5, 7  # numbers of fields of a ModelInferRequest
 _ONCE = {1: "model_name", 2: "model_version", _ID: "id"}
 _CONTENTS = 5  # and of an InferInputTensor
@@ -284,7 +284,7 @@ def _screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     if message is None or message.SerializeToString() != request:  # it is large, or may have a field twice
         message, sizes = _reduce(request, rules)
     screen_message(message, rules, sizes)
-    return Screened(message.model_name, message.id, bool(message.parameters[WITH_END].bool_param))
+    return Screened(message.model_name, message.id, bool(message.parameters[WITH_FINAL].bool_param))
 
 
 def _reduce(request: bytes, rules: Mapping[str, Rules]) -> tuple[Any, list[tuple[int, bool]]]:
@@ -389,7 +389,7 @@ _READ: dict[str, tuple[Callable[[Any], bool], str]] = {
     "priority": (_is_unsigned, "a whole number from 0"),
     "timeout": (_is_unsigned, "microseconds, a whole number from 0"),
     "binary_data_output": (_is_flag, "true or false"),
-    WITH_END: (_is_flag, "true or false"),
+    WITH_FINAL: (_is_flag, "true or false"),
 }
 _ANY = _is_scalar, "a text, a number of at most 64 bits, true or false"
 

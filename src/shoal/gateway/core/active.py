@@ -1,0 +1,111 @@
+"""The active Triton server, and the models that are unavailable now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+
+from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why, lost
+from shoal.gateway.core.upstream import Upstream
+
+NEXT_SECONDS = 30.0  # that a request waits for the next server after its own died
+
+
+class Active:
+    """The active Triton server. The supervisor replaces it, and blocks models whose processes failed.
+
+    ``blocked`` maps each unavailable model to the reason; ``closed`` is the reason why all requests are refused, empty
+    while the service is open. ``suspected`` is set when a request was lost: something may be wrong. ``answered`` is the
+    time of the last answer.
+    """
+
+    def __init__(self) -> None:
+        self.upstream: Upstream | None = None
+        self.blocked: dict[str, str] = {}
+        self.closed = "it is starting"
+        self.suspected = asyncio.Event()
+        self.answered = time.monotonic()
+        self._changed = asyncio.Condition()
+        self._num_confirmed = 0
+
+    # --- for requests --------------------------------------------------------------------------------------------
+
+    def trouble(self, model: str = "") -> str:
+        """Return the reason why requests would be refused now, or an empty string if they would not.
+
+        Without a ``model``, return the reason for any one of the models whose requests would be refused.
+        """
+        return self.closed or (self.blocked.get(model, "") if model else next(iter(self.blocked.values()), ""))
+
+    def find(self, model: str) -> Upstream:
+        """Return the active server, if ``model`` is available. An empty name stands for the server's own API.
+
+        Raises:
+            RefusedError: the model or the server is unavailable now.
+        """
+        reason = self.closed or self.blocked.get(model, "")
+        if reason or self.upstream is None:
+            raise RefusedError(Why.UNAVAILABLE, f"{model or 'The server'} is unavailable: {reason}.", RETRY_SECONDS)
+        return self.upstream
+
+    def lost(self, model: str) -> RefusedError:
+        """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""
+        if not self.closed:
+            return lost(model)
+        message = f"The server is stopping, and ended this request to {model}."
+        return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
+
+    def is_open(self, model: str) -> bool:
+        """Whether requests to a model can be sent now."""
+        return self.upstream is not None and not self.closed and model not in self.blocked
+
+    def note_answer(self) -> None:
+        """Note that Triton has answered a request."""
+        self.answered = time.monotonic()
+
+    async def wait_for_next(self, model: str, old: Upstream) -> Upstream | None:
+        """Wait up to 30 s for a new server, or until ``old`` proves healthy; ``None`` if ``model`` is unavailable."""
+        confirmed = self._num_confirmed
+
+        def is_there() -> bool:
+            is_another = self.upstream is not old or self._num_confirmed > confirmed
+            return bool(self.closed) or (is_another and model not in self.blocked)
+
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(is_there), NEXT_SECONDS)
+        return self.upstream if self.is_open(model) else None
+
+    # --- for the supervisor --------------------------------------------------------------------------------------
+
+    def block(self, models: Iterable[str], reason: str) -> None:
+        """Refuse new requests to these models, cancel the models' requests in flight, and end their streams."""
+        named = dict.fromkeys(models, reason)
+        self.blocked |= named
+        if self.upstream is not None:
+            for task in [task for task, model in self.upstream.sent.items() if model in named]:
+                task.cancel()
+            self.upstream.end_streams(named)
+
+    async def activate(self, upstream: Upstream) -> None:
+        """Make ``upstream`` the active server, and unblock all models."""
+        self.upstream, self.blocked, self.closed = upstream, {}, ""
+        await self._notify()
+
+    async def confirm_healthy(self) -> None:
+        """Note that the active server proved healthy, although a request to it was lost."""
+        self._num_confirmed += 1
+        if self.upstream is not None and not self.blocked:
+            self.upstream.num_lost = 0
+        await self._notify()
+
+    async def close(self, reason: str) -> None:
+        """Refuse all further requests, and give ``reason`` to the clients."""
+        self.closed = reason
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

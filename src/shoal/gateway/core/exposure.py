@@ -1,0 +1,46 @@
+"""Exposure of models to clients: those that they may ask, and those that they may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.gateway.core.callers import ANYONE, Caller
+from shoal.gateway.core.refusals import RefusedError, Why
+
+_MOST_LISTED = 20  # models named in a refusal
+
+
+class Exposure:
+    """The models of a service, as its clients have them.
+
+    Clients may send requests to the models in ``exposed``, or to those of them that a caller is limited to. They may
+    read the metadata, configuration and statistics of the models in ``visible``: the exposed models and the models that
+    these call. ``default`` is the model whose configuration clients get if they name no model.
+    """
+
+    def __init__(self, exposed: Iterable[str], visible: Iterable[str] = (), default: str = "") -> None:
+        self._exposed = frozenset(exposed)
+        self._visible, self.default = self._exposed.union(visible), default
+
+    def is_exposed(self, model: str, caller: Caller = ANYONE) -> bool:
+        """Whether a caller may send requests to a model."""
+        return model in self._exposed and (caller.models is None or model in caller.models)
+
+    def is_visible(self, model: str, caller: Caller = ANYONE) -> bool:
+        """Whether a caller may read a model's metadata, configuration and statistics."""
+        return model in self._visible and (caller.models is None or model in caller.models)
+
+    def check_exposed(self, model: str, caller: Caller) -> None:
+        """Raise ``RefusedError`` unless a caller may send requests to a model."""
+        if not self.is_exposed(model, caller):
+            raise self._absent(model, caller)
+
+    def check_visible(self, model: str, caller: Caller) -> None:
+        """Raise ``RefusedError`` unless a caller may see a model's metadata, configuration and statistics."""
+        if not self.is_visible(model, caller):
+            raise self._absent(model, caller)
+
+    def _absent(self, model: str, caller: Caller) -> RefusedError:
+        known = ", ".join([name for name in sorted(self._exposed) if self.is_exposed(name, caller)][:_MOST_LISTED])
+        what = "is a step, and closed to clients" if self.is_visible(model, caller) else "is not found"
+        return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")

@@ -1,0 +1,112 @@
+"""What the front ends ask of the service: the one way of a request to the active Triton server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from shoal.gateway.core.active import Active
+from shoal.gateway.core.callers import Caller, Callers
+from shoal.gateway.core.exposure import Exposure
+from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, log_failure, lost
+from shoal.gateway.core.relay import Relay
+from shoal.gateway.core.resending import Resending
+from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.logs import log
+from shoal.gateway.options import Limits
+
+T = TypeVar("T")
+
+
+class Gate:
+    """Admits requests and passes them to the active Triton server; shared by all front ends."""
+
+    def __init__(
+        self,
+        active: Active,
+        traffic: Traffic,
+        exposure: Exposure,
+        requests: StreamRequests,
+        limits: Limits,
+        *,
+        resends: bool = True,
+    ) -> None:
+        self.active, self.traffic, self.exposure, self.requests = active, traffic, exposure, requests
+        self.limits, self.callers = limits, Callers(limits.trusted_proxies)
+        self.resending = Resending(active, is_allowed=resends)
+        self.refusals: Counter[str] = Counter()  # that are the client's fault, by kind
+
+    def note_refusal(self, refused: RefusedError) -> None:
+        """Count a refusal and log it (at most one line in 10 s), unless the server was busy or unavailable."""
+        if refused.why not in (Why.BUSY, Why.UNAVAILABLE):
+            self.refusals[refused.why.value] += 1
+            log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
+
+    def is_unready(self, model: str, caller: Caller) -> bool:
+        """Whether a caller's request to a model would be refused now."""
+        return not self.exposure.is_exposed(model, caller) or bool(self.active.trouble(model))
+
+    def reserve_memory(self, caller: Caller, model: str = "") -> Reservation:
+        """Return a memory reservation for a request. It grows as bytes arrive, and must be released.
+
+        Raises:
+            RefusedError: the model or the server is unavailable now.
+        """
+        self.traffic.find(model)
+        return Reservation(self.traffic.memory, caller)
+
+    async def ask(
+        self,
+        caller: Caller,
+        model: str,
+        body: bytes,
+        call: Callable[[Upstream], Awaitable[T]],
+        *,
+        is_waited_for: Callable[[], bool] = lambda: True,
+        request_id: str = "",
+    ) -> T:
+        """Run ``call`` on the active Triton server and return its result; ``call`` sends ``body``.
+
+        ``is_waited_for`` says whether the client still waits; if not, a lost request is not sent again.
+
+        Raises:
+            RefusedError: the request was refused, or it was lost because the server or the model's process died.
+            FailedError: Triton answered with an error.
+        """
+        upstream, traffic, is_done = self.traffic.find(model), self.traffic, False
+        if self.resending.quarantine.has(model, body):
+            traffic.count(model, "refused")
+            log_failure(model, request_id, lost(model).message)
+            raise lost(model)
+        traffic.admit(model, len(body), caller)
+        try:
+            answer = await self.resending.run(model, body, upstream, call, is_waited_for)
+            self.active.note_answer()
+            is_done = True
+        except FailedError as error:
+            self.active.note_answer()
+            traffic.count(model, "failed")
+            if error.is_fault:
+                log_failure(model, request_id, error.message)
+            raise
+        except LostError:
+            traffic.count(model, "lost")
+            log_failure(model, request_id, self.active.lost(model).message)
+            raise self.active.lost(model) from None
+        else:
+            traffic.count(model, "answered")
+            return answer
+        finally:
+            traffic.release(model, len(body), caller, is_done=is_done)
+
+    def open_stream(self, caller: Caller, model: str = "", metadata: Iterable[tuple[str, str]] = ()) -> Relay:
+        """Return a stream to the active server, which is a context manager.
+
+        Raises:
+            RefusedError: ``model`` or the server is unavailable now.
+        """
+        return Relay(caller, self.traffic.find(model), self.active, self.traffic, self.requests, metadata)

@@ -1,0 +1,209 @@
+"""Streams to Triton: one stream of a client, with the requests in flight on it, and the answers to them.
+
+Triton 24.10 can crash when a stream is abandoned. So a stream is read to its end even if its client has disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+from shoal.gateway.core.active import Active
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.refusals import LostError, RefusedError, clean, is_dead, log_failure
+from shoal.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
+from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.upstream import Stream, Upstream, judge_status
+
+
+class Answer(NamedTuple):
+    """Answer on a stream: a ``ModelStreamInferResponse``, in which the service's id of the request still stands.
+
+    ``request`` is None if the answer belongs to no request in flight. ``lost`` is set if the answer is the error that
+    the model's process has died.
+    """
+
+    request: StreamRequest | None
+    message: Any
+    is_last: bool
+    lost: RefusedError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer has no outputs and no error: it only marks the end of a request."""
+        return not self.message.infer_response.outputs and not self.message.error_message
+
+
+class Relay(Stream):
+    """A client's stream to Triton: sends requests, and iterates over the answers to them.
+
+    After the last answer to a request, its memory is released, and it no longer counts as in flight. The iteration ends
+    when ``finish`` was called and Triton has answered all requests. ``drop`` is called when the client reads too
+    slowly, and ``stop_sending`` when the stream is ended with nothing in flight.
+
+    Iterating raises:
+        RefusedError: the stream was lost, because its server or model died or the service stops.
+        FailedError: Triton has ended the stream with an error.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        upstream: Upstream,
+        active: Active,
+        traffic: Traffic,
+        requests: StreamRequests,
+        metadata: Iterable[tuple[str, str]],
+    ) -> None:
+        super().__init__(caller)
+        self.has_left = self.has_ended = self.is_unread = False
+        self.drop: Callable[[], Any] = lambda: None
+        self.stop_sending: Callable[[], Any] = lambda: None
+        self.settled = asyncio.Event()  # set whenever a request has its last answer
+        self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
+        self._upstream, self._active, self._traffic, self._requests = upstream, active, traffic, requests
+        self._metadata = metadata
+        self._stopping = set[asyncio.Task[None]]()
+        self._begun = asyncio.Event()
+        self._call: Any = None
+
+    def __enter__(self) -> Self:
+        self._upstream.streams.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._upstream.streams.discard(self)
+        for own_id in list(self.unanswered):
+            self._settle(own_id, is_done=False)
+        if self._call is not None and not self._call.done():
+            self._call.cancel()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the requests in flight."""
+        return sum(request.num_bytes for request in self.unanswered.values())
+
+    async def send(
+        self,
+        model: str,
+        request_id: str,
+        message: bytes,
+        *,
+        num_bytes: int,
+        is_end_wanted: bool = False,
+        held: Reservation | None = None,
+    ) -> None:
+        """Send a serialised ``ModelInferRequest``, of ``num_bytes`` when the client sent it.
+
+        Raises:
+            RefusedError: the model is unavailable, or too many requests to it are in flight.
+        """
+        self._traffic.find(model)
+        self._traffic.admit(model, num_bytes, self.caller)
+        request = self._requests.begin(model, request_id, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held)
+        self.unanswered[request.own_id] = request
+        self.models.add(model)
+        self.num_sent += 1
+        self.moved = time.monotonic()
+        if self.has_left:
+            self._stop(request.own_id)
+        if self._call is None:
+            self._call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
+            self._begun.set()
+        await self._call.write(request.mark(message))
+
+    async def finish(self) -> None:
+        """Send no more requests."""
+        self._begun.set()
+        if self._call is not None and not self._call.done():
+            with suppress(asyncio.InvalidStateError):  # the call ended meanwhile
+                await self._call.done_writing()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Answer:
+        await self._begun.wait()
+        if self._call is None:  # nothing was sent
+            raise StopAsyncIteration
+        try:
+            content = await self._call.read()
+            if content is not grpc.aio.EOF:
+                return self._receive(content)
+            code, details = await self._call.code(), await self._call.details()
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details()
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+            code, details = grpc.StatusCode.CANCELLED, ""  # by ``end``
+        if code == grpc.StatusCode.OK:
+            raise StopAsyncIteration
+        judged = LostError() if code == grpc.StatusCode.CANCELLED else judge_status(code, details)
+        if isinstance(judged, LostError):
+            raise self._note_lost(next(iter(self.unanswered.values()), None))
+        raise judged
+
+    def _receive(self, content: bytes) -> Answer:
+        self._active.answered = self.moved = time.monotonic()
+        message = service_pb2.ModelStreamInferResponse.FromString(content)
+        request = self.unanswered.get(message.infer_response.id)
+        lost = self._note_lost(request) if message.error_message and is_dead(message.error_message) else None
+        if request is None:
+            message.error_message = clean(message.error_message)
+            return Answer(None, message, is_last=False, lost=lost)
+        is_last = self._requests.count(request, message)
+        if is_last:
+            self.num_received += 1
+            self._settle(request.own_id, is_done=True)
+        if message.error_message:
+            message.error_message = lost.words if lost else clean(request.restore_id(message.error_message))
+        return Answer(request, message, is_last, lost)
+
+    def _note_lost(self, request: StreamRequest | None) -> RefusedError:
+        self._active.suspected.set()
+        refused = self._active.lost(request.model if request else "this stream")
+        log_failure(request.model if request else "", request.request_id if request else "", refused.message)
+        return refused
+
+    def end(self) -> None:
+        """End the stream: send Triton no more requests or, if an answer is missing, cancel the call to Triton."""
+        self.has_ended = True
+        if not self.is_answered and self._call is not None:
+            self._call.cancel()
+        else:
+            self.stop_sending()
+
+    def give_up(self) -> None:
+        """Treat the client as disconnected, because it reads too slowly."""
+        self.is_unread = True
+        self.leave()
+        self.drop()
+
+    def leave(self) -> None:
+        """Note that the client has disconnected, and ask the models to stop its requests."""
+        if self.has_left:
+            return
+        self.has_left = True
+        for own_id in self.unanswered:
+            self._stop(own_id)
+
+    def _stop(self, own_id: str) -> None:
+        work = self._requests.stop(self._upstream, self.unanswered[own_id], lambda: own_id not in self.unanswered)
+        task = asyncio.ensure_future(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    def _settle(self, own_id: str, *, is_done: bool) -> None:
+        request = self.unanswered.pop(own_id)
+        self._traffic.release(request.model, request.num_bytes, self.caller, is_done=is_done)
+        if request.held is not None:
+            request.held.release()
+        self.settled.set()

@@ -1,0 +1,97 @@
+"""Routes: the paths and methods that are open to clients, each with the scope that a caller needs for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.refusals import RefusedError, Why
+
+_STATUS = {
+    Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
+    Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Route:
+    """Something that clients may ask for, by HTTP or gRPC.
+
+    For HTTP, ``method`` is GET or POST, and ``path`` is a path or, if it has groups, a regular expression for paths.
+    For gRPC, ``path`` is the full name of the method.
+
+    Raises:
+        TypeError: the route has no scope.
+    """
+
+    name: str
+    scope: Scope
+    path: str
+    answer: Callable[..., Awaitable[Any]]
+    method: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scope, Scope):
+            raise TypeError(f"The route {self.name} ({self.path}) has no scope: nobody may use it.")
+
+    def check(self, caller: Caller) -> None:
+        """Raise ``RefusedError`` if the caller lacks the route's scope."""
+        if self.scope not in caller.scopes:
+            raise RefusedError(
+                Why.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
+            )
+
+
+class HttpRoutes:
+    """The HTTP application of the clients' port: finds the route of a request, and its caller.
+
+    A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
+    a path that no route has. The path decides as the client sent it: nothing in it is decoded, as Triton does not
+    decode it either.
+    """
+
+    def __init__(self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError]) -> None:
+        self._gate, self._refuse_path = gate, refuse_path
+        known = [*routes]
+        self._fixed = {route.path: route for route in known if "(" not in route.path}
+        self._patterns = [(re.compile(route.path), route) for route in known if "(" in route.path]
+        self.app = web.Application()
+        self.app.router.add_route("*", "/{path:.*}", self._answer)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            route, groups = self._find(request.rel_url.raw_path)
+            if request.method != route.method:
+                raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
+            caller = self._gate.callers.find(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
+            route.check(caller)
+            response: web.StreamResponse = await route.answer(request, caller, **groups)
+        except ConnectionError:  # the client has disconnected: the response is dropped
+            return web.Response(status=400)
+        except RefusedError as refused:
+            return self._refuse(refused)
+        else:
+            return response
+
+    def _find(self, path: str) -> tuple[Route, dict[str, str]]:
+        if route := self._fixed.get(path):
+            return route, {}
+        for pattern, route in self._patterns:
+            if found := pattern.fullmatch(path):
+                return route, found.groupdict(default="")
+        raise self._refuse_path(path)
+
+    def _refuse(self, refused: RefusedError) -> web.Response:
+        self._gate.note_refusal(refused)
+        response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
+        if refused.retry_after:
+            response.headers["Retry-After"] = str(refused.retry_seconds)
+        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
+            response.force_close()  # without waiting for the rest of the body
+        return response

@@ -1,0 +1,24 @@
+"""Serve a model repository with all front ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.gateway.control.service import Service
+from shoal.gateway.options import Addresses, Options
+from shoal.gateway.v2.fronts import open_fronts
+
+
+def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
+    """Serve ``repository`` until SIGTERM or SIGINT; return the exit code.
+
+    ``on_ready`` is called with the service's addresses when all models are ready. After the first signal, the service
+    refuses new requests and waits for the requests in flight. A second signal ends the wait.
+
+    Raises:
+        InputError: Triton does not support the path, or there is no repository.
+        SetupError: a port is taken, or this machine cannot run the server.
+        ServerError: a model did not load, or no server could be started for ten minutes.
+    """
+    return Service(Path(repository).resolve(), options, open_fronts).run(on_ready)

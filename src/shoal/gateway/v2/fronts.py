@@ -1,0 +1,32 @@
+"""The ports for Triton's inference API, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.listener import listen
+from shoal.gateway.options import CLOSING_SECONDS, Addresses, Options
+from shoal.gateway.v2.grpc_front import GrpcFront, make_server
+from shoal.gateway.v2.http_front import HttpFront
+from shoal.gateway.v2.screening import read_rules
+from shoal.repository.config import ModelConfig
+
+
+@asynccontextmanager
+async def open_fronts(
+    gate: Gate, configs: Mapping[str, ModelConfig], options: Options, at: Addresses
+) -> AsyncIterator[None]:
+    """Listen at the ports for HTTP and gRPC while the context is open.
+
+    Requests that arrive before Triton is ready are refused with the reason.
+    """
+    rules = read_rules(configs)
+    server = make_server(GrpcFront(gate, rules), at.grpc, options.limits)
+    async with listen(HttpFront(gate, rules).app, at.http, options.limits, is_open=options.is_open):
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(CLOSING_SECONDS)
