@@ -142,11 +142,11 @@ class StreamRequests:
 
         Nothing is sent if its model, or no model of its ensemble, has an input ``stop``.
         """
-        requests = self._stops.get(request.model, [])
-        while requests and not is_ended():
-            for request in requests:
+        stops = self._stops.get(request.model, [])
+        while stops and not is_ended():
+            for stop in stops:
                 with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # also: the server was stopped
-                    await _send(upstream, request, request.own_id)
+                    await _send(upstream, stop, request.own_id)
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
