@@ -1,4 +1,4 @@
-"""What a client sends and gives back, by each of the four ways to a real server."""
+"""Requests and answers of a client, over each of the four ways to a real server."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_streams_of_large_messages(service: Service, scale: Scale, record: Calla
 
 @pytest.mark.parametrize("port", ["http", "grpc", "metrics"])
 def test_more_connections_than_descriptors(home: Path, port: str) -> None:
-    """Who is connected before them is answered throughout, health within a second, and the log stays short.
+    """Earlier connections are answered throughout, health within a second, and the log stays short.
 
     One who comes later over gRPC is turned away: its connections have no share for each address.
     """

@@ -45,7 +45,7 @@ class Home:
         return Client(self.service.grpc if way == "grpc" else self.service.http, protocol=way, **options)
 
     def times(self) -> list[float]:
-        """When the engines learned that a client has left."""
+        """Return the times at which the engines were notified that a client has left."""
         return [float(line) for line in self.left.read_text(encoding="utf-8").split()]
 
 

@@ -340,11 +340,11 @@ def test_calls_of_calls_and_in_a_circle_are_drawn(calls: dict[str, str], tmp_pat
     check_geometry(svg(write_stream(tmp_path, calls)))
 
 
-def test_without_answers_in_pieces_there_is_no_legend(tmp_path: Path) -> None:
+def test_no_legend_without_repeated_tensors(tmp_path: Path) -> None:
     assert LEGEND not in svg(ten_steps(tmp_path))
 
 
-def test_a_drawing_leaves_the_process_as_it_was(
+def test_drawing_does_not_change_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FONTCONFIG_FILE", "mine")
