@@ -163,7 +163,7 @@ def test_more_connections_than_descriptors(home: Path, port: str) -> None:
         assert service.log.stat().st_size < 2**20
 
 
-def test_answers_that_nobody_reads(home: Path) -> None:
+def test_unread_answers(home: Path) -> None:
     with Service(home / "repository", home / "log5", "--unread-seconds", 2) as service:
         with Storm("unread", service.http, 10) as storm, shoal.Client(service.http, protocol="http") as client:
             storm.wait_up()

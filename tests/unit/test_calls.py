@@ -99,7 +99,7 @@ def test_calling_models_are_not_warmed_up(project: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", ["soon", "nan", "-1", "inf", ""])
-def test_invalid_load_seconds(project: Path, tmp_path: Path, value: str) -> None:
+def test_load_seconds_that_are_no_time(project: Path, tmp_path: Path, value: str) -> None:
     path = project / "models" / "counts" / "config.pbtxt"
     path.write_text(path.read_text(encoding="utf-8").replace('"90"', f'"{value}"'), encoding="utf-8")
     with pytest.raises(InputError, match=rf"load_seconds of counts is '{value}'"):
