@@ -1,4 +1,4 @@
-"""Mistakes are found before Triton does: each planted one by its rule, file and line; its mended twin is clean."""
+"""Mistakes are found before Triton does: each planted one by its rule, file and line; its corrected twin is clean."""
 
 from __future__ import annotations
 
