@@ -30,10 +30,10 @@ def test_inspect(packed: Built) -> None:
     assert f"Python: {RUNNING}" in printed
     assert "libpython: in lib/" in printed
     assert "MiB  numpy 1." in printed
-    printed: dict[str, Any] = json.loads(shoal("env", "inspect", packed.environment, "--json"))
-    assert printed["numpy"] == packed.record["numpy"]
-    assert printed["escapes"] == []
-    assert {package["name"] for package in printed["packages"]} >= {"numpy", "python", "tokenizers"}
+    found: dict[str, Any] = json.loads(shoal("env", "inspect", packed.environment, "--json"))
+    assert found["numpy"] == packed.record["numpy"]
+    assert found["escapes"] == []
+    assert {package["name"] for package in found["packages"]} >= {"numpy", "python", "tokenizers"}
 
 
 def test_fit(packed: Built) -> None:
