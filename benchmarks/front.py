@@ -10,7 +10,6 @@ benchmarks/results/front-DATE.json.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from records import dumps, write_record
 
 from shoal import Client, serve
 from shoal.bench.load import Load, closed_loop
@@ -59,9 +59,8 @@ def main(rounds: int = 7, seconds: float = 2.0, other: str = "") -> None:
         "rounds": rounds,
         "loads": {name: summary(turns) for name, turns in loads.items()},
     }
-    path = Path(__file__).parent / "results" / f"front-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result["loads"], indent=1))
+    write_record("front", result)
+    print(dumps(result["loads"]))
 
 
 def measure(urls: list[str], protocol: str, callers: int, rounds: int, seconds: float) -> Iterator[list[Load]]:

@@ -10,7 +10,6 @@ result, with hardware and versions, goes to benchmarks/results/gpu-DATE.json.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import typer
+from records import dumps, write_record
 
 from shoal import Pipeline, compose, load
 from shoal.component.artifact_files import sha256
@@ -77,11 +77,9 @@ class Record:
     """The result so far, written again after each section: an interruption loses one section, not all."""
 
     def __init__(self, encoder: str, corpus: str) -> None:
-        date = time.strftime("%Y-%m-%d")
         gpu = {"gpu": torch.cuda.get_device_name(), "num_gpus": torch.cuda.device_count()}
-        self.path = Path(__file__).parent / "results" / f"gpu-{date}.json"
         self.result: dict[str, Any] = {
-            "date": date,
+            "date": time.strftime("%Y-%m-%d"),
             "machine": {**describe_machine(), **gpu},
             "versions": library_versions(*LIBRARIES),
             "corpus": corpus,
@@ -91,9 +89,8 @@ class Record:
     def keep(self, section: str, values: Any) -> None:
         """Add a section, print it, and write everything."""
         self.result[section] = values
-        print(json.dumps({section: values}, indent=1), flush=True)
-        self.path.parent.mkdir(exist_ok=True)
-        self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
+        print(dumps({section: values}), flush=True)
+        write_record("gpu", self.result)
 
 
 def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> None:

@@ -1,25 +1,23 @@
-"""How busy `shoal infer` keeps a server: its texts a second beside those of a load generator at its best setting.
+"""Compare the rate of `shoal infer`, in texts per second, with that of a load generator at its best setting.
 
-    python benchmarks/infer.py --perf-analyzer PATH [--num 768]
+    python benchmarks/infer.py [--num 768]
 
-The load generator is NVIDIA's perf_analyzer (in the wheels of tritonclient up to 2.60; it needs libb64 and libcudart on
-LD_LIBRARY_PATH), in a closed loop of C requests of B texts each. Each of its settings is tried once, the best again in
-turn with `shoal infer`, which is timed as its users see it: the rows of a CSV file, from the first read to the last
-written. Without --perf-analyzer a closed loop of tritonclient's own takes its place. Both send the same real texts: the
-CLEAR corpus's where SHOAL_DATA_DIR names its folder, else shoal's own. The result, with hardware and versions, goes to
-benchmarks/results/infer-DATE.json.
+The load generator is a closed loop of tritonclient: C requests at a time of B texts each. Each of its settings is tried
+once. The best is measured again in turns with `shoal infer`, which is timed as its users see it: the rows of a CSV
+file, from the first read to the last write. Both send the same texts: those of the CLEAR corpus if SHOAL_DATA_DIR names
+its folder, else shoal's own. The record is benchmarks/results/infer-DATE.json. (That of 2026-11-21 was measured with
+NVIDIA's perf_analyzer as the load generator.)
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -27,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
 
 import numpy as np
 import typer
-from perf_analyzer import PerfAnalyzer
+from records import write_record
 
 from shoal import Client, compose, serve
 from shoal.bulk.files import infer_to_file
@@ -46,30 +44,29 @@ SETTINGS = ((1, 8), (1, 16), (8, 2), (8, 4), (16, 2), (32, 2))  # texts a reques
 SECONDS = 24.0  # of load at each setting, after a warm-up
 REPEATS = 5
 
-Load = Callable[[Server, Sequence[str], int, int], float]
 
-
-def main(num: int = 768, perf_analyzer: Path | None = None) -> None:
+def main(num: int = 768) -> None:
     """Measure and record."""
     corpus = find_corpus()
     texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[:num]]
-    load: Load = _closed_loop if perf_analyzer is None else _analyzed(PerfAnalyzer(perf_analyzer))
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
         repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
         source = _write(Path(folder) / "texts.csv", texts)
         with serve(repository) as server:
             _infer(server, source)  # warm
-            once = {setting: load(server, texts, *setting) for setting in SETTINGS}
+            once = {setting: _closed_loop(server, texts, *setting) for setting in SETTINGS}
             best = max(once, key=lambda setting: once[setting])
-            rounds = [{"infer": _infer(server, source), str(best): load(server, texts, *best)} for _ in range(REPEATS)]
+            rounds = [
+                {"infer": _infer(server, source), str(best): _closed_loop(server, texts, *best)} for _ in range(REPEATS)
+            ]
     medians = {name: statistics.median(turn[name] for turn in rounds) for name in rounds[0]}
     ratio = statistics.median(turn["infer"] / turn[str(best)] for turn in rounds)
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
         "versions": library_versions("numpy", "torch", "tritonclient", "nvidia-pytriton"),
-        "load": "closed loop of tritonclient" if perf_analyzer is None else "perf_analyzer",
+        "load": "closed loop of tritonclient",
         "texts": {"number": num, "corpus": corpus.name, "mean_bytes": sum(len(t.encode()) for t in texts) / num},
         "unit": "texts per second; settings are (texts a request, requests at a time)",
         "each_setting_once": {str(setting): round(rate, 2) for setting, rate in once.items()},
@@ -77,9 +74,8 @@ def main(num: int = 768, perf_analyzer: Path | None = None) -> None:
         "medians": {name: round(rate, 2) for name, rate in medians.items()},
         "infer_over_best, median of the rounds": round(ratio, 3),
     }
-    path = Path(__file__).parent / "results" / f"infer-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result["medians"]), f"ratio {ratio:.3f}", path)
+    path = write_record("infer", result)
+    print(result["medians"], f"ratio {ratio:.3f}", path)
 
 
 def _write(path: Path, texts: Sequence[str]) -> Path:
@@ -124,16 +120,6 @@ def _closed_loop(server: Server, texts: Sequence[str], batch: int, callers: int)
     for thread in threads:
         thread.join()
     return answered[0] / SECONDS
-
-
-def _analyzed(program: PerfAnalyzer) -> Load:
-    """NVIDIA's load generator."""
-
-    def load(server: Server, texts: Sequence[str], batch: int, callers: int) -> float:
-        rows = [{"excerpt": [text]} for text in texts]
-        return program.load(server, ENSEMBLE, rows, batch=batch, callers=callers, seconds=SECONDS).rows_per_s
-
-    return load
 
 
 if __name__ == "__main__":

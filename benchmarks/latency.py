@@ -11,18 +11,17 @@ with hardware and versions, goes to benchmarks/results/latency-DATE.json.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
 
 import numpy as np
 import typer
+from records import write_record
 
 from shoal import Client, compose, load, serve
 from shoal.machine import describe_machine, library_versions
@@ -72,10 +71,7 @@ def main(num: int = 200) -> None:
             for host in ("grpc", "http")
         },
     }
-    path = Path(__file__).parent / "results" / f"latency-{result['date']}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
+    print(write_record("latency", result).read_text(encoding="utf-8"))
 
 
 def measure(hosts: dict[str, Callable[[str], Any]], texts: list[str]) -> dict[str, list[float]]:

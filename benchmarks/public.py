@@ -11,7 +11,6 @@ in a model that it calls, and loads what has none.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from records import dumps
 
 from shoal.check import Finding, Severity, check
 from shoal.check.models import Model, Repository
@@ -63,14 +63,14 @@ def main(
                     found = list(errors_of(model.name, read, errors))
                     rows.append(row(repository, model, said.replace(f"{server.repository}/", ""), found))
     for each in (each for each in rows if each["refused"] != bool(each["errors"])):
-        typer.echo(json.dumps(each, indent=1))
+        typer.echo(dumps(each))
     agreed = sum(each["refused"] == bool(each["errors"]) for each in rows)
     ensembles, refused = (sum(each[key] for each in rows) for key in ("is_ensemble", "refused"))
     typer.echo(f"{len(rows)} models, {ensembles} of them ensembles; Triton refuses {refused}; they agree on {agreed}.")
     if json_file:
         counts = {"models": len(rows), "ensembles": ensembles, "refused": refused, "agreed": agreed}
-        told = [each for each in rows if each["refused"] or each["errors"]]
-        json_file.write_text(json.dumps({**counts, "not_loaded": told}, indent=1) + "\n", encoding="utf-8")
+        not_loaded = [each for each in rows if each["refused"] or each["errors"]]
+        json_file.write_text(dumps({**counts, "not_loaded": not_loaded}) + "\n", encoding="utf-8")
 
 
 def stand_in(repository: Repository, copy: Path) -> None:

@@ -17,10 +17,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pytest
 
+from benchmarks.records import RESULTS, write_record
 from shoal.client.client import Client
 from shoal.machine import describe_machine, library_versions
 from shoal.server.launch import Server
-from tests.support.once import ROOT
 from tests.support.report import Regions, Report
 
 pytest_plugins = [
@@ -96,11 +96,10 @@ def record(scale: Scale) -> Iterator[Callable[..., None]]:
             "versions": library_versions(*libraries),
             "claims": figures,
         }
-        path = ROOT / "benchmarks" / "results" / f"verify-{result['date']}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = RESULTS / f"verify-{result['date']}.json"
         if path.is_file():
             result["claims"] = json.loads(path.read_text(encoding="utf-8"))["claims"] | figures
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_record("verify", result)
 
 
 @pytest.fixture(params=["grpc", "http"])

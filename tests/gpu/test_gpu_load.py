@@ -57,7 +57,7 @@ def profile(call: Any, folder: Path) -> dict[str, tuple[int, int]]:
     return seen
 
 
-def told(copies: Copies) -> dict[str, tuple[int, int]]:
+def by_direction(copies: Copies) -> dict[str, tuple[int, int]]:
     seen = {UP: (0, 0), DOWN: (0, 0)}
     for _, edge, traffic in copies:
         number, num_bytes = seen[edge.direction]  # a KeyError: something went across
@@ -72,9 +72,9 @@ def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: Pipeline, batch: lis
     seen = profile(lambda: gpu_pipeline(excerpt=batch, BERT_WEIGHT=[0.5] * len(batch)), tmp_path)
     moved = gpu_pipeline.copies() - before
     moved.check(gpu_pipeline.graph)
-    assert {k: v[0] for k, v in told(moved).items()} == {k: v[0] for k, v in seen.items()}
+    assert {k: v[0] for k, v in by_direction(moved).items()} == {k: v[0] for k, v in seen.items()}
     for direction in (UP, DOWN):  # libcudf's sizes are counted as 8 bytes each; some are 4
-        assert 0 <= told(moved)[direction][1] - seen[direction][1] <= 4 * 8
+        assert 0 <= by_direction(moved)[direction][1] - seen[direction][1] <= 4 * 8
 
 
 def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.Monk
     monkeypatch.setitem(gpu_pipeline._models, "bert-large", replace(planted, ask=call))
     before = gpu_pipeline.copies()
     seen = profile(lambda: gpu_pipeline(excerpt=["The cat sat."]), tmp_path)
-    moved = told(gpu_pipeline.copies() - before)
+    moved = by_direction(gpu_pipeline.copies() - before)
     assert seen[DOWN][0] == moved[DOWN][0] + 1
     assert seen[UP][0] == moved[UP][0] + 1
 
@@ -130,7 +130,7 @@ def test_streams_with_distinct_inputs_never_mix(gpu_pipeline: Pipeline, pipeline
 
 
 def test_work_of_another_stream_is_waited_for(device: Device) -> None:
-    """What a producer has queued on its own stream is done before the component reads it."""
+    """Check that work queued on a producer's stream is done before the component reads its result."""
     import torch
 
     for _ in range(20):
@@ -159,7 +159,7 @@ def test_an_exhausted_pool_is_an_error_and_then_over(gpu_pipeline: Pipeline, tex
     assert np.array_equal(gpu_pipeline(excerpt=texts[:2])["SCORE"], good)
 
 
-def test_ten_thousand_batches_leave_memory_as_it_was(gpu_pipeline: Pipeline, texts: list[str], scale: Scale) -> None:
+def test_memory_does_not_grow_over_ten_thousand_batches(gpu_pipeline: Pipeline, texts: list[str], scale: Scale) -> None:
     import torch
 
     def used() -> int:

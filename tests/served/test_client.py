@@ -1,4 +1,4 @@
-"""What a client sends and gives back, by each of the four ways to a real server."""
+"""Requests and answers of a client, over each of the four ways to a real server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_inputs_come_by_mapping_or_keyword(ask: Any) -> None:
         ask.infer("ensemble_all", {"excerpt": ["A cat."]}, excerpt=["A cat."])
 
 
-def test_what_the_server_says_of_a_model(ask: Any) -> None:
+def test_model_metadata(ask: Any) -> None:
     described = ask.describe("ensemble_all")
     assert [(spec.name, spec.dtype, spec.dims) for spec in described.inputs] == [
         ("excerpt", "TYPE_STRING", (1,)),
@@ -92,7 +92,7 @@ def test_parameters_go_along(ask: Any) -> None:
             ask.infer("ensemble_all", excerpt=["A cat."], parameters=parameters)
 
 
-def test_no_proxy_stands_between_this_machine_and_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_not_used_for_this_machine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "grpc_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
@@ -188,7 +188,7 @@ def test_parts_that_do_not_fit_together_are_said(ask: Any) -> None:
         ask.infer("one_row", X=[1, 2, 3])
 
 
-def test_which_model_is_meant_is_not_guessed(ask: Any) -> None:
+def test_ambiguous_model_names_are_refused(ask: Any) -> None:
     """This server keeps the list of its models to itself."""
     with pytest.raises(InputError, match=r"does not allow this: .* Which model is meant\? Name it, as in --model NAME"):
         ask.default_model()

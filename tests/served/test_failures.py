@@ -1,4 +1,4 @@
-"""What a client says when it gets no answer: the same over both protocols, and as in this process."""
+"""Messages of a client that gets no answer: the same over both protocols and in this process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_outputs_and_models_that_are_not_there(client: Client) -> None:
         client.infer("ensemble_all", excerpt=[])
 
 
-def test_what_core_puts_first_goes() -> None:
+def test_prefixes_of_core_are_stripped() -> None:
     nested = "in ensemble 'a', in ensemble 'b', [request id: x] y] excerpt[0] is bad."
     assert strip(nested, "x] y") == "excerpt[0] is bad."
     assert strip("[request id: <id_unknown>] in ensemble 'a', no", "") == "no"
@@ -99,7 +99,7 @@ def test_what_core_puts_first_goes() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_there(way: str) -> None:
+def test_no_server_at_the_address(way: str) -> None:
     url = f"127.0.0.1:{find_ports(0, 0, 0)[0]}"
     start = time.monotonic()
     expected = f"No Triton answers at {url} (connection refused). Start one: shoal serve REPOSITORY; "
@@ -228,7 +228,7 @@ def test_full_queues_are_tried_again(server: Server, protocol: str) -> None:
     assert often == [pytest.approx(0.15)] * 8
 
 
-def test_statuses_nobody_foresaw_are_handed_on() -> None:
+def test_unknown_statuses_are_passed_on() -> None:
     assert grpc_failure("UNAVAILABLE", "something new").kind is Kind.FAILED
     assert grpc_failure("UNAVAILABLE", "").kind is Kind.NOT_TRITON
     assert grpc_failure("UNAVAILABLE", "GOAWAY received").kind is Kind.CONNECTION_LOST

@@ -1,4 +1,4 @@
-"""Placement hybrid on a real server, its models on the host; and what the server's metrics tell of copies."""
+"""Placement hybrid on a real server, its models on the host; and the copies in the server's metrics."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_the_servers_metrics_carry_the_ledger(hybrid: Path, server: Server) -> N
     before = settled(server)
     with Client(server.grpc_url) as client:
         client.infer("ensemble_all", excerpt=TEXTS)
-    told = settled(server) - before
+    moved = settled(server) - before
     for model in ("preprocess", "bert-large", "cuml", "postprocess"):
-        assert told.events[model] == {BATCHES: 1, ROWS: 4}
-    assert list(told) == []  # on the host nothing crosses
+        assert moved.events[model] == {BATCHES: 1, ROWS: 4}
+    assert list(moved) == []  # on the host nothing crosses
     run = CliRunner().invoke(app, ["copies", str(hybrid / "ensemble_all"), "--url", server.metrics_url])
     assert run.exit_code == 0
     assert "Nothing was copied between host and device." in run.output
@@ -97,7 +97,7 @@ def test_the_servers_metrics_carry_the_ledger(hybrid: Path, server: Server) -> N
 
 
 def settled(server: Server) -> Copies:
-    """What the metrics say when they have caught up: they follow within a second."""
+    """Return the metrics once they have caught up, which takes up to a second."""
     for _ in range(20):
         read = read_metrics(server.metrics_url)
         time.sleep(2)

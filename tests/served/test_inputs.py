@@ -1,4 +1,4 @@
-"""What every input gets, on every way in: over gRPC, over HTTP, in this process, and as a row of a file."""
+"""Answer to each kind of input, over gRPC, over HTTP, in this process, and as a row of a file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_scored(ask: Callable[..., Any], pipeline: Pipeline, name: str) -> None:
 
 
 def test_texts_without_a_word_have_no_features(pipeline: Pipeline, bundle: Bundle) -> None:
-    """And so the same z-scores, whatever stands there."""
+    """All of them get the same z-scores."""
     preprocess = pipeline._models["preprocess"].call
     texts = [SCORED[name] for name in ("empty", "blank", "punctuation alone")]
     features = preprocess({"INPUT0": _tensor(texts)})["TREE_FEATS"]
@@ -148,8 +148,10 @@ def test_requests_that_are_none(ask: Callable[..., Any], inputs: dict[str, Any],
 
 
 @pytest.mark.parametrize("way", ["grpc", "http", "local", "client"])
-def test_as_rows_of_a_file(way: str, tmp_path: Path, repository: Path, server: Server, pipeline: Pipeline) -> None:
-    """All of the above in one file each: a bad row gets its words, all others their scores."""
+def test_inputs_as_rows_of_a_file(
+    way: str, tmp_path: Path, repository: Path, server: Server, pipeline: Pipeline
+) -> None:
+    """All of the above in one file each: a bad row gets its message, the others get their scores."""
     options = (
         ["--local", "--repository", repository] if way == "local" else ["--url", _url(server, way), "--model", ENSEMBLE]
     )
@@ -193,7 +195,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_column_of_weights_and_one_weight_for_all(tmp_path: Path, server: Server, pipeline: Pipeline) -> None:
-    """Where a row leaves its weight empty, the default holds."""
+    """An empty cell of the weight column gets the default."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text,w\nA cat.,0\nA cat.,1\nA cat.,\nA cat.,0.25\n", encoding="utf-8")
     options = ["--column", "BERT_WEIGHT=w", "--url", server.grpc_url, "--model", ENSEMBLE]

@@ -1,4 +1,4 @@
-"""What the real server answers and refuses."""
+"""Answers and refusals of the real server."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_some_outputs_may_be_asked_for(ask: Any) -> None:
         list(ask.stream("counts", COUNT=[2], outputs=["NOPE"]))
 
 
-def test_each_answer_comes_as_it_is_made(ask: Any) -> None:
+def test_answers_arrive_one_by_one(ask: Any) -> None:
     start, came = time.monotonic(), []
     for _ in ask.stream("counts", COUNT=[4], DELAY=[0.2], parameters={"a": "x"}, timeout=0.5):
         came.append(time.monotonic() - start)
@@ -141,7 +141,7 @@ def test_errors_come_after_the_answers_before_them(ask: Any, at: int) -> None:
     assert list(replies) == [], "it is over"
 
 
-def test_what_is_refused(ask: Any, way: str) -> None:
+def test_refused_streams(ask: Any, way: str) -> None:
     with pytest.raises(InputError, match=DECOUPLED):
         ask.infer("counts", COUNT=[1])
     for model, inputs, message in [
@@ -182,9 +182,9 @@ def test_a_server_that_comes_late_is_waited_for(server: Server, way: str) -> Non
 
 
 def test_infer_prints_answers_as_they_come(shoal: Shoal, server: Server) -> None:
-    told = ["infer", "--stream", "--model", "tells", "COUNT=3", "--url"]
-    assert shoal(*told, server.grpc_url) == "0 1 2 \n"
-    assert shoal(*told, server.http_url, "--protocol", "http", "--json").splitlines() == [
+    command = ["infer", "--stream", "--model", "tells", "COUNT=3", "--url"]
+    assert shoal(*command, server.grpc_url) == "0 1 2 \n"
+    assert shoal(*command, server.http_url, "--protocol", "http", "--json").splitlines() == [
         '{"text": "0 "}', '{"text": "1 "}', '{"text": "2 "}'
     ]  # fmt: skip
     lines = shoal("infer", "--stream", "--model", "counts", "COUNT=2", "--url", server.grpc_url, "--set", "SIZE=0")

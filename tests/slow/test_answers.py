@@ -52,7 +52,7 @@ class Oracle:
         return out.sequences[0, len(ids) :].tolist(), min(leads)
 
     def answer(self, prompt: str, stops: list[str], least: int, penalty: float) -> tuple[str, str, int] | None:
-        """Text, reason and count; None where two logits are too near to tell."""
+        """Text, reason and count; None if two logits are too close."""
         ids, lead = self.generate(prompt, least, penalty, NEW)
         if lead <= TIE:
             return None

@@ -51,7 +51,7 @@ def test_prompts_and_answers_have_the_wanted_lengths(
         assert 0.4 * rate < middle["tokens_per_s"] < 2.5 * rate
 
 
-def test_what_is_refused(service: Service, shoal: Shoal) -> None:
+def test_refused_arguments(service: Service, shoal: Shoal) -> None:
     asked = ["bench", "--url", service.grpc, "--quick"]
     with pytest.raises(InputError, match="Model llm-hf lacks input max_tokens: it cannot be measured in tokens"):
         shoal(*asked, "--model", "llm-hf")

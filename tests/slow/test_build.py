@@ -66,17 +66,17 @@ def test_the_record_says_what_was_made(packed: Built, channel: str) -> None:
     assert f"{channel}/linux-64/numpy-" in (packed.environment.parent / "build.log").read_text(encoding="utf-8")
 
 
-def test_a_second_run_does_nothing_and_damage_is_mended(packed: Built, environment_yml: Path, tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_damage_is_repaired(packed: Built, environment_yml: Path, tmp_path: Path) -> None:
     shutil.copytree(packed.environment.parent, tmp_path / "env")
     again = request(environment_yml, tmp_path)
     before = (tmp_path / "env").stat().st_ino
     assert not build(again).is_new
     assert (tmp_path / "env").stat().st_ino == before
     (tmp_path / "env" / "triton_python_backend_stub").write_bytes(b"")
-    mended = build(again)
-    assert mended.is_new
-    assert mended.stub
-    assert mended.stub.stat().st_size
+    repaired = build(again)
+    assert repaired.is_new
+    assert repaired.stub
+    assert repaired.stub.stat().st_size
 
 
 def test_an_interruption_leaves_what_was_there(packed: Built, environment_yml: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_what_was_there(
     assert inspect(old.environment).numpy
 
 
-def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path: Path) -> None:
+def test_files_not_made_by_shoal_are_not_replaced(environment_yml: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "thesis.tex").touch()
     with pytest.raises(InputError, match="exists and shoal did not make it"):
@@ -169,7 +169,7 @@ def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path
         (("numpy = = 1",), "'numpy = = 1' is not a package specification"),
     ],
 )
-def test_what_cannot_be_solved_is_said(channel: str, tmp_path: Path, specs: tuple[str, ...], words: str) -> None:
+def test_unsolvable_requirements_are_reported(channel: str, tmp_path: Path, specs: tuple[str, ...], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         build(request(small(channel, tmp_path, *specs), tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["env.build.log", "environment.yml"]
@@ -246,7 +246,7 @@ def test_a_conda_of_the_users(tool: str, channel: str, tmp_path: Path) -> None:
     assert build(request(source, tmp_path, engine=tool)).record["numpy"]
 
 
-def test_what_is_installed_last_overrides_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_installed_last_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without("3.12")
     monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

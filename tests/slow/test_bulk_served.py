@@ -55,7 +55,7 @@ def test_a_server_that_goes_away_in_the_middle(protocol: str, forest: Path, tmp_
     assert [np.float32(row["score"]) for row in rows] == expected.tolist()
 
 
-def test_which_model_is_asked(forest: Path) -> None:
+def test_choice_of_the_model(forest: Path) -> None:
     """A server started by hand keeps the list of its models to itself."""
     with serve(forest) as server:
         run = CliRunner().invoke(app, ["infer", "A text.", "--url", server.grpc_url])

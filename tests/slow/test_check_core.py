@@ -39,7 +39,7 @@ def test_core_refuses_an_environment_too(plant: Plant, tmp_path: Path) -> None:
         assert re.search(plant.core, server.load("first"))
 
 
-def test_core_loads_their_mended_twins(triton: Explicit, tmp_path: Path) -> None:
+def test_core_loads_their_corrected_twins(triton: Explicit, tmp_path: Path) -> None:
     """But for environments, which hold no Python here: theirs is the base, which is among them."""
     loaded = set()
     for number, plant in enumerate(plant for plant in REFUSED if not plant.has_environment):

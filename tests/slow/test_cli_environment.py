@@ -30,10 +30,10 @@ def test_inspect(packed: Built) -> None:
     assert f"Python: {RUNNING}" in printed
     assert "libpython: in lib/" in printed
     assert "MiB  numpy 1." in printed
-    told: dict[str, Any] = json.loads(shoal("env", "inspect", packed.environment, "--json"))
-    assert told["numpy"] == packed.record["numpy"]
-    assert told["escapes"] == []
-    assert {package["name"] for package in told["packages"]} >= {"numpy", "python", "tokenizers"}
+    found: dict[str, Any] = json.loads(shoal("env", "inspect", packed.environment, "--json"))
+    assert found["numpy"] == packed.record["numpy"]
+    assert found["escapes"] == []
+    assert {package["name"] for package in found["packages"]} >= {"numpy", "python", "tokenizers"}
 
 
 def test_fit(packed: Built) -> None:
@@ -59,8 +59,8 @@ def test_build_says_what_to_type_next(packed: Built, environment_yml: Path) -> N
     printed = shoal("env", "build", environment_yml, "--out", out)
     assert f"environment: {packed.environment}  (unchanged)" in printed
     assert f"next: shoal compose ENSEMBLE build/repository --target embedded --env {out}" in printed
-    told = json.loads(shoal("env", "build", environment_yml, "--out", out, "--json"))
-    assert told == {**packed.record, "is_new": False}
+    printed = json.loads(shoal("env", "build", environment_yml, "--out", out, "--json"))
+    assert printed == {**packed.record, "is_new": False}
 
 
 def test_an_environment_for_one_model(venvs: Venvs, artifacts: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_leak_would_be_seen(wordy: Corpus, tiny_bert: Path, tmp_path: Path, mo
 def test_the_encoder_is_trained_and_chosen_without_the_fold(
     wordy: Corpus, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reaches it: the training rows less the inner split, the inner split, and nothing else."""
+    """Check what the training gets: the training rows without the inner split, the inner split, and nothing else."""
     seen: list[tuple[set[str], set[str]]] = []
     real_run = Training.run
 
@@ -140,7 +140,7 @@ def test_a_word_of_the_test_fold_alone_never_enters_the_lists(
         assert ("share of “zyzzyva”" in names) == (0 in known)
 
 
-def test_what_the_folds_say(passages: Corpus, tiny_bert: Path, tmp_path: Path) -> None:
+def test_results_of_the_folds(passages: Corpus, tiny_bert: Path, tmp_path: Path) -> None:
     formulas = {"length": np.array([float(len(text)) for text in passages.texts])}
     corpus = replace(passages, formulas=formulas, genres=tuple("ab"[i % 2] for i in range(100)))
     found = cross_validate(corpus, tiny_bert, tmp_path / "work")

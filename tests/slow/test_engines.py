@@ -127,13 +127,13 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
         (b"\x72\x0f\x0a\x0ashoal.json\x12\x01{", "Expecting property name"),
     ],
 )
-def test_what_is_no_onnx_model(content: bytes, why: str, tmp_path: Path) -> None:
+def test_files_that_are_not_onnx_models(content: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(ArtifactError, match=rf"model\.onnx is not a valid ONNX model: {why}"):
         read_onnx(tmp_path / "model.onnx")
 
 
-def test_what_no_engine_runs(tiny_bert: Path, tmp_path: Path) -> None:
+def test_formats_without_an_engine(tiny_bert: Path, tmp_path: Path) -> None:
     encoder = load_encoder(str(tiny_bert), seed=0).candidates.pick("mean")
     with pytest.raises(InputError, match=r"No engine runs model\.bin\. Name a file that ends in \.pt or \.onnx\."):
         export_encoder(encoder, tmp_path / "model.bin", ties={})

@@ -37,7 +37,7 @@ def venv(venvs: Venvs, tmp_path: Path) -> Built:
     return built
 
 
-def test_a_venv_whose_python_is_gone(venv: Built) -> None:
+def test_a_venv_with_a_missing_python(venv: Built) -> None:
     assert is_whole(venv.environment.parent, venv)
     for name in ("bin/python3", f"lib/libpython{RUNNING}.so.1.0"):
         (venv.environment / name).unlink()
@@ -87,7 +87,7 @@ def test_secrets_stay_out_of_the_record(environment_yml: Path, tmp_path: Path) -
 
 
 def test_whatever_ends_a_tool_ends_what_it_started(tmp_path: Path) -> None:
-    """A build program's own children would go on writing where nobody looks."""
+    """A build program's children are ended too; they would go on writing files."""
     script = tmp_path / "tool.sh"
     script.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\nwait\n", encoding="utf-8")
     script.chmod(0o755)

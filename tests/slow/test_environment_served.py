@@ -109,7 +109,7 @@ def test_numpy_2_with_the_stock_stub_is_refused_at_compose_and_at_start(
     with pytest.raises(ArtifactError, match=r"It has NumPy 2\.[\d.]+, and this stub silently corrupts tensors"):
         compose_with(artifacts, tmp_path, {"": numpy_2.environment}, stubs={"": fitting.stub})
     repository = compose_with(artifacts, tmp_path, {"": fitting.environment.parent})
-    for model in ("preprocess", "postprocess"):  # whoever edits a configuration by hand is told at the start
+    for model in ("preprocess", "postprocess"):  # edits of a configuration by hand are reported at the start
         config = repository / model / "config.pbtxt"
         text = config.read_text(encoding="utf-8").replace(str(fitting.environment), str(numpy_2.environment))
         config.write_text(text, encoding="utf-8")

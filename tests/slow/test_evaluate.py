@@ -43,7 +43,7 @@ def test_rows_that_were_trained_on_are_refused(artifacts: Path, passages: Corpus
 
 
 def test_the_served_scores_are_those_of_the_report(artifacts: Path, passages: Corpus) -> None:
-    """What is left after the trained rows are the held-out ones: the exported models score them as the report says."""
+    """The held-out rows are those not trained on; the exported models give them the scores of the report."""
     import json
 
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))

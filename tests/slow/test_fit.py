@@ -153,7 +153,7 @@ def test_a_training_that_diverges_is_stopped(tiny_bert: Path, toy: Corpus) -> No
         run.run(toy, None, num_steps=20)
 
 
-def test_weights_that_are_no_numbers_are_noticed_after_the_last_step(tiny_bert: Path, toy: Corpus) -> None:
+def test_nan_weights_are_detected_after_the_last_step(tiny_bert: Path, toy: Corpus) -> None:
     run = training(tiny_bert)
 
     def spoil(done: int, total: int) -> None:

@@ -53,7 +53,7 @@ def ask(
 
 
 def raw(service: Service, text: str) -> str:
-    """What comes back for exactly these bytes."""
+    """Send exactly these bytes, and return the answer."""
     host, port = service.http.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(text.replace("\n", "\r\n").encode())
@@ -61,7 +61,7 @@ def raw(service: Service, text: str) -> str:
         return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
 
 
-def test_who_names_no_model_gets_the_configuration_of_the_default(service: Service) -> None:
+def test_requests_without_a_model_get_the_default_configuration(service: Service) -> None:
     for protocol in ("grpc", "http"):
         with shoal.Client(getattr(service, protocol), protocol=protocol) as client:
             assert client.default_model() == "chain"
@@ -169,7 +169,7 @@ def test_too_large(service: Service) -> None:
         "GET \\evil HTTP/1.1\nHost: localhost\nConnection: close\n\n",
     ],
 )
-def test_it_asks_nobody_else(service: Service, text: str) -> None:
+def test_no_other_server_is_asked(service: Service, text: str) -> None:
     """The other one would answer ready, or note that it was asked."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(0.5)
@@ -213,8 +213,8 @@ def test_behind_a_proxy_any_host_is_answered(home: Path) -> None:
             assert ask(service, "/v2/health/live", None, None, **headers)[0] == 200
 
 
-def test_long_batches_are_no_fault(service: Service, home: Path) -> None:
-    """What waits behind them, canaries among it, waits; nothing is started again."""
+def test_long_batches_are_not_a_fault(service: Service, home: Path) -> None:
+    """Requests behind them wait, canaries too; nothing is restarted."""
     before = service.metric("shoal_restarts_total")
     (home / "first").write_text("busy 7", encoding="utf-8")
     try:
@@ -254,7 +254,7 @@ def test_encodings_that_cannot_be_read(service: Service, encoding: str, body: by
         ("/v2/models/chain/../other/infer", "POST", 404, "no path"),
     ],
 )
-def test_what_is_not_for_clients(service: Service, path: str, method: str, status: int, words: str) -> None:
+def test_interfaces_closed_to_clients(service: Service, path: str, method: str, status: int, words: str) -> None:
     found, _, content = ask(service, path, method=method)
     assert found == status
     assert words in json.loads(content)["error"]

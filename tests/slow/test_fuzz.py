@@ -1,4 +1,4 @@
-"""Hostile requests sent straight to the server, by the thousand: every process lives on, no answer tells a secret."""
+"""Hostile requests sent straight to the server, by the thousand: no process ends, no answer contains a secret."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wires(server: Server) -> Iterator[Wires]:
 
 
 class Watch:
-    """What stays as it was, whatever is sent."""
+    """State of the server that no request may change."""
 
     def __init__(self, server: Server, wires: Wires) -> None:
         self._server, self._wires = server, wires
@@ -64,7 +64,7 @@ class Watch:
         assert self._ask_known() == self._known
 
     def check_traces(self) -> None:
-        """What the server has written, and what memory it has taken."""
+        """Check the server's log and its memory."""
         log = self._server.log.read_bytes()[self._log_start :].decode(errors="replace")
         failed = re.findall(r"model (\S+) failed on a request", log)
         assert set(failed) <= FAILING
@@ -104,8 +104,8 @@ def cause(server: Server) -> str:
     return f"exit code {server._process.poll()}: {server.log.read_text(errors='replace')[-2000:]}"
 
 
-def test_hostile_requests_harm_nobody(wires: Wires, server: Server, scale: Scale, record: Callable[..., None]) -> None:
-    """A sample is hypothesis's, which shrinks what it finds; the full number is seeded: eight callers at once."""
+def test_hostile_requests_do_no_harm(wires: Wires, server: Server, scale: Scale, record: Callable[..., None]) -> None:
+    """The sample is drawn by hypothesis, which shrinks failures; the full number is seeded, from eight callers."""
     watch = Watch(server, wires)
     if scale.is_full:
         send_seeded(watch, wires, 100_000)
@@ -146,7 +146,7 @@ def send_seeded(watch: Watch, wires: Wires, number: int) -> None:
             watch.check_alive()
 
 
-def test_parameters_that_are_no_text(wires: Wires, server: Server) -> None:
+def test_parameters_that_are_not_text(wires: Wires, server: Server) -> None:
     """Triton hands them on as they came."""
     watch = Watch(server, wires)
     texts = {"name": "excerpt", "shape": [1, 1], "datatype": "BYTES", "data": ["The cat sat."]}

@@ -358,7 +358,7 @@ def test_requests_that_kill_do_not_end_the_service(service: Service) -> None:
     assert is_right(service)
 
 
-def test_who_is_beside_a_killer_is_answered(service: Service) -> None:
+def test_requests_beside_a_killer_are_answered(service: Service) -> None:
     """The killer is sent to two servers at most; honest requests that were under way with it have their answers."""
     answers: list[float] = []
 

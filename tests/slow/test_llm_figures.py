@@ -178,7 +178,7 @@ def first_tokens(ask: Ask, model: str, number: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("number", "most"), [(1, 10.0), (16, 40.0)])
-def test_what_pipelines_add_to_the_first_token(
+def test_time_that_pipelines_add_to_the_first_token(
     number: int, most: float, ask: Ask, scale: Scale, record: Record
 ) -> None:
     rounds, repeats = scale(1, 5), scale(1, 20 if number == 1 else 5)
@@ -200,7 +200,7 @@ def test_what_pipelines_add_to_the_first_token(
             assert median[model] - median[ENGINE] <= most
 
 
-def test_what_pipelines_add_to_a_token(ask: Ask, scale: Scale, record: Record) -> None:
+def test_time_that_pipelines_add_per_token(ask: Ask, scale: Scale, record: Record) -> None:
     """Milliseconds per token of all streams, 16 at a time, in turns."""
     count, rounds = scale(20, 100), scale(1, 5)
     costs: dict[str, list[float]] = {model: [] for model in (ENGINE, *PIPELINES)}

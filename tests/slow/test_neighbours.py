@@ -120,7 +120,7 @@ PROTOCOLS: dict[str, Form] = {"grpc": (to_grpc, read_grpc), "http": (to_http, re
 
 
 @pytest.mark.parametrize("name", list(PROTOCOLS))
-def test_good_requests_are_answered_beside_bad_ones(
+def test_bad_requests_do_not_affect_good_ones(
     name: str, server: Server, pipeline: Pipeline, scale: Scale, record: Callable[..., None]
 ) -> None:
     good = good_rows(scale(253, 5005))
@@ -155,13 +155,13 @@ def send_wave(wave: list[Row], form: Form, wires: Wires, callers: ThreadPoolExec
 
 
 def alone(pipeline: Pipeline, good: list[Row]) -> Any:
-    """What this process says of each text, alone."""
+    """Return this process's answer to each text alone."""
     parts = [pipeline(excerpt=as_bytes([row.text.decode()]), BERT_WEIGHT=[row.weight]) for row in good]
     return np.array([[part[name][0, 0] for name in OUTPUTS] for part in parts])
 
 
 def batch_counts(server: Server) -> dict[str, int]:
-    """How many batches each model has run, by the server's own metrics."""
+    """Return the number of batches of each model, from the server's metrics."""
     with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = re.findall(r'^nv_inference_exec_count\{model="([^"]+)",version="1"\} (\d+)', text, re.MULTILINE)

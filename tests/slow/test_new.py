@@ -132,7 +132,7 @@ def test_a_model(here: Path) -> None:
         shoal.load(here / "r" / "score_alone")
 
 
-def test_classes_have_names_of_their_own() -> None:
+def test_class_names() -> None:
     names = ("l2_normalise", "bert-large", "component", "none", "x")
     assert [class_name(name) for name in names] == ["L2Normalise", "BertLarge", "ComponentModel", "NoneModel", "X"]
 

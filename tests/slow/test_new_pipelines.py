@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_pipeline_with_a_component_of_its_own(here: Path) -> None:
+def test_a_pipeline_with_a_new_component(here: Path) -> None:
     printed = new("pipeline", "triage")
     leaf, pipeline = "preprocess/triage_preprocess", "ensembles/triage"
     wanted = {f"{leaf}/config.pbtxt", f"{leaf}/1/model.py", f"{pipeline}/config.pbtxt", f"{pipeline}/1/.gitkeep"}
@@ -84,7 +84,7 @@ def test_an_output_of_the_inputs_own_name_is_read(here: Path) -> None:
     assert step.inputs == {"A": "MINE", "B": "one_A"}
 
 
-def test_steps_that_begin_side_by_side_are_told(here: Path) -> None:
+def test_parallel_first_steps_are_reported(here: Path) -> None:
     write_leaf(here, "left", "X FP32 1", "L FP32 1")
     write_leaf(here, "right", "X FP32 1", "R FP32 1")
     assert "in parallel" not in new("pipeline", "chain", "--step", "left", "--step", "right")

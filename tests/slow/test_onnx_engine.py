@@ -125,7 +125,7 @@ def test_short_requests_overtake_long_ones(project: Path) -> None:
         wait_until(lambda: count_open(component) == 0)
 
 
-def test_leaving_frees_the_slot_and_disturbs_nobody(project: Path, oracle: Any) -> None:
+def test_leaving_frees_the_slot_and_disturbs_no_other_client(project: Path, oracle: Any) -> None:
     """Requests leave while they wait, while their prompt is read, and while they are answered."""
     ids = [[place, 7, 99] for place in range(12)]
     with open_engine("", project / "models" / "tiny-onnx", slots="4") as component:
@@ -214,7 +214,7 @@ def test_weights_of_another_model(project: Path, tmp_path: Path) -> None:
         compose("llm", tmp_path / "r", projects=[project], weights=other, swap={"llm-hf": "tiny-onnx"})
 
 
-def test_what_is_not_a_decoder(tiny: Path, project: Path, tmp_path: Path) -> None:
+def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path) -> None:
     def refuse(source: Path, error: type[ShoalError], match: str, **options: Any) -> None:
         with pytest.raises(error, match=match):
             add_model(source, "m", project=tmp_path / "project", is_decoder=True, **options)
@@ -268,7 +268,7 @@ def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Pa
 
 
 def test_llm_with_swap_on_triton(tiny: Path, project: Path, oracle: Any, tmp_path: Path) -> None:
-    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves disturbs nobody."""
+    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves does not affect the others."""
     repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
     assert (repository / "tiny-onnx" / "1" / "decoder.onnx").is_file()
     assert not (repository / "llm-hf").exists()

@@ -48,19 +48,19 @@ def models(tmp_path: Path) -> Path:
 def test_a_server_that_is_killed(models: Path) -> None:
     with serve(models) as running, ThreadPoolExecutor(2) as callers:
         ways = ("grpc", "http")  # each waits, one of them in the queue
-        told = []
+        failures = []
         for way in ways:
-            told.append(callers.submit(failure, way, url_of(running, way), inputs={"X": [5.0]}))
+            failures.append(callers.submit(failure, way, url_of(running, way), inputs={"X": [5.0]}))
             time.sleep(1)  # its queue holds one
         running._process.kill()
-        for way, words in zip(ways, told, strict=True):
+        for way, words in zip(ways, failures, strict=True):
             start = (
                 f"The connection to the server at {url_of(running, way)} broke during a request (connection closed)."
             )
             assert words.result().startswith(start)
 
 
-def test_a_model_whose_process_died(models: Path) -> None:
+def test_a_model_with_a_dead_process(models: Path) -> None:
     with serve(models) as running:
         for way in ("http", "grpc"):
             url = url_of(running, way)
@@ -76,20 +76,20 @@ def test_instances_of_a_model_add_up(artifacts: Path, tmp_path: Path) -> None:
     with serve(repository) as server, Client(server.grpc_url) as client, ThreadPoolExecutor(4) as callers:
         before = settled(server)  # each instance has been warmed up
         list(callers.map(lambda _: client.infer("ensemble_all", excerpt=TEXTS), range(24)))
-        told = settled(server) - before
-    assert told.events["preprocess"][ROWS] == 24 * len(TEXTS)
-    assert told.events["postprocess"][ROWS] == 24 * len(TEXTS)
+        moved = settled(server) - before
+    assert moved.events["preprocess"][ROWS] == 24 * len(TEXTS)
+    assert moved.events["postprocess"][ROWS] == 24 * len(TEXTS)
 
 
 def test_the_server_calls_every_model_before_the_first_request(repository: Path) -> None:
     wanted = dict.fromkeys(MEMBERS, NUM_CALLS)
     with serve(repository) as server:
-        told: dict[str, int] = {}
+        counted: dict[str, int] = {}
         deadline = time.monotonic() + 30
-        while told != wanted and time.monotonic() < deadline:  # stubs tell their counters once a second
+        while counted != wanted and time.monotonic() < deadline:  # stubs report their counters once per second
             time.sleep(0.2)
-            told = {model: counts[BATCHES] for model, counts in read_metrics(server.metrics_url).events.items()}
-    assert told == wanted
+            counted = {model: counts[BATCHES] for model, counts in read_metrics(server.metrics_url).events.items()}
+    assert counted == wanted
 
 
 def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:

@@ -77,7 +77,7 @@ def used(service: Service) -> dict[str, float]:
 def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Callable[..., None]) -> None:
     """Memory after 80 (in full, 500) as after 20: refused by the gateway, by ``check`` and by ``run``, and failed."""
     clients = [shoal.Client(service.grpc, retries=0), shoal.Client(service.http, protocol="http", retries=0)]
-    told = {-1.0: "X is negative", 1.0: "X is 1", 2.0: "failed on this request"}
+    messages = {-1.0: "X is negative", 1.0: "X is 1", 2.0: "failed on this request"}
     after_20: dict[str, float] = {}
     array = np.zeros((1, 2**23), np.float32)
     stray = service_pb2.ModelInferRequest(model_name="nobody")
@@ -85,7 +85,7 @@ def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Call
     stray.raw_input_contents.append(array.tobytes())
     for number in range(scale(80, full=500)):
         array[0, 0] = value = [-1.0, 1.0, 2.0][number // 2 % 3]
-        with pytest.raises(shoal.ShoalError, match=told[value]):
+        with pytest.raises(shoal.ShoalError, match=messages[value]):
             clients[number % 2].infer("refusing", X=array)
         if number % 5 == 0:
             with grpc.insecure_channel(service.grpc) as channel:

@@ -1,4 +1,4 @@
-"""How the real server starts and stops."""
+"""Start and stop of the real server."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_the_road_is_short(tmp_path: Path) -> None:
 
 
 def test_drain(home: Path, scale: Scale, record: Callable[..., None]) -> None:
-    """What was accepted is answered, over both protocols; what comes later is turned away, and not left to wait."""
+    """Accepted requests are answered, over both protocols; later ones are refused at once."""
     num = scale(50, full=1000)
     with serve(home, "--grace", GRACE, "--max-wait", 1000) as service:
         clients = [
@@ -210,8 +210,8 @@ def test_too_many_restarts_are_followed_by_pauses(home: Path) -> None:
         assert any("ended 2 times within ten minutes" in entry["message"] for entry in service.entries())
 
 
-def test_what_a_killed_service_leaves(home: Path) -> None:
-    """Its Triton ends with it; what even that could not remove the next start does, and nothing else."""
+def test_files_left_by_a_killed_service(home: Path) -> None:
+    """Its Triton ends with it; the next start removes the files that are left, and no others."""
     other = home / "other_home"
     make_repository(other)
     with serve(home) as service, Service(other / "repository", other / "log") as neighbour:

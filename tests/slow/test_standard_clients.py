@@ -61,7 +61,7 @@ def bare(home: Path) -> Iterator[Server]:
 
 
 def ask(kind: str, url: str, method: str, arguments: tuple[Any, ...], **more: Any) -> Any:
-    """What a method of one of the four clients gives, as JSON where it can."""
+    """Return the answer of a method of one of the four clients, as JSON if possible."""
 
     async def go() -> Any:
         client = MODULES[kind].InferenceServerClient(url)

@@ -1,4 +1,4 @@
-"""What keeps a server from starting is told before it is started: cause and mend, in a line, at once."""
+"""Causes that keep a server from starting are reported before the start, each in one line with its fix."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_port_in_use(repository: Path) -> None:
 
 
 def test_no_other_program_gets_its_ports(repository: Path) -> None:
-    """Triton listens once its models are loaded; seconds after it was told where."""
+    """Triton listens once its models are loaded; seconds after its start."""
     server = Server(repository, find_runtime())
     try:
         for url in (server.http_url, server.grpc_url, server.metrics_url):

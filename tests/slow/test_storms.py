@@ -143,7 +143,7 @@ def test_streams_of_large_messages(service: Service, scale: Scale, record: Calla
 
 @pytest.mark.parametrize("port", ["http", "grpc", "metrics"])
 def test_more_connections_than_descriptors(home: Path, port: str) -> None:
-    """Who is connected before them is answered throughout, health within a second, and the log stays short.
+    """Earlier connections are answered throughout, health within a second, and the log stays short.
 
     One who comes later over gRPC is turned away: its connections have no share for each address.
     """
@@ -163,7 +163,7 @@ def test_more_connections_than_descriptors(home: Path, port: str) -> None:
         assert service.log.stat().st_size < 2**20
 
 
-def test_answers_that_nobody_reads(home: Path) -> None:
+def test_unread_answers(home: Path) -> None:
     with Service(home / "repository", home / "log5", "--unread-seconds", 2) as service:
         with Storm("unread", service.http, 10) as storm, shoal.Client(service.http, protocol="http") as client:
             storm.wait_up()

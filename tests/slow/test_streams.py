@@ -87,7 +87,7 @@ def test_an_error_after_answers(given: str, words: str, model: str, client: Clie
     assert len(list(client.stream(model, ask(4)))) == len(expected(model, 4))
 
 
-def test_what_the_kit_costs(server: Server, scale: Scale, record: Record) -> None:
+def test_time_per_answer(server: Server, scale: Scale, record: Record) -> None:
     """Milliseconds per answer at 16 streams, in turns."""
     count, rounds = scale(100, 1000), scale(1, 5)
     cost: dict[str, list[float]] = {model: [] for model in MODELS}

@@ -52,7 +52,7 @@ def ask(way: str, server: Any) -> Iterator[Any]:
 
 
 def num_left(client: Any, base: int, model: str = "counts") -> int:
-    """How many clients with this BASE the model has seen leave: tests do not see each other's."""
+    """Return the number of clients with this BASE that the model has seen leave; each test has its own BASE."""
     (answer,) = list(client.stream(model, COUNT=[-1], BASE=[base]))
     return int(answer["TEXT"].item())
 

@@ -45,7 +45,7 @@ class Home:
         return Client(self.service.grpc if way == "grpc" else self.service.http, protocol=way, **options)
 
     def times(self) -> list[float]:
-        """When the engines learned that a client has left."""
+        """Return the times at which the engines were notified that a client has left."""
         return [float(line) for line in self.left.read_text(encoding="utf-8").split()]
 
 
@@ -89,7 +89,7 @@ def test_the_engine_learns_that_a_client_has_left(
     wait_until(lambda: not home.service.metric("shoal_streams"))
 
 
-def test_answers_are_right_beside_those_that_leave(home: Home, scale: Scale, record: Record) -> None:
+def test_answers_are_right_while_other_clients_leave(home: Home, scale: Scale, record: Record) -> None:
     """No slot stays taken, and a second identical round adds hardly any memory."""
     num_leavers, num_staying = scale(100, 1000), scale(20, 100)
     memory = []

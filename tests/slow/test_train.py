@@ -143,7 +143,7 @@ def test_seeds_that_are_none(passages: Corpus, tmp_path: Path) -> None:
             train(passages, tmp_path / "artifacts", preset=TINY, seed=seed)
 
 
-def test_what_is_no_artifact_folder_is_not_replaced(passages: Corpus, tmp_path: Path) -> None:
+def test_folders_without_artifacts_are_not_replaced(passages: Corpus, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(InputError, match=r"shoal did not make it \(it holds no report\.json of shoal's\)"):
         train(passages, tmp_path, preset=TINY)

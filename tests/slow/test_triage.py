@@ -90,7 +90,7 @@ def test_the_messages_are_240_different_ones(held_out: list[dict[str, str]]) -> 
 
 
 def test_its_models_answer_unseen_messages(built: Built) -> None:
-    """As the script printed it: the two models by their own libraries, the vote by the pipeline."""
+    """Compare with what the script printed: the two models by their own libraries, the vote by the pipeline."""
     right = dict(re.findall(r"(\w+): (\d+) of 60 held-out messages right", built.printed))
     assert {who: int(number) / 60 > FLOOR[who] for who, number in right.items()} == dict.fromkeys(FLOOR, True), right
 
@@ -121,8 +121,8 @@ def test_the_server_answers_what_this_process_does(
     assert share_right(served, held_out) > FLOOR["vote"]
 
 
-def test_what_is_refused_leaves_it_serving(built: Built) -> None:
-    """Before 26.02 Triton does not bear an ensemble of which one of several first steps refuses a request."""
+def test_refused_requests_leave_it_serving(built: Built) -> None:
+    """Triton before 26.02 does not survive an ensemble in which one of several first steps refuses a request."""
     with shoal.serve(built.repository) as server:
         for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
             with shoal.Client(url, protocol=protocol, timeout=20) as client:

@@ -27,7 +27,7 @@ COMMANDS = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip would put into site-packages; the rest is this environment's."""
+    """A wheel's files as pip installs them into site-packages; other packages come from this environment."""
     pytest.importorskip("hatchling", reason="the build backend is not installed here")
     folder = tmp_path_factory.mktemp("wheel")
     build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]

@@ -114,7 +114,7 @@ def test_texts_are_those_of_nvidias_backend(stream: Stream) -> None:
         assert found == theirs
 
 
-def test_speed_beside_nvidias_backend(stream: Stream, scale: Scale, record: Record) -> None:
+def test_speed_compared_with_nvidias_backend(stream: Stream, scale: Scale, record: Record) -> None:
     """Milliseconds to the first piece of one stream, and tokens per second of 16 streams, in turns."""
     new, rounds = scale(8, 100), scale(1, 5)
     models = ("vllm", *PIPELINES)

@@ -24,7 +24,7 @@ WORDS = ("the", "of", "and", "a", "to", "in", "is", "it", "was", "cat", "dog", "
 
 
 class Stopped(Exception):  # noqa: N818
-    """What ends a run in the middle."""
+    """Exception that ends a run in the middle."""
 
 
 def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = None, **options: Any) -> Summary:
@@ -52,7 +52,7 @@ def forest(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def scorer(forest: Path) -> Iterator[Pipeline]:
-    """That repository in this process."""
+    """The repository's pipeline in this process."""
     loaded = load(forest / "forest")
     yield loaded
     loaded.close()

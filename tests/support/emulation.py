@@ -1,6 +1,6 @@
-"""What libcudf does to texts, from its published rules, on the host: a TextEngine for tests.
+"""Emulation of libcudf's text functions on the host, from its published rules: a TextEngine for tests.
 
-A table gives each code point its normal form, whatever stands beside it; punctuation and CJK get spaces around them;
+A table gives each code point its normal form, whatever is beside it; punctuation and CJK get spaces around them;
 words end at spaces; a word of 200 bytes or more is unknown, any other the greedy longest match first. Code points whose
 table entry differs from Hugging Face's are left as they are here, so that a row that should have been routed shows.
 """
@@ -66,7 +66,7 @@ class EmulatedText:
         return ("##" if start else "") + word[start:end]
 
     def _inside(self, made: Ragged) -> Ragged:
-        """Arrays of the device's own, which nobody copied there."""
+        """Arrays made on the device, not copied to it."""
         if self._device.is_host:
             return made
         asarray = self._device.xp.asarray

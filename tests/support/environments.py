@@ -95,7 +95,7 @@ def venvs() -> Venvs:
 
 
 def find_stub(python: str) -> str:
-    """A stub for ``python`` that bears NumPy 2; skips where SHOAL_STUBS names none."""
+    """Return a stub for ``python`` that supports NumPy 2; skip the test if SHOAL_STUBS names none."""
     stub = Path(os.environ.get(STUBS, "")) / python / "triton_python_backend_stub"
     if not os.environ.get(STUBS) or not stub.is_file():
         pytest.skip(f"{STUBS} names no folder with {python}/triton_python_backend_stub, compiled for NumPy 2")

@@ -17,7 +17,7 @@ SECONDS = 60  # for one model
 
 
 class Explicit(Server):
-    """It loads what it is told to."""
+    """A Triton in explicit mode: it loads models on request."""
 
     def _flags(self, ports: tuple[int, int, int]) -> list[str]:
         flags = [flag for flag in super()._flags(ports) if "exit-on-error" not in flag and "restricted" not in flag]

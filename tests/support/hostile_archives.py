@@ -77,7 +77,7 @@ def check_unpacking(top: Path, items: list[bytes]) -> str:
         path: what for path, what in after.items() if Path(path) != target and target not in Path(path).parents
     } == before
     for path in target.rglob("*"):
-        if _is_loop(path):  # opened by nobody; os.path.realpath of a link "a" to "a//b" is "/b"
+        if _is_loop(path):  # cannot be opened; os.path.realpath of a link "a" to "a//b" is "/b"
             continue
         real = os.path.realpath(path)
         assert f"{real}/".startswith(f"{target}/"), (path, real)

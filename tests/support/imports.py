@@ -1,4 +1,4 @@
-"""What tests of imported models share: a project, its leaves in this process, and a repository of them for a server."""
+"""Helpers for tests of imported models: a project, its models in this process, and a repository for a server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def declared(config: Any) -> list[str]:
 
 
 def here(project: Path, name: str, **inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """What a leaf answers in this process, to as many rows at a time as it takes."""
+    """Return a model's answers in this process, with max_batch_size rows per call."""
     loaded = load(project / "models" / name)
     most = read_config(project / "models" / name).spec.max_batch_size or NUM_ROWS
     starts = range(0, len(next(iter(inputs.values()))), most)
@@ -127,7 +127,7 @@ def save_net(path: Path, rows: str | int = "rows", num_features: int = 5, num_ou
 def save_tokens(
     path: Path, *, names: tuple[str, str] = ("input_ids", "attention_mask"), is_masked: bool = True
 ) -> Path:
-    """The sum of the ids that are no padding, or of all of them."""
+    """Return the sum of the ids without padding, or of all of them."""
     ids, mask = names
     nodes = [
         helper.make_node("Mul", [ids, mask if is_masked else ids], ["kept"]),

@@ -1,4 +1,4 @@
-"""Small modules that torch can save, of the forms that the check of TorchScript must tell apart."""
+"""Small modules that torch can save, of the forms that the check of TorchScript must distinguish."""
 
 from __future__ import annotations
 

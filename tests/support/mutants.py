@@ -1,4 +1,4 @@
-"""Repositories as nobody would write them: random configurations, torn texts, odd files."""
+"""Generator of broken repositories: random configurations, truncated texts, odd files."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Everything is drawn from a ``random.Random``: hypothesis gives one that it can shrink, a seed one that is fast. What is
 left out, because Triton 24.10 itself falls over it, whatever the models are:
 
-* A million chunks of one byte: the server ends of a segmentation fault (mended in 25.07).
-* JSON lists nested 100,000 deep in an input's `data`, or a million deep anywhere: the same (mended in 25.05 and 26.05).
+* A million chunks of one byte: the server ends of a segmentation fault (fixed in 25.07).
+* JSON lists nested 100,000 deep in an input's `data`, or a million deep anywhere: the same (fixed in 25.05 and 26.05).
 * Widths whose number of bytes overflows 64 bits, such as INT64 ``[1, 2**61]`` with no data, for an input of variable
   size: core lets them in (until 26.03), and the stub ends of a C++ exception before any Python of the model is run.
 * Numbers in a JSON list under a shape of many elements: the server fills memory of that size with zeros before it looks
@@ -63,7 +63,7 @@ class Tensor:
 
 @dataclass
 class Request:
-    """What a client asks of a model, before it is written down in either protocol."""
+    """A request to a model, before it is encoded for either protocol."""
 
     model: str
     inputs: list[Tensor]
@@ -179,7 +179,7 @@ def hostile_values(rng: Random, request: Request) -> None:
 
 
 def lie_in_length(rng: Random, request: Request) -> None:
-    """A string's own length, which stands in the data."""
+    """The length of a string, which is part of the data."""
     tensor = one(rng, request)
     tensor.data = struct.pack("<I", rng.choice((0, 1, 11, 13, 2**16, 2**31, 2**32 - 1))) + tensor.data[4:]
 

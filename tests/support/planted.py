@@ -1,4 +1,4 @@
-"""Mistakes to plant into a small repository, each beside its mended twin."""
+"""Mistakes to plant into a small repository, each with a corrected twin."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Plant:
         return any(path.endswith(".tar.gz") for path in (*self.good, *self.bad))
 
     def write(self, folder: Path, *, is_bad: bool) -> Path:
-        """Write the repository, broken or mended."""
+        """Write the repository, with the mistake or corrected."""
         files: dict[str, Edit] = dict(BASE)
         for edits in (self.good, self.bad if is_bad else {}):
             for path, edit in edits.items():

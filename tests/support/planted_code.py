@@ -103,7 +103,7 @@ PLANTS = (
     ),
     Plant("no execute", "wrong-signature", CODE, "class TritonPythonModel", {CODE: ("def execute", "def predict")}),
     Plant(
-        "an initialize that nobody awaits",
+        "an initialize that is not awaited",
         "wrong-signature",
         CODE,
         "async def initialize",

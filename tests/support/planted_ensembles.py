@@ -124,7 +124,7 @@ PLANTS = (
         core="can appear in an output map only once",
     ),
     Plant(
-        "an input that nobody reads",
+        "an unread input",
         "ensemble-input-unused",
         ALL,
         "EXTRA",
@@ -132,7 +132,7 @@ PLANTS = (
         core="ensemble input 'EXTRA' .* is not used",
     ),
     Plant(
-        "an output that nobody writes",
+        "an unwritten output",
         "ensemble-output-unwritten",
         ALL,
         "EXTRA",
@@ -156,7 +156,7 @@ PLANTS = (
         core="is not written|is unused",
     ),
     Plant(
-        "a tensor that nobody reads",
+        "an unread tensor",
         "ensemble-tensor-unused",
         ALL,
         "nobody",

@@ -39,7 +39,7 @@ def classifier() -> bytes:
 
 
 def xgboost(num_features: int = NUM_FEATURES, objective: str = "reg:squarederror", num_classes: int = 0) -> bytes:
-    """As much of XGBoost's JSON as tells what it is."""
+    """Return the part of XGBoost's JSON that identifies the format."""
     about = {"num_class": str(num_classes), "num_feature": str(num_features), "num_target": "1"}
     learner = {"gradient_booster": {}, "learner_model_param": about, "objective": {"name": objective}}
     return json.dumps({"learner": learner, "version": [2, 0, 0]}).encode()

@@ -1,4 +1,4 @@
-"""Forests that cannot be served as their library answers: how each is made, and words of what it is told."""
+"""Forests that cannot be served as their library answers: how each is made, and words of its error message."""
 
 from __future__ import annotations
 

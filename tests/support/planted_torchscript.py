@@ -37,7 +37,7 @@ def traced(kind: str = "encoder") -> bytes:
 
 @cache
 def weights() -> bytes:
-    """What torch.save writes."""
+    """Return a file as torch.save writes it."""
     import torch
 
     from tests.support import modules

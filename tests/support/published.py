@@ -48,7 +48,7 @@ def publish(tiny_bert: Path, root: Path) -> Path:
 
 
 def publish_roberta(folder: Path) -> Path:
-    """A tokenizer that is no WordPiece, with the encoder it belongs to."""
+    """A tokenizer that is not a WordPiece, with its encoder."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaTokenizerFast
 

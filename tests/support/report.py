@@ -1,7 +1,7 @@
 """Report at the end of a run: seconds per tier, starts of Triton, the slowest tests, and what tests left behind.
 
 Every process that a test starts inherits pytest's variable PYTEST_CURRENT_TEST, so a process that outlives the run
-names the test that started it. /dev/shm tells no owner: each test's report names what appeared there while it ran, and
+names the test that started it. /dev/shm has no owners: each test's report names what appeared there while it ran, and
 where two workers did so at once, both tests are named.
 """
 
@@ -23,7 +23,7 @@ RUN = "SHOAL_TEST_RUN"  # an environment variable that all processes of this run
 SERVER, REGION = "tritonserver", "shared memory"
 SHARED_MEMORY = Path("/dev/shm")
 OURS = re.compile(r"shoal|triton|pytrtion|psm_")  # names that shoal, Triton, PyTriton and Python give
-PAUSE, GRACE = 0.2, 10.0  # seconds between two looks, and until what was told to end has ended
+PAUSE, GRACE = 0.2, 10.0  # seconds between two looks, and until terminated processes have ended
 
 
 class Report:

@@ -1,4 +1,4 @@
-"""A small repository for a service to look after, of models that misbehave when they are told to."""
+"""A small repository for a service, with models that misbehave on request."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Service:
                 return error.code, error.read().decode()
 
     def is_ready(self) -> bool:
-        """What the service says of itself."""
+        """Whether the service reports that it is ready."""
         return self.get("/health/ready")[0] == 200
 
     def wait(self, *, is_ready: bool, seconds: float) -> float:
@@ -159,7 +159,7 @@ class Service:
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What it logged."""
+        """Return the entries of the service's log."""
         return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
 
     def regions(self) -> set[str]:
@@ -235,5 +235,5 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def are_gone(pids: Sequence[int]) -> bool:
-    """Whether of all these processes there is no more than an exit code."""
+    """Whether all these processes have ended; zombies count as ended."""
     return all(process.is_ended for pid in pids if (process := find_process(pid)))

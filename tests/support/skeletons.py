@@ -117,7 +117,7 @@ def _run(project: Path, *command: object) -> None:
 
 
 def check_made(project: Path, printed: str, wanted: set[str], test: str) -> None:
-    """What was printed was written, no more; and it is checked, in style, tested and served."""
+    """Check that exactly the printed files were written, and that they pass check, ruff, their tests and a server."""
     assert set(re.findall("^written: (.*)$", printed, re.MULTILINE)) == wanted == files(project)
     assert check(project) == []
     assert max(len(path.read_text().splitlines()) for path in project.rglob("model.py")) < 40

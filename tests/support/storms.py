@@ -71,7 +71,7 @@ def idle(address: str, source: str, number: int) -> list[socket.socket]:
 
 
 def unread(address: str, source: str, number: int) -> list[socket.socket]:
-    """Answers that nobody reads: as many requests as go into a connection."""
+    """Send as many requests as a connection takes, and read no answer."""
     held, body = [], json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]})
     request = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
     for _ in range(number):
@@ -140,7 +140,7 @@ HTTP: dict[str, Callable[[str, str, int], list[socket.socket]]] = {
 
 
 def outcomes(held: list[socket.socket]) -> Counter[str]:
-    """What the service said to each connection so far, or that it was closed."""
+    """Return the service's answer to each connection so far, or that it was closed."""
     found = Counter[str]()
     with selectors.DefaultSelector() as selector:
         for connection in held:
@@ -252,7 +252,7 @@ class Storm:
 
 
 def memory_mib(*pids: int) -> float:
-    """Of processes together, what is shared counted once."""
+    """Return the memory of processes together; shared pages count once."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ def _finish(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen: each byte of UTF-8 is a character of a token."""
+    """Make a tokenizer like GPT-2's, Llama 3's and Qwen's: each byte of UTF-8 is a character of a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece(decoder: decoders.Decoder = LLAMA) -> Tokenizer:
-    """As Llama 2, Mistral and Gemma: words begin with ▁, and rare characters are byte tokens."""
+    """Make a tokenizer like Llama 2's, Mistral's and Gemma's: words begin with ▁, rare characters are byte tokens."""
     metaspace = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained = Tokenizer(models.Unigram())
     trained.normalizer = metaspace
@@ -58,7 +58,7 @@ def sentencepiece(decoder: decoders.Decoder = LLAMA) -> Tokenizer:
 
 
 def wordpiece(*, cleanup: bool = True) -> Tokenizer:
-    """As BERT: words are split by spaces, and later parts of a word begin with ##."""
+    """Make a tokenizer like BERT's: words are split by spaces, and later parts of a word begin with ##."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -70,7 +70,7 @@ def wordpiece(*, cleanup: bool = True) -> Tokenizer:
 
 
 def suffixed() -> Tokenizer:
-    """As CLIP: the last part of a word ends with </w>."""
+    """Make a tokenizer like CLIP's: the last part of a word ends with </w>."""
     tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder("</w>")

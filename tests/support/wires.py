@@ -21,7 +21,7 @@ from shoal.server.launch import Server
 from tests.support.mutations import KEYS, MAX_DEPTH, TEXTS, VALUES, Request, Tensor, hostile, spoil
 
 SECONDS = 30.0  # for an answer that is due
-PATIENCE = 0.05  # until a server that may wait for the rest of a cut request is told that there is none
+PATIENCE = 0.05  # until a server that may wait for the rest of a cut request learns that there is none
 SERVICE = "/inference.GRPCInferenceService/"
 METHODS = ("ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "RepositoryIndex", "ModelStatistics", "Nope")
 HEADS = (
@@ -37,9 +37,9 @@ SECRETS = re.compile(rb"Traceback|At:\n|\.py\(|/dev/shm|/work|/tmp|/home|/root|/
 
 
 class Attack(NamedTuple):
-    """What is sent: a whole HTTP request, head and all, or the message of a gRPC ``method``.
+    """Bytes to send: a whole HTTP request with its head, or the message of a gRPC ``method``.
 
-    A connection that carries what is no HTTP (``is_http`` false) may end without an answer.
+    A connection with data that is not HTTP (``is_http`` false) may end without an answer.
     """
 
     payload: bytes
@@ -85,7 +85,7 @@ def http(line: str, body: bytes, headers: dict[str, str] | None = None) -> bytes
 
 
 def to_http(rng: Random, request: Request) -> bytes:
-    """As JSON, with data in it or behind it, seldom as plain text, sometimes compressed, sometimes with a lie."""
+    """Encode as JSON, with data in it or behind it; sometimes as plain text, compressed, or with a false header."""
     version = f"/versions/{urllib.parse.quote(request.version, safe='')}" if request.version else ""
     line = f"POST /v2/models/{urllib.parse.quote(request.model, safe='')}{version}"
     draw = rng.random()
@@ -129,7 +129,7 @@ def bearable(tree: Any) -> Any:
 
 
 def listed(tensor: Tensor) -> list[Any] | None:
-    """The data as JSON has it; bytes that are no UTF-8 as lone surrogates. None where it is no list of anything."""
+    """The data as JSON has it; bytes that are not UTF-8 as lone surrogates. None if it is not a list."""
     if tensor.dtype == "BYTES":
         texts, start = [], 0
         while start + 4 <= len(tensor.data):
@@ -267,7 +267,7 @@ class Wires:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """All that comes until the other side ends the connection; after a while it is told that nothing follows."""
+    """Return all data until the other side closes the connection; after a while, end our side."""
     sock.settimeout(PATIENCE)
     body = b""
     while True:

@@ -1,4 +1,4 @@
-"""The page of public names: whoever changes one changes the page, and sees it."""
+"""The page of public names is up to date: a change of a public name changes the page."""
 
 from __future__ import annotations
 

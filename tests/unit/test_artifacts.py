@@ -1,4 +1,4 @@
-"""What bad artifacts get, at compose and at start: an error that names file, fault and way out."""
+"""Errors for bad artifacts, at compose and at start: they name file, fault and fix."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_damaged_reports(artifacts: Path, tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_damaged_forest_reaches_treelite(small_forest: bytes, damaged: Path, data: st.DataObject) -> None:
-    """Which would end the process. A flipped bit may leave a good forest, which then is a good one for Treelite too."""
+    """Treelite ends the process on damaged files. If a flipped bit leaves a valid forest, Treelite accepts it too."""
     damaged.write_bytes(damage(small_forest, data))
     try:
         read = read_forest(damaged)

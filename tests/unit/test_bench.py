@@ -123,7 +123,7 @@ def test_medians_and_spreads() -> None:
     assert rounded({"a": [0.000123456, 12.34567], "b": (None, 3)}) == {"a": [0.0001235, 12.346], "b": [None, 3]}
 
 
-def test_who_does_not_win_where() -> None:
+def test_losing_repositories_are_named_per_load() -> None:
     one, many = Cell(1, 1), Cell(32, 2)
     measured = [
         *(repeated("cpu", one, 100, 101), repeated("cpu", many, 200, 210)),
@@ -178,7 +178,7 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{other}"], "both needs 'X'; shoal's own texts can only fill a single text input"),
     ],
 )
-def test_what_cannot_be_measured(forest: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_repositories_that_cannot_be_measured(forest: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     other = write_repository(tmp_path / "other", seconds="0")
     filled = [argument.format(forest=forest, other=other) for argument in arguments]
     with pytest.raises(ShoalError, match=message):

@@ -142,7 +142,7 @@ def test_requests_that_run_one_by_one_are_to_be_joined(configs: dict[str, ModelC
     assert idle.what == "More instances of quick would not help."
 
 
-def test_one_caller_has_nobody_to_be_joined_with(configs: dict[str, ModelConfig]) -> None:
+def test_no_batching_advice_for_one_caller(configs: dict[str, ModelConfig]) -> None:
     assert "batching" not in {entry.kind for entry in advise(case(configs, {Cell(1, 1): LOAD}))}
 
 
@@ -184,7 +184,7 @@ def test_requests_that_fill_the_batch_are_not_to_be_joined(configs: dict[str, Mo
     assert found(advise(case(configs, {Cell(3, 8): LOAD})), "instances", "slow").helps
 
 
-def test_what_helps_under_one_load_is_not_said_to_be_useless_under_another(configs: dict[str, ModelConfig]) -> None:
+def test_advice_for_one_load_is_not_contradicted_for_another(configs: dict[str, ModelConfig]) -> None:
     configs["slow"] = with_more(configs["slow"], BATCHING)
     lazy = replace(LOAD, rows_per_s=200.0, steps={"quick": QUICK, "slow": replace(STEP, busy=0.3)})
     advice = advise(case(configs, {Cell(1, 8): LOAD, Cell(2, 8): lazy, Cell(4, 8): LOAD}))
@@ -221,7 +221,7 @@ def test_full_cores_and_requests_one_by_one(configs: dict[str, ModelConfig]) -> 
         assert ("batching" in kinds) is is_proposed
 
 
-def test_nobody_is_busy(configs: dict[str, ModelConfig]) -> None:
+def test_more_callers_are_advised_if_no_step_is_busy(configs: dict[str, ModelConfig]) -> None:
     lazy = replace(LOAD, steps={"quick": QUICK, "slow": replace(STEP, busy=0.3)})
     callers = found(advise(case(configs, {Cell(1, 2): lazy})), "callers")
     assert "no step runs more than 30% of the time, and the cores are busy 30%" in callers.why
@@ -229,7 +229,7 @@ def test_nobody_is_busy(configs: dict[str, ModelConfig]) -> None:
     assert "The client itself takes 1.0 cores" in callers.why
 
 
-def test_what_one_caller_waits_for(configs: dict[str, ModelConfig]) -> None:
+def test_queue_delay_is_named_for_one_caller(configs: dict[str, ModelConfig]) -> None:
     configs["slow"] = with_more(
         configs["slow"], "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 5000 }"
     )

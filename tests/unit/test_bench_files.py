@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: folders, a second run, foreign models."""
+"""Files that a benchmark writes: folders, a second run, models of other projects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_bench_advice import write_repository
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a real server."""
+    """Return the record of a benchmark of a real server."""
     folder = tmp_path_factory.mktemp("bench")
     repository = write_repository(folder / "repository", seconds="0")
     settings = Settings(seconds=0.2, warm_seconds=0.1, repeats=2)
@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> N
         ("", r"\. Derive a class from shoal's Component"),
     ],
 )
-def test_a_model_that_is_no_component(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_model_that_is_not_a_component(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "tokenizer" / "1" / "model.py"
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")

@@ -102,8 +102,8 @@ def test_answers_in_bursts() -> None:
     assert rates == pytest.approx([50] * 3, rel=0.15)
 
 
-def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
-    told, answers = list[tuple[str, int]](), list[float]()
+def test_the_watcher_is_notified_when_counting_begins_and_ends() -> None:
+    seen, answers = list[tuple[str, int]](), list[float]()
 
     def send(_: int) -> int:
         time.sleep(0.02)
@@ -112,9 +112,9 @@ def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
 
     load = closed_loop(
         send, callers=2, seconds=0.3, warm_seconds=0.1,
-        on_open=lambda: told.append(("opened", len(answers))), on_close=lambda: told.append(("closed", len(answers))),
+        on_open=lambda: seen.append(("opened", len(answers))), on_close=lambda: seen.append(("closed", len(answers))),
     )  # fmt: skip
-    (opened, before), (closed, after) = told
+    (opened, before), (closed, after) = seen
     assert (opened, closed) == ("opened", "closed")
     assert before >= 4
     assert after - before == pytest.approx(len(load.latencies), abs=4)

@@ -166,7 +166,7 @@ CELL = st.text(st.characters(codec="utf-8"), max_size=12)
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=5))
-def test_any_text_comes_out_of_csv_as_it_went_in(
+def test_csv_round_trips_any_text(
     rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory, scorer: Pipeline
 ) -> None:
     folder = tmp_path_factory.mktemp("csv")
@@ -269,7 +269,7 @@ def test_rows_that_hold_what_the_output_has_no_place_for(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
-def test_what_has_no_utf8_within_other_columns(kind: str, tmp_path: Path, infer: Infer) -> None:
+def test_invalid_utf8_in_other_columns(kind: str, tmp_path: Path, infer: Infer) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / f"out{kind}"
     source.write_bytes(b'{"text": "a", "m": {"x": "\\ud800"}, "\\ud801": 1}\n{"text": ["a"], "m": ["\xff"]}\n')
     assert infer("-i", source, "-o", out).exit_code == 1

@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_resumed_run_writes_the_same_bytes(kind: str, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     model = local(scorer)
     whole, out = tmp_path / f"whole{kind}", tmp_path / f"out{kind}"
     summary = run(model, source, whole)
@@ -57,7 +57,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{kind}", f"whole{kind}"]
 
 
-def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_answered_rows_are_not_sent_again(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     asked: list[str] = []
 
     def call(inputs: Any) -> Any:
@@ -121,8 +121,8 @@ def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
-    """Where an earlier run ended in the middle of a window, the windows of the next one begin there."""
+def test_an_input_that_grew_is_resumed_twice(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """If an earlier run ended in the middle of a window, the next run's windows begin there."""
     growing, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
     rows = source.read_bytes().splitlines(keepends=True)
     growing.write_bytes(b"".join(rows[:601]))

@@ -1,4 +1,4 @@
-"""What code calls is composed with it, and one model takes another's place."""
+"""Composition of models that code calls, and replacement of one model by another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(project: Path, model: str, called: str) -> None:
     path.write_text(f'{text}parameters {{ key: "calls" value {{ string_value: "{called}" }} }}\n', encoding="utf-8")
 
 
-def test_what_code_calls_is_composed_with_it(project: Path) -> None:
+def test_called_models_are_composed_too(project: Path) -> None:
     call(project, "asks", "sums  bert-large")  # an ensemble, whose steps come too, and a model of shoal's own
     call(project, "adds", "softmax")
     found = [config.name for config in collect("asks", find_model_folders([project]))]
@@ -54,7 +54,7 @@ def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: 
     assert Graph.load(repository / "asks").repeats(0)
 
 
-def test_the_identity_tells_callees_apart(project: Path, tmp_path: Path) -> None:
+def test_the_identity_depends_on_callees(project: Path, tmp_path: Path) -> None:
     write_twin(project, "other")
     one = compose("asks", tmp_path / "one", projects=[project])
     again = compose("asks", tmp_path / "again", projects=[project])
@@ -91,7 +91,7 @@ def test_no_streaming_component_is_started(project: Path, tmp_path: Path) -> Non
     assert reasons["adds"] == "it follows a decoupled model, whose answers are not known here"
 
 
-def test_what_calls_others_is_not_warmed_up(project: Path, tmp_path: Path) -> None:
+def test_calling_models_are_not_warmed_up(project: Path, tmp_path: Path) -> None:
     call(project, "adds", "counts")
     repository = compose("adds", tmp_path / "repository", projects=[project])
     assert read_manifest(repository)["not_warmed_up"]["adds"] == "it calls counts, which may load after it"
@@ -133,7 +133,7 @@ def test_a_model_takes_the_place_of_another(project: Path, tmp_path: Path) -> No
     assert "--swap counts=... is given twice." in str(result.exception)
 
 
-def test_a_model_may_stand_before_the_one_that_it_replaces(project: Path, tmp_path: Path) -> None:
+def test_a_model_may_call_the_one_that_it_replaces(project: Path, tmp_path: Path) -> None:
     write_twin(project, "cached")
     call(project, "cached", "counts")
     repository = compose("sums", tmp_path / "repository", projects=[project], swap={"counts": "cached"})
@@ -173,8 +173,8 @@ def test_a_model_that_does_not_fit_is_refused(
     assert not (tmp_path / "repository").exists()
 
 
-def test_what_a_caller_does_not_use_may_be_missing(project: Path, tmp_path: Path) -> None:
-    """A step maps tensors; of what code asks for, only the callee's own declaration is known."""
+def test_unused_inputs_of_a_callee_may_be_missing(project: Path, tmp_path: Path) -> None:
+    """A step maps tensors; for calls from code, only the callee's declaration is known."""
     write_twin(project, "other", ('input { name: "DELAY" data_type: TYPE_FP32 dims: [ 1 ] optional: true }\n', ""))
     compose(["sums", "asks"], tmp_path / "repository", projects=[project], swap={"counts": "other"})
     write_twin(project, "third", ('output { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] }\n', ""))

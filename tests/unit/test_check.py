@@ -1,4 +1,4 @@
-"""Mistakes are found before Triton does: each planted one by its rule, file and line; its mended twin is clean."""
+"""Mistakes are found before Triton does: each planted one by its rule, file and line; its corrected twin is clean."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 
 
 @pytest.mark.parametrize("plant", HERE, ids=lambda plant: plant.name)
-def test_a_planted_mistake_is_found_and_its_mended_twin_clean(plant: Plant, tmp_path: Path) -> None:
+def test_a_planted_mistake_is_found_and_its_corrected_twin_is_clean(plant: Plant, tmp_path: Path) -> None:
     assert check(plant.write(tmp_path / "good", is_bad=False), target=plant.target) == []
     bad = plant.write(tmp_path / "bad", is_bad=True)
     findings = check(bad, target=plant.target)
@@ -85,7 +85,7 @@ def test_every_rule_has_a_planted_mistake() -> None:
     assert len(plants) == len({plant.name for plant in plants})
 
 
-def test_what_core_refuses_is_an_error() -> None:
+def test_configurations_that_core_refuses_are_errors() -> None:
     for plant in PLANTS:
         if plant.core:
             assert RULES[plant.rule].is_core, plant.name

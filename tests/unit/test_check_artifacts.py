@@ -1,4 +1,4 @@
-"""What the check says of environments, forests and networks: planted mistakes, damage of any kind, and torch's word."""
+"""Findings about environments, forests and networks: planted mistakes, damaged files, and torch's own answer."""
 
 from __future__ import annotations
 
@@ -162,12 +162,12 @@ CLEAN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", CLEAN.values(), ids=CLEAN)
-def test_what_the_backend_bears_is_no_finding(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_artifacts_that_the_backend_accepts_are_not_findings(fields: dict[str, Any], tmp_path: Path) -> None:
     root = Plant("", "", "", "", {}, planted_torchscript.good(**fields)).write(tmp_path / "r", is_bad=False)
     assert look(torchscript, root) == []
 
 
-def test_weights_beside_a_class_are_right_for_nvidias_python_runtime(tmp_path: Path) -> None:
+def test_weights_with_a_class_are_right_for_nvidias_python_runtime(tmp_path: Path) -> None:
     edits = {**planted_torchscript.good(planted_torchscript.weights), "net/1/model.py": "import torch"}
     root = Plant("", "", "", "", {}, edits).write(tmp_path / "r", is_bad=False)
     assert look(torchscript, root) == []
@@ -184,7 +184,7 @@ def test_a_label_or_a_chance_is_as_wide_as_fil_writes_it(tmp_path: Path) -> None
         assert (look(forest, root, target) == []) == is_right
 
 
-def test_what_torch_saves_otherwise_is_no_archive(tmp_path: Path) -> None:
+def test_other_files_of_torch_are_not_archives(tmp_path: Path) -> None:
     with pytest.raises(ForeignError, match="no code"):
         open_script(planted_torchscript.weights(), tmp_path)
 
@@ -209,7 +209,7 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
     assert "Python 3.9" in misfit.what
 
 
-def test_of_a_large_archive_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_large_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.environment.inspection._GLANCE", 10)
     environments._read_archive.cache_clear()
     plant = Plant("", "", "", "", {}, planted_environments.GOOD)

@@ -47,7 +47,7 @@ def test_names_that_no_release_minds(tmp_path: Path) -> None:
 
 
 def links(folder: Path, target: str | None = None) -> list[str]:
-    """What is found of links, for a server."""
+    """Return the findings about links, for a server."""
     repository = read_repository(folder, find_target(target) if target else None)
     return [f"{f.rule.id} {f.place.path.name}" for m in repository.models for f in security.find(m, repository)]
 
@@ -67,7 +67,7 @@ def test_a_link_may_lead_to_a_file_of_the_container(tmp_path: Path) -> None:
     assert sorted(links(tmp_path, "embedded")) == embedded
 
 
-def test_what_may_not_be_read_is_nothing_to_stumble_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_do_not_stop_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_source(tmp_path, MODEL) == []
     folder = tmp_path / "m" / "1"
     (folder / "long").symlink_to("/".join(["a" * 300] * 3))

@@ -18,7 +18,7 @@ from tests.support.sources import check_source, execute, find
     ],
     ids=["an unknown decorator", "an unknown base"],
 )
-def test_what_cannot_be_known_of_an_execute_is_left_alone(text: str, tmp_path: Path) -> None:
+def test_unknown_names_in_execute_are_ignored(text: str, tmp_path: Path) -> None:
     assert check_source(tmp_path, text) == []
 
 
@@ -121,7 +121,7 @@ def test_a_component_checks_its_own_tensors(tmp_path: Path) -> None:
     assert check_source(tmp_path, COMPONENT) == []
 
 
-def test_what_a_sequence_batcher_adds_is_declared(tmp_path: Path) -> None:
+def test_inputs_added_by_a_sequence_batcher_are_declared(tmp_path: Path) -> None:
     sequence = (
         'sequence_batching { control_input { name: "START"'
         " control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"
@@ -159,7 +159,7 @@ def test_the_path_of_an_environment(tmp_path: Path) -> None:
     assert check_source(tmp_path / "b", MODEL, parameter % "/opt/my env") == ["unsafe-name"]
 
 
-def test_of_links_only_those_to_nowhere_are_found(tmp_path: Path) -> None:
+def test_only_dangling_links_are_found(tmp_path: Path) -> None:
     assert check_source(tmp_path, MODEL) == []
     (tmp_path / "m" / "1" / "folder.pt").mkdir()
     (tmp_path / "m" / "1" / "circle.pt").symlink_to("circle.pt")

@@ -99,7 +99,7 @@ def test_components_and_their_policy(base: str, settings: str, is_found: bool, t
         ("x = await asked.async_exec(decoupled=True)", ["async-exec-decoupled"]),
     ],
 )
-def test_what_a_decoupled_model_is_asked(text: str, rules: list[str], tmp_path: Path) -> None:
+def test_calls_to_a_decoupled_model(text: str, rules: list[str], tmp_path: Path) -> None:
     text = body(text).replace("def execute", "async def execute") if "await" in text else body(text)
     assert look(tmp_path, text) == rules
 
@@ -157,7 +157,7 @@ def test_state_before_a_decoupled_step_or_without_one_may_be_divided(tmp_path: P
 
 
 def test_an_engine_that_numbers_no_streams_gives_none_to_map(tmp_path: Path) -> None:
-    """As behind NVIDIA's tensorrt_llm: the step then answers whole requests only."""
+    """An example is NVIDIA's tensorrt_llm: the step then answers whole requests only."""
     repository = write_all(tmp_path)
     for name in ("sums", "counts"):
         path = repository / name / "config.pbtxt"

@@ -1,4 +1,4 @@
-"""What the documentation claims, by two ways to one answer: samples in `make test`, everything in `make verify`."""
+"""Claims of the documentation, each computed in two ways: samples in `make test`, everything in `make verify`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def assert_same_reading(some: Reading, other: Reading) -> None:
 
 
 def test_a_plain_wordpiece_agrees(artifacts: Path, texts: list[str], scale: Scale, record: Record) -> None:
-    """Written from the paper's code, in references.py; special tokens in the text are not its business."""
+    """The reference, in references.py, follows the paper's code and ignores special tokens in the text."""
     tokens = read_vocabulary(artifacts / "vocab.txt")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     encode = WordPiece(tokens, max_length=512).encode

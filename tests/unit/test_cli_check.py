@@ -39,7 +39,7 @@ def test_a_clean_repository(here: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "No mistakes found.\n")
 
 
-def test_an_error_is_said_with_place_rule_and_mend(here: Path) -> None:
+def test_an_error_is_printed_with_place_rule_and_fix(here: Path) -> None:
     result = run(ONE_ERROR.write(here / "r", is_bad=True))
     assert result.exit_code == 1
     assert (
@@ -82,7 +82,7 @@ def test_json(here: Path) -> None:
         ([], "Name a repository, or --explain RULE."),
     ],
 )
-def test_what_cannot_be_checked_ends_with_2(here: Path, arguments: list[str], message: str) -> None:
+def test_exit_code_2_if_it_cannot_be_checked(here: Path, arguments: list[str], message: str) -> None:
     CLEAN.write(here / "r", is_bad=False)
     (here / "empty").mkdir()
     (here / "file").touch()
@@ -105,7 +105,7 @@ def test_one_models_folder_alone_and_among_others(here: Path) -> None:
 
 
 def test_a_project_that_has_models_alone(here: Path) -> None:
-    """As `shoal add-model` leaves it, before there is a pipeline."""
+    """`shoal add-model` leaves such a project, before there is a pipeline."""
     model = here / "project" / "models" / "mine"
     shutil.copytree(ROOT / "postprocess" / "softmax", model)
     text = (model / "config.pbtxt").read_text(encoding="utf-8")

@@ -73,7 +73,7 @@ def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
     assert out.read_bytes() == contents["mmd"]
 
 
-def test_what_cannot_be_written(shoal: Shoal, tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_written(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be derived from its name\. End it in \.svg, \.png or \.mmd"):
         shoal("graph", LEAF, "--out", tmp_path / "picture")
     with pytest.raises(SetupError, match=r"nowhere/picture\.svg cannot be written: No such file or directory"):

@@ -43,7 +43,7 @@ def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFix
     assert said[-1].strip() == "shoal infer --model ten_more --url 127.0.0.1:9 X=1"
 
 
-def test_what_is_not_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     MISTAKE.write(tmp_path / "r", is_bad=False)
     (tmp_path / "empty").mkdir()

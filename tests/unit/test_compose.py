@@ -47,7 +47,7 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
     assert read_manifest(repository / "cuml") == {}
 
 
-def test_only_what_runs_in_a_model_is_copied_beside_it(repository: Path) -> None:
+def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
     packages = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
     assert packages == {"__init__.py", "errors.py", "files.py", "blocks.py", "component", "text", "readability"}
     softmax = find_carried([ROOT / "postprocess" / "softmax" / "1" / "model.py"])
@@ -74,7 +74,7 @@ def test_an_interrupted_compose_leaves_the_old_repository_whole(
     assert [p.name for p in tmp_path.iterdir()] == ["repository"]
 
 
-def test_what_shoal_did_not_make_is_not_replaced(artifacts: Path, tmp_path: Path) -> None:
+def test_folders_not_made_by_shoal_are_not_replaced(artifacts: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
     for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
@@ -83,7 +83,7 @@ def test_what_shoal_did_not_make_is_not_replaced(artifacts: Path, tmp_path: Path
     assert (tmp_path / "mine" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
 
 
-def test_what_was_added_to_a_repository_is_not_lost(artifacts: Path, tmp_path: Path) -> None:
+def test_files_added_to_a_repository_are_not_lost(artifacts: Path, tmp_path: Path) -> None:
     target = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     (target / "mine" / "1").mkdir(parents=True)
     (target / "mine" / "1" / "model.py").touch()
@@ -129,7 +129,7 @@ def test_a_forest_of_another_bundle_is_refused(artifacts: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["with blank", "semi;colon", "dollar$", "quote'", "café"])
-def test_paths_that_triton_cannot_bear(artifacts: Path, tmp_path: Path, name: str) -> None:
+def test_paths_that_triton_does_not_support(artifacts: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="Triton does not support the path"):
         compose("ensemble_all", tmp_path / name, artifacts=artifacts)
 

@@ -116,7 +116,7 @@ def test_one_column_cannot_be_both(tmp_path: Path) -> None:
 # --- rows --------------------------------------------------------------------------------------------------------
 
 TEXT, TARGET = "row 4, column 'text': ", "row 4, column 'target': "
-FILL, MEND = " Fill it in, or take the row out.", " Fix it, or take the row out."
+FILL, FIX = " Fill it in, or take the row out.", " Fix it, or take the row out."
 LONG = "many words " * 1000
 BAD_ROWS = [
     (".xlsx", None, 1, TEXT + "the text is missing: None." + FILL),
@@ -127,15 +127,15 @@ BAD_ROWS = [
      "'\\ud800' at character 1. Write the text again, or take the row out."),
     (".xlsx", "a", None, TARGET + "the target is missing: None." + FILL),
     (".csv", "a", "", TARGET + "the target is missing: ''." + FILL),
-    (".csv", "a", LONG, TARGET + "the target 'many words many w... words many words ' is not a number." + MEND),
-    (".csv", "a", "1,5", TARGET + "the target '1,5' is not a number (decimals take a point)." + MEND),
-    (".csv", "a", "1_000", TARGET + "the target '1_000' is not a number." + MEND),
-    (".xlsx", "a", True, TARGET + "the target True is not a number." + MEND),
-    (".jsonl", "a", [1], TARGET + "the target [1] is not a number." + MEND),
-    (".jsonl", "a", 10**400, TARGET + f"the target 1{'0' * 17}...{'0' * 19} is not a number." + MEND),
-    (".csv", "a", "nan", TARGET + "the target 'nan' is not finite." + MEND),
-    (".jsonl", "a", float("nan"), TARGET + "the target nan is not finite." + MEND),
-    (".parquet", "a", -float("inf"), TARGET + "the target -inf is not finite." + MEND),
+    (".csv", "a", LONG, TARGET + "the target 'many words many w... words many words ' is not a number." + FIX),
+    (".csv", "a", "1,5", TARGET + "the target '1,5' is not a number (decimals take a point)." + FIX),
+    (".csv", "a", "1_000", TARGET + "the target '1_000' is not a number." + FIX),
+    (".xlsx", "a", True, TARGET + "the target True is not a number." + FIX),
+    (".jsonl", "a", [1], TARGET + "the target [1] is not a number." + FIX),
+    (".jsonl", "a", 10**400, TARGET + f"the target 1{'0' * 17}...{'0' * 19} is not a number." + FIX),
+    (".csv", "a", "nan", TARGET + "the target 'nan' is not finite." + FIX),
+    (".jsonl", "a", float("nan"), TARGET + "the target nan is not finite." + FIX),
+    (".parquet", "a", -float("inf"), TARGET + "the target -inf is not finite." + FIX),
 ]  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_the_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
         find_corpus(text_column="essay")
 
 
-def test_the_download_stands_in_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_table(tmp_path / CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
     monkeypatch.setattr(corpora, "download_clear", lambda on_progress: path)  # tested by itself
     monkeypatch.delenv(corpora.DATA_DIR, raising=False)

@@ -1,4 +1,4 @@
-"""Where steps run, in which order, and which tensors change their device on the way."""
+"""Devices and order of steps, and the tensors that move between devices."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_circle_is_an_error(tmp_path: Path) -> None:
         graph.levels()
 
 
-def test_a_tensor_that_nobody_writes(tmp_path: Path) -> None:
+def test_a_tensor_without_a_writer(tmp_path: Path) -> None:
     members = [Member("one", ["x", "nobodys"], ["a"]), Member("two", ["x"], ["y"])]
     with pytest.raises(ArtifactError, match="no step writes the tensor nobodys"):
         make_graph(tmp_path / "1", members, ["x"], ["y"]).levels()

@@ -59,7 +59,7 @@ def test_only_what_is_used_is_mapped_and_rows_are_the_least(project: Path) -> No
     assert [step.version for step in config.steps] == [-1, -1]
 
 
-def test_a_model_twice_has_names_of_its_own(project: Path) -> None:
+def test_steps_of_one_model_get_unique_names(project: Path) -> None:
     made = define(project)
     first = made.step("wide", W=made.input("X", "FP32", [-1]))
     second = made.step("wide", W=first["Y"])
@@ -100,7 +100,7 @@ def test_a_model_twice_has_names_of_its_own(project: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_where_it_is_said(project: Path, spoil: Any, message: str) -> None:
+def test_mismatches_are_refused_at_the_call(project: Path, spoil: Any, message: str) -> None:
     made = define(project)
     text = made.input("TEXT", "STRING", [1])
     read = made.step("read", T=text)
@@ -128,7 +128,7 @@ def test_tensors_of_another_pipeline_are_refused(project: Path) -> None:
         one.output("OUT", text)
 
 
-def test_what_is_idle_or_takes_too_many_rows_is_refused(project: Path, tmp_path: Path) -> None:
+def test_idle_steps_and_too_many_rows_are_refused(project: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="max_batch_size is -1"):
         define(project, max_batch_size=-1)
     made = define(project, max_batch_size=5)
@@ -160,7 +160,7 @@ def test_a_model_is_not_written_over(project: Path) -> None:
 
 
 def test_models_without_rows(project: Path) -> None:
-    """A model without batches may stand in an ensemble with or without them."""
+    """A model without batches may be part of an ensemble with or without them."""
     rowless = define(project, "rowless")
     rowless.output("OUT", rowless.step("flat", X=rowless.input("IN", "FP32", [5]))["Y"])
     assert rowless.config().spec.max_batch_size == 0

@@ -78,7 +78,7 @@ def test_texts_are_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_text_comes_as_early_as_it_is_certain(name: str) -> None:
+def test_text_is_sent_as_soon_as_it_is_certain(name: str) -> None:
     """All but a character without its last byte; with byte tokens, all but their run."""
     tokenizer, has_byte_tokens = trained(name), name in ("sentencepiece", "gemma", "bytes-first", "bytes-metaspace")
     for text in TEXTS:

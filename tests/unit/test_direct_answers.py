@@ -73,7 +73,7 @@ def test_a_model_that_is_ended_has_failed(pair: tuple[Connection, Answers]) -> N
         next(read)
 
 
-def test_what_is_not_read_waits_and_nothing_blocks(pair: tuple[Connection, Answers]) -> None:
+def test_unread_answers_wait_without_blocking(pair: tuple[Connection, Answers]) -> None:
     connection, answers = pair
     large = {"numbers": np.arange(100_000)}
     start = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_reader_that_leaves_is_noticed(pair: tuple[Connection, Answers]) -> No
     assert not connection.has_left()
     answers.close()
     assert connection.has_left()
-    assert connection.send(ARRAYS, HOST)  # it goes nowhere, and is no error
+    assert connection.send(ARRAYS, HOST)  # it is dropped without an error
 
 
 @pytest.mark.parametrize("address", ["", "other", "shoal-answers-0", 5])

@@ -1,4 +1,4 @@
-"""What a binary needs is what stands in it."""
+"""The libraries that a binary needs, read from its ELF sections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.environment.stub import parse_version, read_binary
 
 
 def test_the_highest_version_of_each_family_is_needed() -> None:
-    """Compared with the names in the file's bytes, which stand in no order."""
+    """Compare with the names in the file's bytes, which have no order."""
     unordered = 0
     for path in [Path(sys.executable).resolve(), *Path(np.__file__).parent.rglob("*.so")]:
         said = re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", content := path.read_bytes())

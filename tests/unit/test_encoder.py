@@ -29,7 +29,7 @@ def test_an_encoder_by_path(tiny_bert: Path) -> None:
     assert not torch.equal(*(one.candidates.heads["cls"].get_parameter("weight") for one in (again, loaded)))
 
 
-def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_pinned_to_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, a name that is nowhere on this machine is refused in one line, and asked for by its revision."""
     import transformers
 

@@ -24,7 +24,7 @@ END = bytes(1024)
 
 
 def item(name: str, data: bytes = b"", **fields: Any) -> bytes:
-    """An entry as it stands in a tar; tarfile itself would not write some of these."""
+    """An entry in the format of tar; tarfile itself would not write some of these."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     for field, value in fields.items():
@@ -37,7 +37,7 @@ def link(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
 
 
 def pax(kind: bytes = b"x", **records: str) -> bytes:
-    """A header of pax's, which says more of the entry after it; ``_`` stands for a dot."""
+    """A pax header, with more fields of the entry after it; ``_`` means a dot."""
     data = b""
     for key, value in records.items():
         record = f" {key.replace('_', '.')}={value}\n".encode()
@@ -136,7 +136,7 @@ GOOD = (
 )
 
 
-def test_what_is_good_comes_out_whole(tmp_path: Path) -> None:
+def test_good_archives_are_unpacked_whole(tmp_path: Path) -> None:
     archive = pack(tmp_path / "env.tar.gz", *GOOD)
     stages = []
     target = unpack(archive, tmp_path / "new" / "env", on_progress=lambda *stage: stages.append(stage))
@@ -169,13 +169,13 @@ def test_another_user_can_read_it_all(tmp_path: Path) -> None:
 
 
 def test_a_file_packed_twice_is_the_second_one(tmp_path: Path) -> None:
-    """As conda-pack packs some scripts; a hard link to the first one keeps it."""
+    """conda-pack packs some scripts twice; a hard link to the first keeps that one."""
     items = item("f", b"first", mode=0o444), link("h", "f", HARD), item("./f", b"second"), link("g", "f", HARD)
     target = unpack(pack(tmp_path / "env.tar.gz", *items), tmp_path / "env")
     assert [(target / name).read_bytes() for name in "fgh"] == [b"second", b"second", b"first"]
 
 
-def test_what_stands_there_is_kept_and_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_existing_targets_are_kept_and_unwritable_ones_named(tmp_path: Path) -> None:
     archive = pack(tmp_path / "env.tar.gz", PYTHON)
     (tmp_path / "empty").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")

@@ -67,7 +67,7 @@ def test_equal_to_the_definitions(texts: list[str]) -> None:
 
 @given(st.lists(nasty_text, min_size=1, max_size=6))
 def test_array_code_counts_the_same(texts: list[str]) -> None:
-    """In NumPy, and in torch as on a device; also where listed tokens are no words."""
+    """In NumPy, and in torch as on a device; also if listed tokens are not words."""
     lexicon = Lexicon.build(STOP_WORDS, (*LISTED, "—", "…"), Device())
     rows = TokenCoder(lexicon)(valid(texts))
     expected = TokenCounter(lexicon)(rows)
@@ -104,5 +104,5 @@ def test_normalise() -> None:
     assert z.tolist() == [[0.5, 0.0]]
 
 
-def test_what_is_a_word() -> None:
+def test_definition_of_a_word() -> None:
     assert [is_word(t) for t in ("a", "1", "漢", "-", "€", "a€")] == [True, True, True, False, False, True]

@@ -16,7 +16,7 @@ from shoal.readability.encoder import load_encoder
 
 
 class Block(nn.Module):
-    """What an encoder's layer does after attention."""
+    """The part of an encoder layer after attention."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_every_shape_of_inputs_gives_the_same() -> None:
             torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
 
 
-def test_values_that_are_no_numbers_stay_what_they_are() -> None:
+def test_nan_and_infinity_are_kept() -> None:
     module = Block()
     fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     x = torch.full((2, 16), float("nan"))
@@ -92,7 +92,7 @@ def test_values_that_are_no_numbers_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_what_has_nothing_to_fuse_is_left_alone(dtype: str) -> None:
+def test_graphs_without_fusible_layers_are_unchanged(dtype: str) -> None:
     module: nn.Module = nn.Tanh() if dtype == "fp32" else nn.Linear(4, 4)
     script = traced(module, torch.randn(2, 4))
     x = torch.randn(3, 4)

@@ -103,13 +103,13 @@ def test_answers_get_their_dtypes_and_shapes_back() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"<html>", b'{"model_name":"m"}', b'{"model_name":"m","A":["x"]}'])
-def test_what_is_no_answer(data: bytes) -> None:
+def test_replies_that_are_not_from_triton(data: bytes) -> None:
     with pytest.raises(CallError) as error:
         from_generate(make_call({"A": ("FP32", (2,))}, {}, outputs=("A",)), data)
     assert error.value.kind is Kind.NOT_TRITON
 
 
-def test_outputs_whose_shape_a_list_does_not_tell() -> None:
+def test_outputs_with_ambiguous_shapes() -> None:
     data = b'{"A":[1,2],"B":1,"model_name":"m"}'
     call = make_call({"A": ("FP32", (-1, -1)), "B": ("FP32", (-1, -1))}, {})
     with pytest.raises(InputError, match=r"^Output A is FP32 \[-1, -1\], and HTTP streams .* outputs="):

@@ -127,7 +127,7 @@ def test_other_members_are_parameters() -> None:
         ({"I": 1, "parameters": 5}, "parameters an object"),
     ],
 )
-def test_what_does_not_fit(document: Any, message: str) -> None:
+def test_documents_that_do_not_fit(document: Any, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         convert(document)
 
@@ -162,7 +162,7 @@ def fill(start: bytes, item: bytes, end: bytes) -> bytes:
     ],
     ids=["strings", "integers", "floats", "not an input", "escapes", "bytes", "brackets", "members"],
 )
-def test_what_the_event_loop_reads_is_read_soon(body: bytes) -> None:
+def test_small_documents_are_read_within_milliseconds(body: bytes) -> None:
     """Within 5 ms; the test allows for other work on the machine."""
     assert len(body) <= SMALL
     seconds = []

@@ -122,7 +122,7 @@ def test_links_that_stay_inside_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_made_through_a_link_that_only_the_disk_sees(tmp_path: Path) -> None:
-    """As on a disk that ignores case, where the reader's names differ and the disk's do not."""
+    """Simulate a disk that ignores case: names differ for the reader, but not on the disk."""
     (tmp_path / "l").symlink_to(tmp_path / "beside")
     (tmp_path / "beside").mkdir()
     with pytest.raises(NotADirectoryError, match="l is not a folder"):

@@ -36,14 +36,14 @@ def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def ask(folder: str | Path, kind: Any, ids: NDArray[Any], mask: NDArray[Any]) -> Any:
-    """What transformers gives."""
+    """Return transformers' answer."""
     model = kind.from_pretrained(folder).eval()
     with torch.inference_mode():
         return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
 
 
 def embed(hidden: torch.Tensor, mask: NDArray[Any], pooling: str, *, is_normalised: bool) -> NDArray[Any]:
-    """As the model card of sentence-transformers/all-MiniLM-L6-v2 has it."""
+    """Embed texts as in the model card of sentence-transformers/all-MiniLM-L6-v2."""
     expanded = torch.from_numpy(mask).unsqueeze(-1).expand(hidden.size()).float()
     mean = (hidden * expanded).sum(1) / expanded.sum(1).clamp(min=1e-9)
     pooled = hidden[:, 0] if pooling == "cls" else mean
@@ -147,7 +147,7 @@ def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
 # --- what is derived ---------------------------------------------------------------------------------------------
 
 
-def test_what_the_configuration_says(project: Path) -> None:
+def test_the_written_configuration(project: Path) -> None:
     config = read_config(project / "models" / "triage")
     spec = config.spec
     assert [(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)] == [

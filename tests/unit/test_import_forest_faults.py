@@ -46,7 +46,7 @@ def test_a_mistake_is_named(make: Make, options: dict[str, Any], message: str, f
 
 
 def test_a_reader_that_ends_is_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Treelite does over some; the process that asks goes on."""
+    """Treelite ends the process on some files; the calling process survives."""
     for code, words in (("import os; os.abort()", "killed by SIGABRT"), ("raise SystemExit('gone')", "ended: gone")):
         (tmp_path / "treelite.py").write_text(code, encoding="utf-8")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -98,7 +98,7 @@ def test_both_of_xgboosts_formats_say_the_same(tmp_path: Path) -> None:
         (b"ZZ", "1 bytes too many"),
     ],
 )
-def test_what_is_no_ubjson_is_told(content: bytes, message: str) -> None:
+def test_invalid_ubjson_is_reported(content: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_ubjson(content)
 

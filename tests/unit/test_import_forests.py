@@ -46,7 +46,7 @@ def greatest(record: Callable[..., None]) -> Iterator[dict[str, float]]:
 
 
 def difference(found: Array, expected: Array) -> float:
-    """Of the two columns of a binary classifier, where its library gives the second alone, both are compared."""
+    """Return the largest difference, over both columns of a binary classifier if the library gives only one."""
     if expected.ndim == 1:
         expected = np.stack([1 - expected, expected], axis=1) if found.shape[1] == 2 else expected[:, None]
     assert found.shape == expected.shape
@@ -55,7 +55,7 @@ def difference(found: Array, expected: Array) -> float:
 
 
 def ask(project: Path, name: str, rows: Array) -> Array:
-    """What a leaf answers in this process."""
+    """Return a model's answer in this process."""
     return here(project, name, input__0=rows)["output__0"]
 
 
@@ -123,7 +123,7 @@ def test_each_format_and_task_answers_here(
 # --- what is derived, and said -----------------------------------------------------------------------------------
 
 
-def test_what_is_derived_is_written_and_said(project: Path) -> None:
+def test_derived_facts_are_written_and_printed(project: Path) -> None:
     config = read_config(project / "models" / "skops_three")
     text = (config.folder / "config.pbtxt").read_text(encoding="utf-8")
     said = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
@@ -188,7 +188,7 @@ def test_a_booster_of_xgboosts_own_training_stops_at_its_best_round(tmp_path: Pa
 
 
 def test_xgboosts_softmax_gives_chances(tmp_path: Path) -> None:
-    """Where its own predict gives classes."""
+    """XGBoost's own predict gives classes instead."""
     data = xgboost.DMatrix(ROWS, THREE)
     given = {"num_class": 3, "nthread": 1}
     labels = xgboost.train({"objective": "multi:softmax", **given}, data, 10)
@@ -220,7 +220,7 @@ def test_a_feature_may_be_called_as_a_field(tmp_path: Path) -> None:
     assert difference(ask(tmp_path, "leaf", ROWS), np.asarray(booster.predict(ROWS))) <= TOLERANCE
 
 
-def test_treelites_models_are_taken_as_they_stand(tmp_path: Path) -> None:
+def test_treelite_checkpoints_are_copied_unchanged(tmp_path: Path) -> None:
     estimator = RandomForestClassifier(5, random_state=0).fit(ROWS, BINARY)
     _, said = add(tmp_path, treelite.sklearn.import_model(estimator), "leaf")
     assert difference(ask(tmp_path, "leaf", ROWS), estimator.predict_proba(ROWS)) <= TOLERANCE

@@ -82,7 +82,7 @@ def requests() -> dict[str, dict[str, NDArray[Any]]]:
 
 @pytest.fixture(scope="module")
 def expected(sources: Path, requests: dict[str, dict[str, NDArray[Any]]]) -> dict[str, list[NDArray[Any]]]:
-    """What each library answers itself; one number a row is a column."""
+    """Return each library's own answer; one number per row becomes a column."""
     found: dict[str, list[Any]] = {}
     for name, given in requests.items():
         if (sources / f"{name}.onnx").exists():
@@ -150,7 +150,7 @@ def test_sources_and_options_that_cannot_be(
         add_model(sources / source, "m", project=tmp_path, **options)
 
 
-def test_objects_that_are_no_models(tmp_path: Path, sources: Path) -> None:
+def test_objects_that_are_not_models(tmp_path: Path, sources: Path) -> None:
     with pytest.raises(
         InputError, match=r"A list is not a model that can be added\. Give a file, an encoder's name, or an"
     ):
@@ -173,7 +173,9 @@ def test_nothing_is_written_over_and_nothing_on_trial(sources: Path, tmp_path: P
         add_model(source, "my net", project=tmp_path)
 
 
-def test_what_check_refuses_is_not_written(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_check_refuses_are_not_written(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def misname(*arguments: Any, **options: Any) -> Any:
         message = make_config(*arguments, **options)
         message.input[0].name = "other"

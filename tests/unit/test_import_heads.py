@@ -1,4 +1,4 @@
-"""What is derived from a published encoder, and encoders and options that cannot be."""
+"""Facts derived from published encoders, and encoders and options that are refused."""
 
 from __future__ import annotations
 

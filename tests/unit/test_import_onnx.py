@@ -1,4 +1,4 @@
-"""What is derived from an ONNX graph, and graphs that cannot be served."""
+"""Facts derived from ONNX graphs, and graphs that cannot be served."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_onnx_graph_says_all_of_it(tmp_path: Path) -> None:
     assert config.spec.max_batch_size == 16
 
 
-def test_a_fixed_batch_is_no_batch(tmp_path: Path) -> None:
+def test_a_fixed_batch_size_is_not_batched(tmp_path: Path) -> None:
     config, said = add(tmp_path, save_net(tmp_path / "fixed.onnx", rows=2), "fixed")
     assert declared(config) == ["x FP32 [2, 5]", "y FP32 [2, 3]"]
     assert config.spec.max_batch_size == 0
@@ -57,7 +57,7 @@ def test_a_fixed_batch_is_no_batch(tmp_path: Path) -> None:
         ((["rows", 1], ["tokens", 1]), "the first dimension of a is rows, and that of b is tokens"),
     ],
 )
-def test_what_counts_no_rows(shapes: tuple[list[Any], list[Any]], why: str, tmp_path: Path) -> None:
+def test_first_dimensions_that_do_not_count_rows(shapes: tuple[list[Any], list[Any]], why: str, tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["a", "b"], ["c"])]
     path = save_graph(
         tmp_path / "two.onnx", nodes, {"a": (FLOAT, shapes[0]), "b": (FLOAT, shapes[1])}, {"c": (FLOAT, ["n", "m"])}
@@ -67,7 +67,7 @@ def test_what_counts_no_rows(shapes: tuple[list[Any], list[Any]], why: str, tmp_
     assert f"no batches, max_batch_size 0: {why}" in said
 
 
-def test_what_tells_how_long_a_row_is(tmp_path: Path) -> None:
+def test_the_input_that_gives_row_lengths(tmp_path: Path) -> None:
     config, said = add(tmp_path, save_tokens(tmp_path / "bert.onnx"), "bert")
     assert config.spec.parameters["attention_mask"] == "attention_mask"
     assert said[-1] == "attention_mask gives row lengths, since the inputs are BERT's: parameter attention_mask"

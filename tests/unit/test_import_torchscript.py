@@ -1,4 +1,4 @@
-"""What is derived from a TorchScript file and what its user says, and modules that cannot be served."""
+"""Facts derived from TorchScript files and the user's options, and modules that cannot be served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.project.importing.add_model import add_model
 from tests.support.imports import Column, Tagger, add, declared, load_script, script
 
 
-def test_what_forward_gives_is_seen(tmp_path: Path) -> None:
+def test_outputs_are_derived_from_forward(tmp_path: Path) -> None:
     tagger, column = script(Tagger(), tmp_path / "tagger.pt"), script(Column(), tmp_path / "column.pt")
     config, said = add(tmp_path, tagger, "tagger", inputs=["INT64:-1", "type_int64:-1"])
     takes = ["INPUT__0 INT64 [-1]", "INPUT__1 INT64 [-1]"]
@@ -146,7 +146,7 @@ def test_modules_that_cannot_be(module: nn.Module, message: str, tmp_path: Path)
     assert not (tmp_path / "models").exists()
 
 
-def test_what_torch_save_wrote(tmp_path: Path) -> None:
+def test_files_written_by_torch_save(tmp_path: Path) -> None:
     torch.save(Column().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
         ArtifactError, match=r"weights\.pt is not a TorchScript archive: it contains weights and no code: it w"

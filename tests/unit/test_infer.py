@@ -229,7 +229,7 @@ def test_curl(infer: Infer) -> None:
         ("pair", ["QUERY=a"], "The input PASSAGE is missing. For example: PASSAGE=text"),
     ],
 )  # fmt: skip
-def test_what_is_refused(infer: Infer, model: str, arguments: list[str], message: str) -> None:
+def test_refused_arguments(infer: Infer, model: str, arguments: list[str], message: str) -> None:
     assert fault(infer(model, *arguments)).startswith(message)
 
 

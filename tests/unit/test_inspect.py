@@ -1,4 +1,4 @@
-"""What stands in an environment, read from a folder and from an archive; and archives that cannot be read."""
+"""Contents of environments, read from folders and archives; and archives that cannot be read."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ PACKAGE = f"{SITE}/mine-1.dist-info"
 EDITABLE = b'{"url": "file:///src/mine", "dir_info": {"editable": true}}'
 ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
     "editable": ({f"{PACKAGE}/direct_url.json": EDITABLE}, ["mine is an editable install of file:///src/mine"]),
-    "editable, told twice": (
+    "editable, listed twice": (
         {f"{PACKAGE}/direct_url.json": EDITABLE, f"{SITE}/__editable__.mine-1.pth": b"/src/mine"},
         [
             "mine is an editable install of file:///src/mine",
@@ -233,7 +233,7 @@ ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_is_odd_is_said_in_a_sentence(case: str, tmp_path: Path) -> None:
+def test_oddities_are_reported_in_one_sentence(case: str, tmp_path: Path) -> None:
     files, sentences = ODD[case]
     at = str(tmp_path / "env")
     files = {n: c.replace(b"@", at.encode()) if isinstance(c, bytes) else c for n, c in files.items()}

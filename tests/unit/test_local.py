@@ -157,7 +157,7 @@ def test_an_error_of_a_step_is_the_callers(pipeline: Pipeline) -> None:
         pipeline(excerpt=[b"\xff"])
 
 
-def test_steps_that_wait_for_nobody_are_named(repository: Path, tmp_path: Path) -> None:
+def test_steps_whose_inputs_never_come_are_named(repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository, tmp_path / "r")
     config = tmp_path / "r" / "ensemble_all" / "config.pbtxt"
     text = config.read_text(encoding="utf-8")

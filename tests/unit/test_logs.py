@@ -1,4 +1,4 @@
-"""What a service says: Triton's log is told line by line, and emptied when it gets long."""
+"""Log of a service: Triton's log is forwarded line by line, and truncated when it gets long."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def test_a_long_log_is_emptied_and_followed_on(
     path = tmp_path / "triton.log"
     tail = logs.Tail(path)
     tail.read()  # it is not there yet
-    told: list[str] = []
+    expected: list[str] = []
     for number in range(20):
         with path.open("a") as file:  # as Triton does
             file.write(f"line {number}\nhalf of ")
         tail.read()
-        told += [f"line {number}" if number == 0 else f"half of line {number}"]
+        expected += [f"line {number}" if number == 0 else f"half of line {number}"]
         assert path.stat().st_size <= 100 + len("line 10\nhalf of ")
-    assert [record.message for record in caplog.records] == told
+    assert [record.message for record in caplog.records] == expected
     assert path.stat().st_size < 100

@@ -42,7 +42,7 @@ def test_a_name_does_not_skip_a_step(tmp_path: Path) -> None:
     assert "best.SCORES reads cnn.SCORES." in wire(tmp_path, "cnn", "probs", "best", best__SCORES="cnn.SCORES")
 
 
-def test_two_models_read_one_output_by_its_name(tmp_path: Path) -> None:
+def test_two_models_read_one_output(tmp_path: Path) -> None:
     write_leaf(tmp_path, "trunk", "TEXT STRING 1", "EMBEDDING FP32 384; COUNTS FP32 -1")
     write_leaf(tmp_path, "one", "EMBEDDING FP32 384", "ONE FP32 2")
     write_leaf(tmp_path, "two", "EMBEDDING FP32 384", "TWO FP32 2")

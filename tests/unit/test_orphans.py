@@ -1,4 +1,4 @@
-"""What a start removes, and what it must not."""
+"""Files that a start removes, and files that it must keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plant(place: Path, content: str = "", name: str = "shoal-1-0123abcd") -> Pat
     return folder
 
 
-def test_what_nobody_holds_is_removed(places: Path) -> None:
+def test_files_without_a_lease_holder_are_removed(places: Path) -> None:
     region, other = places / "shm" / "shoal_1_0123abcd_region", places / "shm" / "shoal_1_ffffffff_region"
     for path in (region, other):
         path.touch()
@@ -40,7 +40,7 @@ def test_what_nobody_holds_is_removed(places: Path) -> None:
     assert other.exists()
 
 
-def test_what_somebody_holds_stays(places: Path) -> None:
+def test_files_with_a_lease_holder_are_kept(places: Path) -> None:
     folder = make_folder()
     assert folder.parent == places
     lease = Lease(folder)
@@ -112,7 +112,7 @@ def test_a_folder_of_another_name_is_left_alone(places: Path, name: str) -> None
     assert folder.exists()
 
 
-def test_a_lease_that_others_can_write_is_none(places: Path) -> None:
+def test_a_lease_that_others_can_write_does_not_count(places: Path) -> None:
     folder = plant(places)
     (folder / "lease").chmod(0o666)
     assert clean_up() == []

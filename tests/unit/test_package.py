@@ -199,7 +199,7 @@ def test_such_reads_are_seen() -> None:
 BASEMENT = {"errors", "files", "paths", "processes", "machine", "progress", "console", "options", "tables"}
 
 
-def test_floors_import_only_what_stands_below_them() -> None:
+def test_packages_import_only_lower_ones() -> None:
     floors = [
         "component", "text", "blocks", "generation", "forests", "encoders", "environment", "repository", "draw",
         "check", "composition", "client", "server", "local", "gateway", "bulk", "llm", "bench", "project",

@@ -31,7 +31,7 @@ FORMULAS = ("Flesch reading ease", "SMOG", "LIX")
 
 @dataclass
 class Page(HTMLParser):
-    """What a page holds, by tag; a tag that is not closed where it should be is an error."""
+    """Contents of a page by tag; an unclosed tag is an error."""
 
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
@@ -169,7 +169,7 @@ def path(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-def test_the_page_stands_alone(path: Path) -> None:
+def test_the_page_loads_no_other_file(path: Path) -> None:
     page = read(path)
     check_self_contained(page)
     assert len(page.all("img")) == 6

@@ -30,7 +30,7 @@ def test_the_picture_is_the_ensemble() -> None:
     assert picture == draw(Graph.build(leaves["ensemble_all"], leaves))
 
 
-def test_other_pages_hold_no_block_that_nobody_runs() -> None:
+def test_blocks_of_other_pages_are_run_by_tests() -> None:
     for page in OTHER_PAGES:
         # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and three more.
         others = (
@@ -47,7 +47,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def test_links_and_folders_are_there() -> None:
+def test_links_and_folders_exist() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OTHER_PAGES]:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!http)([^)]+)\)", text) + re.findall(

@@ -1,4 +1,4 @@
-"""What a piece refuses of the config.pbtxt beside it, and of its artifact, before the first request."""
+"""Errors of components at start, about their config.pbtxt and their artifacts."""
 
 from __future__ import annotations
 

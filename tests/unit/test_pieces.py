@@ -71,7 +71,7 @@ def test_threshold() -> None:
     (above,) = ask(start("threshold"), fp32([0.25, 0.5], [0.75, -INF]))
     assert above.dtype == np.bool_
     assert above.tolist() == [[False, True], [True, False]]
-    # 0.7 is no FP32 number, and the score that is nearest to it reaches it.
+    # 0.7 is not an FP32 number; the score nearest to it reaches the threshold.
     assert ask(start("threshold", threshold="0.7"), fp32([0.7, np.nextafter(np.float32(0.7), np.float32(0))]))[
         0
     ].tolist() == [[True, False]]

@@ -67,7 +67,7 @@ def test_targets_differ_in_the_lines_of_python_based_backends_only() -> None:
 
 @pytest.mark.parametrize("backend", ["pytorch", "onnxruntime"])
 @pytest.mark.parametrize(("mask", "own", "placed"), [("I", False, True), ("", False, False), ("", True, True)])
-def test_requests_are_padded_where_a_mask_tells(
+def test_requests_are_padded_if_there_is_a_mask(
     backend: str, mask: str, own: bool, placed: bool, tmp_path: Path
 ) -> None:
     """Without one an answer would depend on its neighbours; who knows better says so in the leaf."""

@@ -34,7 +34,7 @@ def test_bundles_that_do_not_fit(bundle: Bundle, tmp_path: Path, change: dict[st
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
-def test_files_that_are_no_bundle(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_a_bundle(tmp_path: Path, text: str) -> None:
     (tmp_path / "preprocess.json").write_text(text, encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"preprocess\.json is not a preprocessing bundle"):
         Bundle.load(tmp_path / "preprocess.json")

@@ -1,4 +1,4 @@
-"""Which stub an environment needs, and where it comes from."""
+"""Choice of the stub for an environment, and its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import find_stub
 
-pytestmark = pytest.mark.usefixtures("may_start_processes")  # a program that stands in for a compiler
+pytestmark = pytest.mark.usefixtures("may_start_processes")  # a program in place of a compiler
 
 
 def provide(
@@ -27,7 +27,7 @@ def provide(
     target: str = "embedded",
     builder: Path | None = None,
 ) -> str:
-    """How the stub was made; the log is beside it."""
+    """Return how the stub was made; the log is beside the stub."""
     environment = Environment(stub.with_name("env"), CONDA, python=python, numpy=numpy)
     request = Request(Path("environment.yml"), stub.parent, target=target, stub=choice, builder=builder)
     return provide_stub(request, environment, find_target(target), stub, stub.with_name("log"))
@@ -54,7 +54,7 @@ def program(path: Path, *lines: str) -> Path:
         ("23.04", "3.8", False, "none"),
     ],
 )
-def test_what_auto_means(target: str, python: str, has_numpy_2: bool, choice: str) -> None:
+def test_choice_of_auto(target: str, python: str, has_numpy_2: bool, choice: str) -> None:
     assert choose(find_target(target), python, has_numpy_2=has_numpy_2) == choice
 
 
@@ -103,7 +103,7 @@ def test_no_stub_is_needed(tmp_path: Path) -> None:
     assert not (tmp_path / "stub").exists()
 
 
-def test_a_finished_stub_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_finished_stub_is_used_unchanged(tmp_path: Path) -> None:
     installed = find_installed()
     assert installed
     finished = next(installed.glob("python_backend_stubs/3.12/*"))
@@ -120,7 +120,7 @@ def test_a_finished_stub_is_taken_as_it_is(tmp_path: Path) -> None:
 COMPILES = 'exported=$(export | grep SHOAL_STUB); echo "$exported"; cp "$FINISHED" "$SHOAL_STUB_OUT"'
 
 
-def test_the_program_is_told_what_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_passed_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = find_installed()
     assert installed
     monkeypatch.setenv("FINISHED", str(next(installed.glob("python_backend_stubs/3.12/*"))))
@@ -137,7 +137,7 @@ def test_the_program_is_told_what_to_build(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build.sh", "log", "stub"]
 
 
-def test_what_it_wrote_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_built_stub_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = find_installed()
     assert installed
     monkeypatch.setenv("FINISHED", str(next(installed.glob("python_backend_stubs/3.12/*"))))

@@ -1,4 +1,4 @@
-"""Tables read to the end whatever stands in them: rows and cells that cannot be read are values."""
+"""Tables are read to the end whatever they contain: unreadable rows and cells become values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_plain_text(tmp_path: Path) -> None:
     assert scan(path) == []
 
 
-def test_how_much_has_been_read(tmp_path: Path) -> None:
+def test_fraction_read(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a line\n" * 100_000, encoding="utf-8")
     with scan_table(path) as table:

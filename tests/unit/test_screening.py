@@ -1,4 +1,4 @@
-"""What Triton does not survive is refused; what it does is passed on as it was."""
+"""Requests that would end Triton are refused; others are passed on unchanged."""
 
 from __future__ import annotations
 

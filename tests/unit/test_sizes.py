@@ -69,9 +69,9 @@ def test_native_backends_need_no_shared_memory(graph: Graph) -> None:
 
 
 def test_the_arithmetic_is_shown(graph: Graph) -> None:
-    told = find_sizes(graph, Plan(placement="gpu"), LARGEST).explain()
-    assert "cuda   tree_feats: 423,936 x 16 = 6,782,976" in told
-    assert "CUDA pool, of each GPU: 2 x 40,501,248 -> 134,217,728" in told
+    lines = find_sizes(graph, Plan(placement="gpu"), LARGEST).explain()
+    assert "cuda   tree_feats: 423,936 x 16 = 6,782,976" in lines
+    assert "CUDA pool, of each GPU: 2 x 40,501,248 -> 134,217,728" in lines
 
 
 # --- repositories ------------------------------------------------------------------------------------------------
@@ -98,6 +98,6 @@ def test_placements_differ_in_configs(artifacts: Path, tmp_path: Path) -> None:
 def test_the_container_gets_its_gpus_and_pools(artifacts: Path, tmp_path: Path) -> None:
     plan = Plan(placement="gpu", target="26.06", gpus=(1, 3))
     command = container_command(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
-    assert "--gpus all --shm-size=" in command  # a choice would number them anew inside
+    assert "--gpus all --shm-size=" in command  # a choice of GPUs would be renumbered inside
     assert "--cuda-memory-pool-byte-size=3:134217728 --pinned-memory-pool-byte-size=268435456'" in command
     assert "pylibcudf-cu13" in command

@@ -63,7 +63,7 @@ def test_a_stop_that_straddles_pieces() -> None:
     assert cutter.step("x", last=True) == ("", True)
 
 
-def test_what_was_held_back_comes_with_the_end() -> None:
+def test_held_back_text_is_sent_at_the_end() -> None:
     cutter = StopCutter(["END"])
     assert cutter.step("the EN") == ("the ", False)
     assert cutter.step("", last=True) == ("EN", False)

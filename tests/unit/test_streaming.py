@@ -138,7 +138,7 @@ def make(component: type[StreamingComponent], folder: Path) -> StreamingComponen
     return component(Context(read_config(folder / "m").spec, folder / "m" / "1"))
 
 
-def test_what_comes_after_the_end_is_not_sent(tmp_path: Path) -> None:
+def test_answers_after_the_end_are_not_sent(tmp_path: Path) -> None:
     answers = make(Named, tmp_path).stream({"COUNT": np.ones(1, np.int32)})
     assert len(list(answers)) == 1
     assert not answers.is_open
@@ -210,7 +210,7 @@ def test_in_this_process(name: str, output: str, first: int, repository: Path, t
 
 @pytest.mark.parametrize("base", ["Component", "StreamingComponent"])
 def test_an_input_that_is_also_an_output_may_be_left_out(base: str, tmp_path: Path) -> None:
-    """As an engine's carry. With it, the component's own output is the answer, not the input."""
+    """An example is an engine's carry. If it is given, the component's own output is the answer, not the input."""
     code = f"""
 import numpy as np
 from shoal.component import {base}

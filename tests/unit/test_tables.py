@@ -75,7 +75,7 @@ def tables(draw: st.DrawFn, kind: str) -> tuple[list[str], list[list[Any]]]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_what_is_written_is_read(kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_tables_round_trip(kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     columns, rows = data.draw(tables(kind))
     path = write_table(tmp_path_factory.mktemp("rows") / f"x{kind}", columns, rows)
     with open_table(path) as table:
@@ -271,7 +271,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         assert str(caught.value) == message
 
 
-def test_files_of_somebody_else(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_unreadable_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = write_table(tmp_path / "x.csv", ["a"], [["b"]])
     path.chmod(0)
     request.getfixturevalue("unprivileged")
@@ -287,7 +287,7 @@ def test_libraries_that_are_not_there(kind: str, library: str, tmp_path: Path, m
         read(path)
 
 
-def test_what_messages_show_is_short() -> None:
+def test_messages_shorten_values() -> None:
     assert shorten("short") == "'short'"
     assert len(shorten("a text " * 1000)) == 40
     assert shorten_all(["a", "b"]) == "'a', 'b'"

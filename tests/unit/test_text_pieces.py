@@ -118,7 +118,7 @@ def test_nothing_but_padding_is_a_row_too(tmp_path: Path) -> None:
     assert ask(start("tokenizer", tmp_path), as_bytes(["a b"]))[0].tolist() == [[7, 5, 0, 0, 0, 0, 0, 0]]
 
 
-def test_which_file_it_is(byte_level: Path, tmp_path: Path) -> None:
+def test_choice_of_the_tokenizer_file(byte_level: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"misses its artifact vocab\.txt or tokenizer\.json in .*\. Copy the enc"):
         start("tokenizer", tmp_path)
     with pytest.raises(ArtifactError, match=r"Parameter lowercase of model tokenizer is 'true'; tokenizer\.json says"):
@@ -136,7 +136,7 @@ def test_which_file_it_is(byte_level: Path, tmp_path: Path) -> None:
         ("vocab.txt", "cat\n", "lacks [CLS], [SEP], [PAD], [UNK], [MASK]. Copy the encoder's own"),
     ],
 )
-def test_files_that_are_no_tokenizer(file: str, content: str, message: str, tmp_path: Path) -> None:
+def test_files_that_are_not_tokenizers(file: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(ArtifactError) as refused:
         start("tokenizer", tmp_path)
@@ -168,7 +168,7 @@ def counter(folder: Path, **settings: Any) -> Component:
 def test_counts_shares_and_presence(tmp_path: Path) -> None:
     counts = [[2, 2, 1, 1, 0, 0], [0] * 6, [0, 0, 3, 0, 0, 0], [0] * 6]
     assert ask(counter(tmp_path), as_bytes(TEXTS))[0].tolist() == counts
-    shares = [[0.5, 0.5, 0.25, 0.25, 0, 0], [0] * 6, [0] * 6, [0] * 6]  # three signs are no share of no words
+    shares = [[0.5, 0.5, 0.25, 0.25, 0, 0], [0] * 6, [0] * 6, [0] * 6]  # three signs without words have shares of 0
     assert ask(counter(tmp_path, value="share"), as_bytes(TEXTS))[0].tolist() == shares
     presence = [[1, 1, 1, 1, 0, 0], [0] * 6, [0, 0, 1, 0, 0, 0], [0] * 6]
     assert ask(counter(tmp_path, value="presence"), as_bytes(TEXTS))[0].tolist() == presence
@@ -274,7 +274,7 @@ def test_texts_that_are_refused(name: str, tmp_path: Path) -> None:
         ask(piece, bad)
 
 
-def test_a_text_that_can_be_read_is_handed_on_as_it_is() -> None:
+def test_valid_texts_are_passed_on_unchanged() -> None:
     texts = as_bytes(["", "A text.", "caf\u00e9 \U0001f642", "a\0b"])
     (checked,) = ask(start("checked_text"), texts)
     assert checked.tolist() == texts.tolist()

@@ -17,7 +17,7 @@ from tests.support.commands import Shoal
 GPUS = Plan(placement="gpu", gpus=(0, 1, 2))
 
 
-def test_what_is_written(shoal: Shoal, tmp_path: Path) -> None:
+def test_the_written_configuration(shoal: Shoal, tmp_path: Path) -> None:
     asked = ["--instances", "softmax=2", "--preferred-batch", "softmax=4,8", "--queue-delay", "softmax=300"]
     shoal("compose", "softmax", tmp_path / "repository", *asked)
     message = read_config(tmp_path / "repository" / "softmax").message
@@ -27,7 +27,7 @@ def test_what_is_written(shoal: Shoal, tmp_path: Path) -> None:
 
 
 def test_groups_on_gpus() -> None:
-    """As {count: 2, gpus: [0]}, {count: 3, gpus: [1, 2]}; and two on each GPU of the plan."""
+    """Write {count: 2, gpus: [0]}, {count: 3, gpus: [1, 2]}; and two instances on each GPU of the plan."""
     available = find_model_folders()
     for groups, expected in (
         ((Instances(2, (0,)), Instances(3, (1, 2))), [(2, [0]), (3, [1, 2])]),
@@ -39,7 +39,7 @@ def test_groups_on_gpus() -> None:
         assert {group.kind for group in message.instance_group} == {message.instance_group[0].KIND_GPU}
 
 
-def test_what_is_left_out_stays() -> None:
+def test_omitted_settings_are_kept() -> None:
     model = find_model_folders()["llamav2"]
     (tuned,) = tune([model], {"llamav2": Tuning(queue_delay=0)}, Plan())
     assert list(tuned.message.dynamic_batching.preferred_batch_size) == [2, 4, 8]
@@ -59,13 +59,13 @@ def test_what_is_left_out_stays() -> None:
         ({"delays": ["softmax=-1"]}, "--queue-delay softmax=-1 cannot be read"),
     ],
 )
-def test_what_is_refused(options: dict[str, list[str]], message: str, tmp_path: Path) -> None:
+def test_refused_settings(options: dict[str, list[str]], message: str, tmp_path: Path) -> None:
     given = {"instances": None, "sizes": None, "delays": None} | options
     with pytest.raises(ShoalError, match=message):
         compose("softmax", tmp_path / "repository", tuning=_parse_tuning(**given))
 
 
-def test_what_cannot_be_tuned() -> None:
+def test_models_that_cannot_be_tuned() -> None:
     available = find_model_folders()
     for name, tuning, plan, message in (
         ("llm", Tuning((Instances(2),)), Plan(), "llm is an ensemble"),

@@ -1,4 +1,4 @@
-"""What environments are made from: the files people bring."""
+"""Reading of the users' files that environments are made from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_digest_follows_contents_not_places(tmp_path: Path) -> None:
     ("spec", "python"),
     [("python=3.12", "3.12"), ("python 3.11.*", "3.11"), ("python==3.13.1", "3.13"), ("python >=3.11,<3.13", "")],
 )
-def test_which_python_is_pinned(spec: str, python: str) -> None:
+def test_pinned_python_versions(spec: str, python: str) -> None:
     assert Wanted(Path("x"), conda=(spec,)).python == python
 
 
@@ -86,7 +86,7 @@ def test_an_environment_that_changed_is_another_one(tmp_path: Path) -> None:
         ("r.txt", "caf\xe9", "cannot be read: it is not UTF-8"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_unusable_files_are_named(tmp_path: Path, name: str, text: str, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=words):
@@ -125,7 +125,7 @@ def test_shoals_own_files(target: str, engine: str, is_for_gpu: bool, name: str)
         ("26.06", "conda", "environment-vllm.yml", ()),
     ],
 )
-def test_the_file_of_a_model_with_needs_of_its_own(
+def test_the_file_of_a_model_with_special_requirements(
     target: str, engine: str, name: str, overrides: tuple[str, ...]
 ) -> None:
     path = find_file(target, engine, is_for_gpu=True, model="llm-vllm")

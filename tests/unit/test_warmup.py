@@ -29,7 +29,7 @@ def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, p
     assert pipeline(excerpt=[TEXT])["SCORE"].shape == (1, 1)
 
 
-def test_what_is_written_is_what_was_derived(repository: Path) -> None:
+def test_derived_requests_are_written(repository: Path) -> None:
     found = derive([Graph.load(repository / "ensemble_all")], repository)
     for model in MEMBERS:
         (entry,) = read_config(repository / model).message.model_warmup
@@ -42,7 +42,7 @@ def test_what_is_written_is_what_was_derived(repository: Path) -> None:
     assert read_manifest(repository)["not_warmed_up"] == {}
 
 
-def test_a_component_that_does_not_run_here_is_no_obstacle(artifacts: Path, tmp_path: Path) -> None:
+def test_components_that_do_not_run_here_are_skipped(artifacts: Path, tmp_path: Path) -> None:
     """Its libraries may be in the environment of the server alone: the models behind it start cold, and it is said."""
     from shoal.paths import shipped_root
 

@@ -46,7 +46,7 @@ def leaf(root: Path, name: str, body: str = "", more: str = "") -> None:
 
 
 def ensemble(root: Path, name: str, *steps: tuple[str, str, str]) -> None:
-    """Of one input A and one output Z; a step is a model, what it reads, and what it writes."""
+    """Write an ensemble with input A and output Z; a step is a model, its inputs and its outputs."""
     (root / name / "1").mkdir(parents=True)
     wired = "".join(
         f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "{"A" if model == "inner" else "X"}"'

@@ -62,7 +62,7 @@ def message(*shape: int, raw: bytes | None = None, datatype: str = "FP32", **con
 
 
 @pytest.mark.usefixtures("way")
-def test_what_fits() -> None:
+def test_consistent_tensors_are_accepted() -> None:
     for made in (
         message(1, 2, raw=bytes(8)), message(0, 2, raw=b""), message(2, raw=bytes(9), datatype="BYTES"),
         message(1, 2, fp32_contents=[1, 2]), message(2, bytes_contents=[b"", b"a"], datatype="BYTES"),
@@ -72,7 +72,7 @@ def test_what_fits() -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_does_not_fit() -> None:
+def test_inconsistent_tensors_are_refused() -> None:
     more = message(1, 2, raw=bytes(8))
     more.raw_input_contents.append(b"")
     for made in (
@@ -154,7 +154,7 @@ def test_whatever_comes(content: bytes) -> None:
 @pytest.mark.parametrize(
     "contents", [b"\x2a\x01\x80", b"\x12" + bytes([11]) + b"\x80" * 10 + b"\0", b"\x32\x03aaa", b"\x0b"]
 )
-def test_contents_that_are_no_numbers(contents: bytes) -> None:
+def test_contents_that_are_not_numbers(contents: bytes) -> None:
     tensor = Request.InferInputTensor(name="X", datatype="INT32", shape=[1]).SerializeToString()
     tensor += b"\x2a" + bytes([len(contents)]) + contents
     made = Request(model_name="a").SerializeToString() + b"\x2a" + bytes([len(tensor)]) + tensor
@@ -164,7 +164,7 @@ def test_contents_that_are_no_numbers(contents: bytes) -> None:
         _reduce(made, AnyModel())
 
 
-def test_what_is_too_much() -> None:
+def test_too_many_entries() -> None:
     raw = message(1, raw=bytes(4)).SerializeToString()
     assert len(raw) < SMALL
     part = Request(parameters={"a": service_pb2.InferParameter(bool_param=True)}).SerializeToString()

@@ -74,7 +74,7 @@ def test_rows_without_words() -> None:
 
 
 @given(st.lists(TEXTS, max_size=6))
-def test_words_are_what_stands_between_ascii_white_space(texts: list[str]) -> None:
+def test_words_are_split_at_ascii_white_space(texts: list[str]) -> None:
     cache: WordCache[str] = WordCache(list)
     assert cache(texts) == [re.split("[\t\n\r ]", text) for text in texts]
 
@@ -94,7 +94,7 @@ def test_a_word_is_found_once() -> None:
 
 
 @pytest.mark.parametrize("limit", ["MOST_WORDS", "MOST_CHARACTERS"])
-def test_what_is_kept_is_bounded(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, limit, 10)
     cache = WordCache(numbering())
     for start in range(0, 200, 8):

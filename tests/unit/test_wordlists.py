@@ -57,7 +57,7 @@ def test_the_layout() -> None:
         (np.arange(1, 66, dtype=np.int32) * as_int32([[1], [1]]), "bad_words_list has 65 words; at most 64"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_unpacked(array: Any, message: str) -> None:
+def test_invalid_word_lists(array: Any, message: str) -> None:
     with pytest.raises(InputError) as refused:
         unpack_words(np.asarray(array), "bad_words_list")
     assert str(refused.value).startswith(message)

@@ -53,7 +53,7 @@ def leave_behind(out: Path) -> None:
         interrupted()
 
 
-def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
+def test_other_settings_are_refused_by_default(tmp_path: Path) -> None:
     out = tmp_path / "out"
     leave_behind(out)
     message = (
@@ -71,7 +71,7 @@ def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_left_of_a_half_removed_folder_is_not_taken(tmp_path: Path) -> None:
+def test_a_half_removed_folder_is_not_used(tmp_path: Path) -> None:
     out = tmp_path / "out"
     leave_behind(out)
     (tmp_path / ".out.training" / "settings.json").unlink()

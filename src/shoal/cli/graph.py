@@ -30,7 +30,6 @@ def graph(
         typer.Option("--format", help="Default: by the ending of --out, or mermaid."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write this file: .svg, .png, .mmd.")] = None,
-    scale: Annotated[int, typer.Option(min=1, max=8, help="Pixels of a PNG per pixel of the SVG.")] = 2,
     model: Model = "",
 ) -> None:
     """Draw an ensemble: its steps and their devices, and its tensors with dtype and shape.
@@ -47,7 +46,7 @@ def graph(
         raise InputError("A PNG cannot be printed on a terminal.", "Name a file: --out ensemble.png")
     drawn = find_graph(folder, model)
     if chosen == "png":
-        content = picture.png(drawn, scale)
+        content = picture.png(drawn)
     else:
         content = (draw(drawn) if chosen == "mermaid" else picture.svg(drawn)).encode()
     if out is None:

@@ -73,7 +73,6 @@ def compose(
         list[str] | None,
         typer.Option(metavar="MODEL=US", help="Microseconds that requests wait for a larger batch; may be repeated."),
     ] = None,
-    warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.composition.compose import compose as compose_repository
@@ -89,7 +88,6 @@ def compose(
         projects=projects or (),
         environments=_by_model(env),
         stubs=_by_model(stub),
-        is_warmed_up=warm_up,
         swap=parse_pairs("--swap", swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
         weights=weights,
         tuning=_parse_tuning(instances, preferred_batch, queue_delay),
@@ -141,8 +139,6 @@ def plan(
     target: Target = "embedded",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
-    rows: Annotated[int, typer.Option(help="Rows of the largest request; 0: max_batch_size.", min=0)] = 0,
-    width: Annotated[int, typer.Option(help="Size of a dimension that is -1, such as tokens.", min=1)] = 256,
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
     projects: Annotated[
         list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
@@ -158,7 +154,7 @@ def plan(
     chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
     models = collect(ensemble, find_model_folders(projects or ()))
     drawn = Graph.build(models[-1], {model.name: model for model in models})
-    sizes = find_sizes(drawn, chosen, Largest(rows or drawn.config.spec.max_batch_size, width, text_bytes))
+    sizes = find_sizes(drawn, chosen, Largest(drawn.config.spec.max_batch_size, text_bytes=text_bytes))
     places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}
     if as_json:
         print_json({"gpus": places, **sizes.as_dict()})

@@ -85,23 +85,21 @@ def svg(graph: Graph) -> str:
     )
 
 
-def png(graph: Graph, scale: int = 2) -> bytes:
-    """Draw the graph as PNG for a light page, ``scale`` times the SVG's size in pixels.
-
-    The same graph gives the same bytes.
+def png(graph: Graph) -> bytes:
+    """Draw the graph as PNG for a light page, twice the SVG's size in pixels. The same graph gives the same bytes.
 
     Raises:
         SetupError: matplotlib or pygraphviz is not installed.
     """
-    return _render(graph, "png", scale)
+    return _render(graph, "png", dpi=144)
 
 
-def _render(graph: Graph, form: str, scale: int = 1) -> bytes:
+def _render(graph: Graph, form: str, dpi: int = 72) -> bytes:
     with needs("draw"):
         import matplotlib
         import pygraphviz
     drawn = pygraphviz.AGraph(
-        directed=True, strict=False, dpi=72 * scale, pad=0.28, nodesep=0.22, ranksep=0.33, outputorder="edgesfirst",
+        directed=True, strict=False, dpi=dpi, pad=0.28, nodesep=0.22, ranksep=0.33, outputorder="edgesfirst",
         bgcolor=_PAGE, fontname=_FONT, label=_heading(graph), labelloc="t", labeljust="l",
     )  # fmt: skip
     drawn.node_attr.update(shape="box", style="filled,rounded", penwidth=1.5, margin="0.16,0.06", fontname=_FONT)
