@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.repository.call_graph import collect
 from shoal.repository.config import read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
-from shoal.repository.model_folders import collect, find_graph, find_model_folders
+from shoal.repository.model_folders import find_graph, find_model_folders
 from tests.support.streams import DECOUPLED, FILES, write_project, write_twin
 
 

@@ -33,10 +33,11 @@ from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
 from shoal.paths import aside, check_path_supported, check_replaceable, exchange
+from shoal.repository.call_graph import collect
 from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
-from shoal.repository.model_folders import collect, find_model_folders
+from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
 

@@ -6,27 +6,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from shoal.errors import ArtifactError, InputError
 from shoal.gateway.control.process_monitor import HANG_PARAMETER
+from shoal.repository.call_graph import find_below as find_below
+from shoal.repository.call_graph import find_leaves
+from shoal.repository.call_graph import find_users as find_users
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_folders import find_top, read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may call, besides the ensembles
 SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
+find_members = find_leaves
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait, without processor time
-
-
-def find_below(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the models that it calls, directly or through another model."""
-    below = {name: {*(step.model for step in config.steps), *config.calls} for name, config in configs.items()}
-    for _ in configs:  # each pass adds at least one level of nesting
-        for called in below.values():
-            called.update(*(below.get(name, ()) for name in list(called)))
-    return below
-
-
-def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the ensembles and models that call it, directly or through another model."""
-    below = find_below(configs)
-    return {name: {user for user in configs if name in below[user]} for name in configs}
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
@@ -69,16 +58,6 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     below = find_below(configs)
     slots = {name: [found[each] for each in (name, *below[name]) if each in found] for name in configs}
     return {name: min(each) for name, each in slots.items() if each}
-
-
-def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each ensemble to the models, but not ensembles, that it calls directly or through another model."""
-    below = find_below(configs)
-    return {
-        name: {other for other in below[name] if other in configs and not configs[other].is_ensemble}
-        for name, config in configs.items()
-        if config.is_ensemble
-    }
 
 
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:

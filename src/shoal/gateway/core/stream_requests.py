@@ -28,8 +28,8 @@ from shoal.component.spec import STRING, ModelSpec
 from shoal.gateway.core.models import find_members
 from shoal.gateway.core.upstream import Stream, Upstream
 from shoal.gateway.v2.screening import WITH_END
+from shoal.repository.call_graph import is_decoupled
 from shoal.repository.config import ModelConfig
-from shoal.repository.graph import is_decoupled
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 END = "triton_final_response"  # parameter of an answer: whether it is the last of its request
