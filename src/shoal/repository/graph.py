@@ -279,7 +279,7 @@ def gets_host_copies(config: ModelConfig) -> bool:
     python_be.cc).
     """
     is_python = config.backend == "python" or config.message.runtime.endswith(".py")
-    return is_python and config.spec.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes") != "no"
+    return is_python and config.gets_host_inputs
 
 
 def find_crossing(source: ModelConfig | None, target: ModelConfig | None, tensor: TensorSpec) -> str:

@@ -97,7 +97,7 @@ def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
-    for name in [*dict.fromkeys(model.parameters.get("calls", "").split())][:_MAX_CALLS]:
+    for name in [*dict.fromkeys(model.config.calls if model.config else ())][:_MAX_CALLS]:
         if name not in repository.known:
             yield CALLS.at(
                 model.at_entry("parameters", key="calls", within=("value", "string_value")),

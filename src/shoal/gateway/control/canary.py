@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from shoal.gateway.core.refusals import is_dead
 from shoal.repository.call_graph import is_decoupled
 from shoal.repository.config import ModelConfig
 
-PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
 TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less
 MOST_SECONDS = 30.0  # between two canaries of a slow model
 PATIENCE = 60.0  # seconds; a hanging process is detected earlier by Watch
@@ -163,14 +161,14 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
 
 def _of_parameter(config: ModelConfig) -> dict[str, Array]:
     """Read a canary's inputs from the model's parameter ``canary``, such as ``{"COUNT": [[2]]}``."""
-    text = config.spec.parameters.get(PARAMETER)
-    if text is None:
+    given = config.canary
+    if given is None:
         return {}
     try:
-        return to_arrays(config.spec.inputs, json.loads(text), is_batched=config.spec.is_batched)
-    except (ValueError, AttributeError, InputError) as error:
+        return to_arrays(config.spec.inputs, given, is_batched=config.spec.is_batched)
+    except (ValueError, InputError) as error:
         raise ArtifactError(
-            f"{config.name}: the parameter {PARAMETER} is not a JSON object of inputs: {error}",
+            f"Parameter canary of model {config.name} does not fit its inputs: {error}",
             'Write for example {"COUNT": [[2]]}.',
         ) from None
 
