@@ -36,7 +36,7 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     Raises:
         ArtifactError: a parameter ``slots`` is not a whole number of 1 or more.
     """
-    found = {name: slots for name, config in configs.items() if (slots := config.slots) is not None}
+    found = {name: number for name, config in configs.items() if (number := config.slots) is not None}
     below = find_below(configs)
     slots = {name: [found[each] for each in (name, *below[name]) if each in found] for name in configs}
     return {name: min(each) for name, each in slots.items() if each}
