@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from shoal.check import check
-from shoal.check.config.engines import _KINDS, _read_arguments, check_arguments
+from shoal.check.config.engines import check_arguments
 from shoal.check.findings import Finding, Place
-from shoal.check.models import Model, Repository
 from tests.support.planted import write
 from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, OURS, TEXTS, dump
 
@@ -72,19 +68,13 @@ class AsyncEngineArgs(EngineArgs):
 """
 
 
-@pytest.fixture(params=["folder", "archive"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An environment with a vLLM of other arguments than those that shoal knows, as a folder or packed."""
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with a vLLM of other arguments than those that shoal knows."""
     folder = tmp_path / "environment"
     write(folder / "lib/python3.12/site-packages/vllm/engine/arg_utils.py", ARGUMENTS)
     write(folder / "conda-meta/python.json", '{"name": "python", "version": "3.12.1"}')
-    write(folder / "bin/activate", "")
-    if request.param == "folder":
-        return folder
-    path = tmp_path / "environment.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, ".")
-    return path
+    return folder
 
 
 def test_arguments_are_those_of_the_vllm_in_the_environment(environment: Path, tmp_path: Path) -> None:
@@ -104,13 +94,6 @@ def test_arguments_are_those_of_the_vllm_in_the_environment(environment: Path, t
     assert [rule for rule, _ in find(enforce_eager="yes")] == ["engine-args-value"]
     assert [rule for rule, _ in find(gpu_memory_utilization="0.9")] == ["engine-args-text"]
     assert [rule for rule, _ in find(served_model_name=1)] == ["engine-args-value"]
-
-
-@pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")
-def test_the_arguments_of_an_installed_vllm_are_read() -> None:
-    known = _read_arguments(Model(Path("m"), message=ModelConfig(backend="python")), Repository(Path(), (), {}))
-    assert len(_KINDS.keys() & known.keys()) > 30
-    assert (known["max_model_len"], known["gpu_memory_utilization"]) == (("int",), ("float",))
 
 
 def test_a_text_is_read_for_the_fix() -> None:

@@ -181,25 +181,6 @@ def glance(source: Path) -> Environment:
     return env
 
 
-def read_module(source: Path, name: str) -> str:
-    """Return the text of a module in an environment, such as ``numpy/version.py``; empty if it is not found.
-
-    Of an archive, only the beginning is read, as by ``glance``.
-
-    Raises:
-        ArtifactError: there is no environment at ``source``, or it is damaged.
-    """
-    is_archive, num_bytes = _find_kind(source) == ARCHIVE, 0
-    paths = [] if is_archive else sorted(source.glob(f"lib/python3.*/site-packages/{name}"))
-    for entry in read_archive(source) if is_archive else read_folder(source, paths):
-        if entry.kind == FILE and _SITE.sub("", entry.path) == name:
-            return b"".join(entry.chunks()).decode(errors="replace")
-        num_bytes += entry.size
-        if num_bytes > _GLANCE:
-            break
-    return ""
-
-
 def _list_shallow(folder: Path) -> list[Path]:
     """List the paths in an environment's folder that show its Python, NumPy, libraries and importable modules."""
     # conda links lib/python3.1 to lib/python3.11

@@ -2,7 +2,7 @@
 
 The backend calls ``AsyncEngineArgs(**json)`` with the object in ``model.json``. ``AsyncEngineArgs`` is a plain
 dataclass: an unknown name raises TypeError, and a value of a wrong type is kept as it is. shoal's own models on vLLM,
-which do not use that backend, have such an object in the parameter ``engine_args``. Names and types are read from the
+which do not use that backend, have such an object in the parameter ``engine_args``. Names are read from the
 source of the vLLM in the model's environment (vllm/engine/arg_utils.py), which is not imported. Without it, only usual
 names of vLLM 0.32 are known, and a near miss of one is a warning. Conditions between arguments are from vllm/config.
 """
@@ -13,9 +13,9 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,8 +23,6 @@ from shoal.check.environments import PARAMETER as ENVIRONMENT
 from shoal.check.environments import VARIABLE
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
-from shoal.environment.inspection import read_module
-from shoal.errors import ShoalError
 from shoal.files import parse_json, read_bytes, read_json, read_text
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)
@@ -132,7 +130,7 @@ def _file(model: Model, repository: Repository, path: Path) -> Findings:
         return Place(path, text.count("\n", 0, found.start()) + 1 if found else 0)
 
     is_old = repository.target is not None and repository.target.release < _WITHOUT_REQUEST_LOG
-    yield from check_arguments(arguments, at, _read_arguments(model, repository), has_old=is_old)
+    yield from check_arguments(arguments, at, _read_names(model, repository), has_old=is_old)
     weights = arguments.get("model")
     if weights is None or (weights == "" and not model.is_model_folder):
         what = "It names no model, and vLLM would serve its default, Qwen/Qwen3-0.6B."
@@ -158,7 +156,7 @@ def _parameter(model: Model, repository: Repository) -> Findings:
         yield VALUE.at(place, what, f"Remove it from {PARAMETER}.")
     texts = {name: model.parameters.get(_OWN[name], "") for name in ("max_num_seqs", "max_model_len")}
     own = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 10}
-    yield from check_arguments({**own, **arguments}, lambda _: place, _read_arguments(model, repository))
+    yield from check_arguments({**own, **arguments}, lambda _: place, _read_names(model, repository))
     yield from _instances(model, arguments)
 
 
@@ -193,13 +191,13 @@ def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
 def check_arguments(
     arguments: Mapping[str, Any],
     at: Callable[[str], Place],
-    known: Mapping[str, tuple[str, ...]] | None = None,
+    known: Collection[str] = (),
     *,
     has_old: bool = False,
 ) -> Findings:
     """Find the mistakes in vLLM's engine arguments, JSON values by name; ``at`` returns the place of an argument.
 
-    ``known`` has the types of all arguments of the server's vLLM; if it is empty, only usual names are known.
+    ``known`` are the names of all arguments of the server's vLLM; if it is empty, only usual names are known.
     ``has_old``: the server's vLLM still has those that newer ones refuse. ``device`` "rbln" means RBLN's vLLM
     (vllm-rbln); RBLN's conditions between arguments are then checked, too.
     """
@@ -209,14 +207,14 @@ def check_arguments(
         yield RBLN.at(at("device"), what, "For a GPU or a CPU, remove them.")
         yield from _rbln(arguments, at)
     for name, value in arguments.items():
-        if name in (kinds := known or _KINDS):
-            yield from _check_value(name, value, kinds[name], at(name)) if value is not None and kinds[name] else ()
+        if name in (known or _KINDS):
+            yield from _check_value(name, value, at(name)) if name in _KINDS and value is not None else ()
         elif not (is_rbln and name in ("device", _COMPILED)):
             yield from _refuse(name, at(name), known, has_old=has_old)
     yield from _relations(arguments, at)
 
 
-def _refuse(name: str, place: Place, known: Mapping[str, Any] | None, *, has_old: bool) -> Findings:
+def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool) -> Findings:
     near = next(iter(get_close_matches(name.strip("-").replace("-", "_").lower(), known or _KINDS, 1, _CLOSE)), "")
     fix = f"Did you mean {near}?" if near else "Remove it."
     if known:
@@ -234,7 +232,8 @@ def _refuse(name: str, place: Place, known: Mapping[str, Any] | None, *, has_old
         yield MISSPELT.at(place, f"vLLM {VERSION} has the argument {near}; '{name}' is not known here.", fix)
 
 
-def _check_value(name: str, value: Any, kinds: Sequence[str], place: Place) -> Findings:
+def _check_value(name: str, value: Any, place: Place) -> Findings:
+    kinds = _KINDS[name]
     expected = " or ".join(_EXPECTED[kind] for kind in kinds)
     shown = json.dumps(value)[:80]
     if not any(_is(value, kind) for kind in kinds):
@@ -342,40 +341,19 @@ _EXPECTED = {
 }  # fmt: skip
 
 
-def _read_arguments(model: Model, repository: Repository) -> Mapping[str, tuple[str, ...]]:
-    """Return the types of all arguments, by name, of the vLLM in the model's environment; empty if it is not here.
+def _read_names(model: Model, repository: Repository) -> frozenset[str]:
+    """Return the names of all arguments of the vLLM in the model's environment, a folder; empty if it is not here.
 
-    Without an environment of its own, the model runs in this Python, unless it is checked for another server. An
-    argument has no types if they are not all among ``_EXPECTED``.
+    Without an environment of its own, the model runs in this Python, unless it is checked for another server.
     """
-    value = model.parameters.get(ENVIRONMENT, "")
+    value, is_here = model.parameters.get(ENVIRONMENT, ""), not repository.target or repository.target.is_embedded
+    if value:
+        places = Path(value.replace(VARIABLE, str(model.folder))).glob("lib/python3.*/site-packages")
+    else:
+        places = map(Path, sys.path if model.is_python and is_here else ())
     try:
-        if value:
-            text = read_module(Path(value.replace(VARIABLE, str(model.folder))), _FILE)
-        elif model.is_python and (repository.target is None or repository.target.is_embedded):
-            found = find_spec(_FILE.partition("/")[0])
-            text = read_text(Path(found.origin).parents[1] / _FILE) if found and found.origin else ""
-        else:
-            return {}
-        tree = ast.parse(text)
-    except (ShoalError, OSError, ValueError, SyntaxError, RecursionError):
-        return {}
+        tree = next((ast.parse(read_text(place / _FILE)) for place in places if is_file(place / _FILE)), ast.Module([]))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return frozenset()
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("EngineArgs")]
-    fields = [node for each in classes for node in each.body if isinstance(node, ast.AnnAssign)]
-    kinds = {node.target.id: _find_kinds(node.annotation) for node in fields if isinstance(node.target, ast.Name)}
-    return {name: (*sorted(found),) if found <= _EXPECTED.keys() else () for name, found in kinds.items()}
-
-
-def _find_kinds(annotation: ast.expr) -> set[str]:
-    """Return the names of the types that an annotation allows, in lower case and without None: ``{"dict", "str"}``."""
-    match annotation:
-        case ast.BinOp(left=left, right=right):
-            return _find_kinds(left) | _find_kinds(right)
-        case ast.Subscript(value=ast.Name(id="Optional" | "Union"), slice=inner):
-            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return {kind for part in parts for kind in _find_kinds(part)}
-        case ast.Subscript(value=outer):
-            return _find_kinds(outer)
-        case ast.Constant(value=None):
-            return set()
-    return {ast.unparse(annotation).lower()}
+    return frozenset(ast.unparse(n.target) for each in classes for n in each.body if isinstance(n, ast.AnnAssign))
