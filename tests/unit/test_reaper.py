@@ -59,7 +59,7 @@ def is_running(pid: int) -> bool:
 def test_nothing_is_left(end: str, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
-    command = [sys.executable, "-c", PARENT, folder, tmp_path / "child.py"]
+    command = [sys.executable, "-c", PARENT, str(folder), str(tmp_path / "child.py")]
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdin is not None

@@ -347,12 +347,11 @@ def _read_names(model: Model, repository: Repository) -> frozenset[str]:
     Without an environment of its own, the model runs in this Python, unless it is checked for another server.
     """
     value, is_here = model.parameters.get(ENVIRONMENT, ""), not repository.target or repository.target.is_embedded
-    if value:
-        places = Path(value.replace(VARIABLE, str(model.folder))).glob("lib/python3.*/site-packages")
-    else:
-        places = map(Path, sys.path if model.is_python and is_here else ())
+    own = sys.path if model.is_python and is_here else []
+    folder = Path(value.replace(VARIABLE, str(model.folder)))
+    places = [*folder.glob("lib/python3.*/site-packages")] if value else [*map(Path, own)]
     try:
-        tree = next((ast.parse(read_text(place / _FILE)) for place in places if is_file(place / _FILE)), ast.Module([]))
+        tree = ast.parse(next((read_text(place / _FILE) for place in places if is_file(place / _FILE)), ""))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return frozenset()
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("EngineArgs")]
