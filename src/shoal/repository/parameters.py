@@ -153,7 +153,7 @@ class ParameterProperties:
 
     @property
     def hang_seconds(self) -> float | None:
-        """How long the model may run a batch without using the processor; None without the parameter."""
+        """Longest time that a batch may run without using the processor; None without the parameter."""
         return self._seconds("hang_seconds")
 
     @property
@@ -163,7 +163,7 @@ class ParameterProperties:
 
     @property
     def load_seconds(self) -> float:
-        """How long the model may take to load; 0 without the parameter."""
+        """Longest time that the model may take to load; 0 without the parameter."""
         return self._seconds("load_seconds") or 0.0
 
     @property
@@ -178,7 +178,7 @@ class ParameterProperties:
 
     @property
     def slots(self) -> int | None:
-        """How many requests the model computes at once; None without the parameter."""
+        """Number of requests that the model computes at once; None without the parameter."""
         return self._only("slots").whole("slots", 0) or None
 
     @property
