@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from shoal.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.client.copies import Copies
 from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component, Context
 from shoal.component.callees import Callees, choose
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
+from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, TensorSpec
 from shoal.component.streaming import Stream
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
@@ -205,12 +203,8 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
     """
     if identity and any(member.backend == "python" for member in graph.members.values()):
         spec = graph.config.spec
-        shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
-        rows = (1,) if spec.is_batched else ()
-        nothing = {
-            t.name: np.full((*rows, *shape), b"" if t.dtype == STRING else 0, t.numpy_dtype)
-            for t, shape in shapes.items()
-        }
+        rows = 1 if spec.is_batched else None
+        nothing = {tensor.name: tensor.zeros(rows) for tensor in spec.inputs if not tensor.is_optional}
         try:
             remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
         except InputError as error:  # a model may refuse the dummy values, but only after the identity check

@@ -1,18 +1,29 @@
-"""Child processes that end with their parent, and process information from ``/proc``."""
+"""Child processes that end with their parent, and process information from ``/proc``.
+
+As a program, this module is the helper of a ``Reaper``. It imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Self
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Indices of the fields of stat behind the name; in proc_pid_stat(5) they are numbered from 3.
 _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
+_REAP_SECONDS = 5.0  # for a successor to end what is left
+_MARK = "SHOAL_ENDS_WITH"  # environment variable of every process that is started while a reaper is open
 _GONE = FileNotFoundError, ProcessLookupError, PermissionError  # a process has ended meanwhile, or is another user's
 
 _LAUNCH = """
@@ -28,6 +39,82 @@ def bound(command: Sequence[str | Path]) -> list[str]:
     """Wrap ``command`` so that it gets SIGTERM when the *thread* that started it ends (PR_SET_PDEATHSIG)."""
     # -I: neither the current folder nor the user's packages can shadow a module
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *map(str, command)]
+
+
+def start_successor(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """Start Python with ``arguments`` as a program that acts when this process has ended, even if it was killed.
+
+    The program reads its standard input, a pipe that then closes. What ends this process's group, such as Ctrl-C,
+    leaves the program alone.
+    """
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name not in (_MARK, "LD_PRELOAD")},
+    )  # fmt: skip
+
+
+class Reaper:
+    """Context manager that ends the processes started in its ``with`` block, even if this process is killed.
+
+    A successor finds these processes, and those that they start, by an environment variable that they inherit, so only
+    one reaper can be open in a process. ``folder`` is for their files; it is created at the start. After the processes
+    have ended, the folder and their shared memory are removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        mark = secrets.token_hex(8)
+        # -I -S: neither the current folder nor any package is imported
+        self._successor = start_successor("-I", "-S", Path(__file__).resolve(), mark, self._folder.resolve())
+        os.environ[_MARK] = mark
+        os.environ["SPT_NOENV"] = "1"  # or setproctitle would overwrite the variables of processes that it names
+        return self
+
+    def note(self) -> None:
+        """Have the successor note the processes' shared memory now, because later they may all die at once."""
+        with contextlib.suppress(BrokenPipeError):
+            assert self._successor.stdin is not None
+            self._successor.stdin.write(b"\n")
+            self._successor.stdin.flush()
+
+    def __exit__(self, *error: object) -> None:
+        os.environ.pop(_MARK, None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._successor.communicate(timeout=_REAP_SECONDS)
+
+
+def _reap(mark: str, folder: str) -> None:
+    """Wait for the end of the process that opened a ``Reaper``; then end the processes with its mark."""
+    shared: set[str] = set()
+    for _ in sys.stdin:
+        _find_marked(mark, shared)
+    while found := _find_marked(mark, shared):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for path in shared:
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find_marked(mark: str, shared: set[str]) -> list[int]:
+    """Return the processes with a mark, and add their shared memory to ``shared``.
+
+    Shared memory is usually removed by multiprocessing's resource tracker, a process of its own; but the tracker is
+    killed with its starter's process group. If the tracker is alive, it ends by itself.
+    """
+    found = []
+    for process in processes():
+        is_tracker = any("resource_tracker" in argument for argument in process.arguments())
+        if process.variables().get(_MARK) == mark and not is_tracker:
+            found.append(process.pid)
+            shared.update(re.findall(r"/dev/shm/psm_\S*", _read(process.pid, "maps")))
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,3 +197,7 @@ def _read(pid: int, name: str) -> str:
             return file.readall().decode(errors="replace")
     except _GONE:
         return ""
+
+
+if __name__ == "__main__":
+    _reap(*sys.argv[1:])

@@ -95,8 +95,8 @@ PLANTS = (
     argument("engine-args-unknown", compiled_model_dir=LLAMA),
     argument("engine-args-removed", device="cuda"),
     # Names and values.
-    argument("engine-args-unknown", max_num_seq=4),
-    argument("engine-args-unknown", **{"--max-model-len": 4096}),
+    argument("engine-args-misspelt", max_num_seq=4),
+    argument("engine-args-misspelt", **{"--max-model-len": 4096}),
     argument("engine-args-text", gpu_memory_utilization="0.9"),
     argument("engine-args-text", enable_prefix_caching="false"),
     argument("engine-args-text", enforce_eager="True"),
@@ -126,9 +126,9 @@ PLANTS = (
     plant("two instances on the same GPUs", "vllm-instances", "count: 2", {CONFIG: ("count: 1", "count: 2")},
           file=CONFIG),
     # The parameter of shoal's engine.
-    ours("an unknown argument in the parameter", "engine-args-unknown", "engine_args",
-         ("enforce_eager", "enforce_eagerly")),
-    ours("an old argument in the parameter", "engine-args-unknown", "engine_args",
+    ours("an argument of the parameter misspelt", "engine-args-misspelt", "engine_args",
+         ("enforce_eager", "enforce_eagr")),
+    ours("an old argument in the parameter", "engine-args-removed", "engine_args",
          ('"enforce_eager": true', '"swap_space": 4')),
     ours("a parameter that is not JSON", "engine-args-value", "engine_args", ("true}", "True}")),
     ours("fewer tokens than slots", "engine-args-value", "engine_args",

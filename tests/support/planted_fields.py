@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Plant
+from tests.support.planted import Plant, config
 
 FIRST = "first/config.pbtxt"
 REFUSED = "failed to read text proto"
@@ -34,6 +34,14 @@ PLANTS = (
         "ensemble_scheduling",
         {"all/config.pbtxt": ("ensemble_scheduling", "dynamic_batching { }\nensemble_scheduling")},
         core=REFUSED,
+    ),
+    Plant(
+        "a parameter misspelt",
+        "parameter-misspelt",
+        FIRST,
+        "hang_second",
+        {FIRST: ("hang_seconds", "hang_second")},
+        {FIRST: config("first") + 'parameters { key: "hang_seconds" value { string_value: "20" } }\n'},
     ),
     Plant(
         "a field of tomorrow",

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.repository.call_graph import collect
 from shoal.repository.config import read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
-from shoal.repository.model_folders import collect, find_graph, find_model_folders
+from shoal.repository.model_folders import find_graph, find_model_folders
 from tests.support.streams import DECOUPLED, FILES, write_project, write_twin
 
 
@@ -98,11 +99,11 @@ def test_calling_models_are_not_warmed_up(project: Path, tmp_path: Path) -> None
     assert not read_config(repository / "adds").message.model_warmup
 
 
-@pytest.mark.parametrize("value", ["soon", "nan", "-1", "inf", ""])
+@pytest.mark.parametrize("value", ["soon", "nan", "-1", "inf"])
 def test_load_seconds_that_are_no_time(project: Path, tmp_path: Path, value: str) -> None:
     path = project / "models" / "counts" / "config.pbtxt"
     path.write_text(path.read_text(encoding="utf-8").replace('"90"', f'"{value}"'), encoding="utf-8")
-    with pytest.raises(InputError, match=rf"load_seconds of counts is '{value}'"):
+    with pytest.raises(ArtifactError, match=rf"load_seconds of model counts is '{value}'"):
         compose("sums", tmp_path / "repository", projects=[project])
 
 

@@ -12,7 +12,7 @@ from shoal.check import check
 from shoal.check.config.engines import check_arguments
 from shoal.check.findings import Finding, Place
 from tests.support.planted import write
-from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, TEXTS, dump
+from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, OURS, TEXTS, dump
 
 
 def look(**arguments: Any) -> list[Finding]:
@@ -39,13 +39,61 @@ def test_what_vllm_takes_passes(arguments: dict[str, Any]) -> None:
     assert look(**arguments) == []
 
 
-def test_an_unknown_name_has_a_near_miss() -> None:
+def test_a_near_miss_is_named_without_vllm() -> None:
+    """A name that resembles none may be one of a newer vLLM."""
     for name in ("max_num_seq", "max-num-seqs", "--max-num-seqs", "MAX_NUM_SEQS"):
         (fault,) = look(**{name: 4})
-        assert fault.what == f"vLLM 0.32 has no argument '{name}', and refuses to start."
+        assert (fault.rule.id, fault.severity) == ("engine-args-misspelt", "warning")
+        assert fault.what == f"vLLM 0.32 has the argument max_num_seqs; '{name}' is not known here."
         assert fault.fix == "Did you mean max_num_seqs?"
-    (fault,) = look(zzz=4)
-    assert fault.fix == "Remove it."
+    assert look(zzz=4, elastic_ep_max_dp_size=2) == []
+
+
+ARGUMENTS = """
+class EngineArgs:
+    model: str = ModelConfig.model
+    served_model_name: str | list[str] | None = ModelConfig.served_model_name
+    max_model_len: int | None = get_field(ModelConfig, "max_model_len")
+    dtype: ModelDType = ModelConfig.dtype
+    gpu_memory_utilization: float = CacheConfig.gpu_memory_utilization
+    enforce_eager: Optional[bool] = None
+    limit_mm_per_prompt: dict[str, int | dict[str, int]] = get_field(MultiModalConfig, "limit_per_prompt")
+
+    def __post_init__(self):
+        note: int = 1
+
+class AsyncEngineArgs(EngineArgs):
+    enable_log_requests: bool = False
+    max_num_seqs: Union[int, None] = None
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with a vLLM of other arguments than those that shoal knows."""
+    folder = tmp_path / "environment"
+    write(folder / "lib/python3.12/site-packages/vllm/engine/arg_utils.py", ARGUMENTS)
+    write(folder / "conda-meta/python.json", '{"name": "python", "version": "3.12.1"}')
+    return folder
+
+
+def test_arguments_are_those_of_the_vllm_in_the_environment(environment: Path, tmp_path: Path) -> None:
+    def find(**arguments: Any) -> list[tuple[str, str]]:
+        text = OURS.replace('{"enforce_eager": true}', json.dumps(arguments))
+        text += f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}\n'
+        write(tmp_path / "repository" / "engine" / "config.pbtxt", text)
+        found = check(tmp_path / "repository")
+        return [(f.rule.id, f.fix) for f in found if f.rule.id.startswith("engine-args")]
+
+    write(tmp_path / "repository" / "engine" / "1" / "model.py", "class TritonPythonModel: pass\n")
+    right: dict[str, Any] = {"enforce_eager": True, "served_model_name": ["a"], "limit_mm_per_prompt": {"image": 1}}
+    assert find(**right, enable_log_requests=True) == []
+    assert find(note=1) == [("engine-args-unknown", "Remove it.")]
+    assert find(enforce_eagr=True) == [("engine-args-unknown", "Did you mean enforce_eager?")]
+    assert find(tensor_parallel_size=2) == [("engine-args-unknown", "Remove it.")]  # which shoal knows, and it does not
+    assert [rule for rule, _ in find(enforce_eager="yes")] == ["engine-args-value"]
+    assert [rule for rule, _ in find(gpu_memory_utilization="0.9")] == ["engine-args-text"]
+    assert [rule for rule, _ in find(served_model_name=1)] == ["engine-args-value"]
 
 
 def test_a_text_is_read_for_the_fix() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from shoal.draw.mermaid import draw
 from shoal.errors import ArtifactError
+from shoal.repository.call_graph import collect
 from shoal.repository.config import Artifact, read_config, write_config
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import collect, find_model_folders
+from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}

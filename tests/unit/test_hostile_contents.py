@@ -24,9 +24,10 @@ from shoal.encoders.export import export_onnx
 from shoal.errors import ArtifactError, ShoalError, printable
 from shoal.project.importing.add_model import add_model
 from shoal.repository import config as configs
+from shoal.repository.call_graph import MAX_NESTED, collect
 from shoal.repository.config import MAX_ENTRIES, MAX_STEPS, read_config
 from shoal.repository.graph import Graph, find_rounds
-from shoal.repository.model_folders import MAX_NESTED, collect, find_graph, read_configs
+from shoal.repository.model_folders import find_graph, read_configs
 from tests.support import tokenizers
 from tests.support.hostile_files import limits
 

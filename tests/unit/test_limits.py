@@ -76,7 +76,7 @@ def test_who_may_be_asked(tmp_path: Path) -> None:
     assert find_exposed(configs, []) == {"first", "second", "other"}
     config.write_text(config.read_text().replace('"private"', '"public"').replace('"true"', '"yes"'))
     configs["other"] = read_configs(repository)["other"]
-    with pytest.raises(ArtifactError, match="other: public 'yes' is neither true nor false"):
+    with pytest.raises(ArtifactError, match="Parameter public of model other is 'yes'; expected false or true"):
         find_exposed(configs, [])
 
 

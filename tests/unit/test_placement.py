@@ -11,8 +11,9 @@ from shoal.composition.artifacts import choose_precisions
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
+from shoal.repository.call_graph import collect
 from shoal.repository.config import read_config
-from shoal.repository.model_folders import collect, find_model_folders
+from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, choose_precision, place
 from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT

@@ -9,9 +9,10 @@ import pytest
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import compose
+from shoal.repository.call_graph import collect
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import launch_flags, read_manifest
-from shoal.repository.model_folders import collect, find_model_folders
+from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
 from shoal.server.runtime import container_command

@@ -190,7 +190,7 @@ def _find_imports(model: Model, environment: Environment, name: str) -> Findings
                 )
 
     yield from examine(model, look)
-    for module in model.parameters.get(REQUIRES, "").split():
+    for module in model.config.requires if model.config else ():
         if module not in environment.modules:
             yield IMPORT.at(
                 model.at_entry("parameters", key=REQUIRES),

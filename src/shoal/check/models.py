@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from shoal.check.findings import Place
 from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
 from shoal.files import read_bytes
+from shoal.repository.call_graph import find_circle, is_decoupled, sort_decoupled
 from shoal.repository.config import CONFIG, ModelConfig, as_config
-from shoal.repository.graph import is_decoupled
 
 _MAX_CODE = 4 * 2**20  # bytes of a model.py
 MAX_DEPTH = 100  # protobuf's own limit of nesting
@@ -203,10 +202,9 @@ class Repository:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def steps(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the models of each ensemble's steps."""
-        messages = {name: model.message for name, model in self.known.items() if model.message is not None}
-        return {n: tuple({s.model_name: None for s in m.ensemble_scheduling.step}) for n, m in messages.items()}
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """Configurations of the known models that can be read, by the model's name."""
+        return {name: model.config for name, model in self.known.items() if model.config is not None}
 
     @cached_property
     def order(self) -> Mapping[str, bool]:
@@ -214,17 +212,11 @@ class Repository:
 
         Ensembles in a circle, and those that call one, are left out.
         """
-        found: dict[str, bool] = {}
-        sorter = TopologicalSorter(self.steps)
-        with suppress(CycleError):  # what does not depend on the circle is still sorted
-            sorter.prepare()
-        while ready := sorter.get_ready():
-            for name in ready:
-                config = self.find_config(name)
-                is_own = config is not None and config.spec.is_decoupled
-                found[name] = is_own or any(found[called] for called in self.steps.get(name, ()))
-            sorter.done(*ready)
-        return found
+        return sort_decoupled(self.configs)
+
+    def find_circle(self, name: str) -> list[str]:
+        """Find a chain of steps from an ensemble back to itself; return the chain's model names, or an empty list."""
+        return [] if name in self.order else find_circle(name, self.configs)
 
     @cached_property
     def unreadable_ensembles(self) -> tuple[str, ...]:
@@ -232,14 +224,11 @@ class Repository:
         texts = (model.text for model in self.known.values() if model.message is None)
         return tuple(text for text in texts if "ensemble" in text)
 
-    def find_config(self, name: str) -> ModelConfig | None:
-        """Return the configuration of the model ``name``; None if the model is not known, or cannot be read."""
-        return self.known[name].config if name in self.known else None
-
     def is_decoupled(self, name: str) -> bool:
         """Whether a request may get several answers: the model is decoupled, or an ensemble with a decoupled step."""
-        config = self.find_config(name)
-        return self.order[name] if name in self.order else config is not None and is_decoupled(config, self.find_config)
+        if name in self.order:
+            return self.order[name]
+        return name in self.configs and is_decoupled(self.configs[name], self.configs.get)
 
 
 def entries(folder: Path) -> list[Path]:

@@ -146,8 +146,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
+    from shoal.repository.call_graph import collect
     from shoal.repository.graph import Graph
-    from shoal.repository.model_folders import collect, find_model_folders
+    from shoal.repository.model_folders import find_model_folders
     from shoal.repository.placement import Plan
     from shoal.repository.sizes import Largest, find_sizes
 

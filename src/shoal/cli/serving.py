@@ -156,7 +156,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.core.models import find_exposed
-    from shoal.repository.graph import is_decoupled
+    from shoal.repository.call_graph import is_decoupled
     from shoal.repository.manifest import read_composed
     from shoal.repository.model_folders import read_configs
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import InputError
 
@@ -78,6 +79,14 @@ class TensorSpec:
     def kind(self) -> str:
         """Dtype and shape, without the batch dimension, such as ``FP32 [31]``."""
         return f"{self.dtype.removeprefix('TYPE_')} {list(self.dims)}"
+
+    def zeros(self, rows: int | None, text: bytes = b"") -> NDArray[Any]:
+        """Return zeros, or copies of ``text`` for TYPE_STRING, shaped ``[rows, *dims]``; ``dims`` if ``rows`` is None.
+
+        A dimension of -1 has size 1.
+        """
+        shape = [*([] if rows is None else [rows]), *(1 if size == -1 else size for size in self.dims)]
+        return np.full(shape, text if self.dtype == STRING else 0, self.numpy_dtype)
 
     def mismatch(self, array: Any, *, is_batched: bool) -> str:
         """Describe how ``array`` differs from this declaration; empty if it fits."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shoal.check import Severity, check
 from shoal.errors import ArtifactError, InputError
+from shoal.repository.call_graph import collect
 from shoal.repository.config import CONFIG, ModelConfig, write_config
-from shoal.repository.model_folders import collect
 
 
 def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:

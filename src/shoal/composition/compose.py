@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -33,10 +32,11 @@ from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
 from shoal.paths import aside, check_path_supported, check_replaceable, exchange
-from shoal.repository.config import CONFIG, ModelConfig, write_config
+from shoal.repository.call_graph import collect
+from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
-from shoal.repository.model_folders import collect, find_model_folders
+from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
 
@@ -96,7 +96,7 @@ def compose(
     called = dict.fromkeys(name for model in models for name in model.calls if name not in used)
     all_graphs = [*graphs, *(Graph.build(members[name], members) for name in called)]
     _check_backends(models, plan)
-    load_seconds = _find_load_seconds(models)
+    load_seconds = max(model.load_seconds for model in models)
     try:
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
@@ -178,20 +178,6 @@ def _check_backends(models: Iterable[ModelConfig], plan: Plan) -> None:
                 f"Model {model.name} needs the backend {model.backend}, which the embedded server does not have.",
                 "Compose it for NVIDIA's container, with --target 26.06.",
             )
-
-
-def _find_load_seconds(models: Iterable[ModelConfig]) -> float:
-    """Return the longest load time, in seconds, that models declare in the parameter ``load_seconds``; 0 if none do."""
-    longest = 0.0
-    for model in models:
-        text = model.spec.parameters.get("load_seconds", "0")
-        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
-            raise InputError(
-                f"The parameter load_seconds of {model.name} is {text!r}, which is not a number of seconds.",
-                f'Write a number, such as "120", in {model.folder / CONFIG}.',
-            )
-        longest = max(longest, float(text))
-    return longest
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:

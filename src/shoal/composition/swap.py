@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shoal.errors import InputError, suggest
+from shoal.repository.call_graph import collect, is_decoupled
 from shoal.repository.config import ModelConfig, as_config
 from shoal.repository.ensemble_config import Declared, show
-from shoal.repository.graph import is_decoupled
-from shoal.repository.model_folders import collect
 
 
 def exchange_models(

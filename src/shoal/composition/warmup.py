@@ -95,7 +95,7 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
             found.reasons.setdefault(step.model, f"it does not run here: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
-        value = outputs[name] if name in outputs else _nothing(shapes[name], config.spec)
+        value = outputs[name] if name in outputs else _zeros(shapes[name], config.spec)
         if value is not None:
             tensors[tensor] = value
 
@@ -111,28 +111,21 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
 
     Optional inputs are left out. If all inputs are optional, the request has only the first text input.
     """
-    first = next((t for t in spec.inputs if t.dtype == STRING), None)
-    if first is not None and all(t.is_optional for t in spec.inputs):
-        text = _full(first, spec, TEXT.encode())
-        return {} if text is None else {first.name: text}
-    texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
-    others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
-    return {name: value for name, value in {**texts, **others}.items() if value is not None}
+    needed = [t for t in spec.inputs if not t.is_optional] or [t for t in spec.inputs if t.dtype == STRING][:1]
+    values = {t.name: _zeros(t, spec, TEXT.encode() if t.dtype == STRING else b"") for t in needed}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros or empty texts in the declared shape; None for a dimension of -1, BF16, which NumPy lacks, or a size
-    that is too large.
+def _zeros(tensor: TensorSpec, spec: ModelSpec, text: bytes = b"") -> Any:
+    """Return one row of zeros or of copies of ``text`` in the declared shape.
+
+    The result is None for a dimension of -1 (which has size 1 if there is a ``text``), for BF16, which NumPy lacks, and
+    for a size that is too large.
     """
-    is_made = -1 not in tensor.dims and tensor.dtype in DTYPES
-    return _full(tensor, spec, b"" if tensor.dtype == STRING else 0) if is_made else None
-
-
-def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
-    shape = [1 if size == -1 else size for size in tensor.dims]
-    if len(shape) > _MAX_RANK or min(shape, default=0) < 0 or prod(shape) > _MAX_VALUES:
+    sizes = [1 if text and size == -1 else size for size in tensor.dims]
+    if tensor.dtype not in DTYPES or len(sizes) > _MAX_RANK or min(sizes, default=0) < 0 or prod(sizes) > _MAX_VALUES:
         return None
-    return np.full([1, *shape] if spec.is_batched else shape, value, tensor.numpy_dtype)
+    return tensor.zeros(1 if spec.is_batched else None, text)
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:

@@ -66,7 +66,7 @@ def _download(weights: str) -> Path:
 
 def wants(model: ModelConfig) -> bool:
     """Whether a model needs the path of a weights folder: it has the parameter ``model``, without a value."""
-    return model.backend in ("python", "vllm") and model.spec.parameters.get(PARAMETER) == ""
+    return model.backend in ("python", "vllm") and model.weights == ""
 
 
 def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig]:
@@ -101,6 +101,6 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
 def write_engine_args(model: ModelConfig, version: Path) -> None:
     """Write the path of the weights folder into the engine arguments of the vLLM backend, which reads no parameters."""
     path = version / FILE
-    if model.backend == "vllm" and path.is_file() and model.spec.parameters.get(PARAMETER):
-        arguments = {**read_json(path, "object of vLLM's arguments"), PARAMETER: model.spec.parameters[PARAMETER]}
+    if model.backend == "vllm" and path.is_file() and model.weights:
+        arguments = {**read_json(path, "object of vLLM's arguments"), PARAMETER: model.weights}
         path.write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
 from shoal.files import read_text
+from shoal.repository.parameters import ParameterProperties
 
 CONFIG = "config.pbtxt"
 MAX_CONFIG = 2**20  # bytes; more takes many seconds to parse
@@ -50,8 +51,8 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A model's configuration: the fields that shoal reads, and the complete ModelConfig message."""
+class ModelConfig(ParameterProperties):
+    """A model's configuration: the fields and parameters that shoal reads, and the complete ModelConfig message."""
 
     spec: ModelSpec
     backend: str
@@ -69,11 +70,6 @@ class ModelConfig:
     def is_ensemble(self) -> bool:
         """Whether the model is an ensemble."""
         return self.platform == "ensemble"
-
-    @property
-    def calls(self) -> tuple[str, ...]:
-        """Names of the models that this model's code calls (BLS), from the parameter ``calls``, separated by spaces."""
-        return tuple(self.spec.parameters.get("calls", "").split())
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:

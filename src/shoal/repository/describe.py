@@ -66,7 +66,7 @@ def _step_names(graph: Graph) -> list[str]:
 def _describe_model(config: ModelConfig) -> dict[str, Any]:
     return {
         "model": config.name,
-        "content": config.spec.parameters.get("content", ""),
+        "content": config.content,
         "backend": config.backend or config.platform,
         "instances": None if config.is_ensemble else config.spec.num_instances,
         "max_batch_size": config.spec.max_batch_size,

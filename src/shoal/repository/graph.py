@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
+from shoal.repository.call_graph import find_members, mark_decoupled
 from shoal.repository.config import CONFIG, ModelConfig, Step, read_config
 
 ROUND_TRIP, TO_HOST, TO_GPU, TO_OTHER_GPU = "host round trip", "to host", "to GPU", "to another GPU"
@@ -81,7 +81,7 @@ class Graph:
                     f"Known: {', '.join(sorted(members))}.",
                 )
             _check_names(config.name, step, members[step.model].spec)
-        return cls(config, config.steps, _mark_decoupled(members, members.get))
+        return cls(config, config.steps, mark_decoupled(members, members.get))
 
     def producer(self, tensor: str) -> int | None:
         """Return the index of the step that writes a tensor of the ensemble; None for an input of the request.
@@ -207,47 +207,6 @@ def find_rounds(steps: Sequence[tuple[Iterable[str], Iterable[str]]], known: Ite
         ready = sorted({index for index in waiting if not missing[index]})
 
 
-def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
-    """Find the models of an ensemble's steps and the models that code calls, but not the steps of nested ensembles.
-
-    ``find`` returns the model of a name, or None. A nested ensemble is marked as decoupled if one of its models is
-    decoupled, because the ensemble's own configuration does not say so.
-    """
-    found: dict[str, ModelConfig] = {}
-    waiting = [*sorted({step.model for step in config.steps}), *config.calls]
-    while waiting:
-        name = waiting.pop(0)
-        member = find(name) if name not in found and name != config.name else None
-        if member is not None:
-            found[name] = member
-            waiting += member.calls
-    return _mark_decoupled(found, find)
-
-
-def _mark_decoupled(
-    members: Mapping[str, ModelConfig], find: Callable[[str], ModelConfig | None]
-) -> dict[str, ModelConfig]:
-    return {
-        name: replace(member, spec=replace(member.spec, is_decoupled=True)) if is_decoupled(member, find) else member
-        for name, member in members.items()
-    }
-
-
-def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> bool:
-    """Whether a model is decoupled or, for an ensemble, a model in it is; models that are missing do not count."""
-    waiting, seen = [config], set[str]()  # names of folders: two configurations may have the same name
-    while waiting:
-        current = waiting.pop()
-        if current.spec.is_decoupled:
-            return True
-        for name in {step.model for step in current.steps} - seen:
-            seen.add(name)
-            with suppress(ArtifactError):
-                member = find(name)
-                waiting += [member] if member is not None else []
-    return False
-
-
 def _find_before(edges: list[Edge], steps: list[int]) -> set[int]:
     """Return the indices of all steps that one of ``steps`` depends on, directly or indirectly."""
     sources: dict[int | None, set[int]] = {}
@@ -320,7 +279,7 @@ def gets_host_copies(config: ModelConfig) -> bool:
     python_be.cc).
     """
     is_python = config.backend == "python" or config.message.runtime.endswith(".py")
-    return is_python and config.spec.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes") != "no"
+    return is_python and config.gets_host_inputs
 
 
 def find_crossing(source: ModelConfig | None, target: ModelConfig | None, tensor: TensorSpec) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.paths import shipped_root
+from shoal.repository.call_graph import find_members
 from shoal.repository.config import CONFIG, ModelConfig, check_number, read_config
-from shoal.repository.graph import Graph, find_members
+from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_composed
 
-MAX_NESTED = 100  # models that call one another in a chain
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
@@ -26,47 +26,6 @@ def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelCo
             for config in read_configs(root / category).values():
                 available[config.name] = config
     return available
-
-
-def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
-    """Return the model called ``name`` and all models that its steps and its code call, each before its callers.
-
-    Raises:
-        ArtifactError: there is no such model, a model calls itself, directly or through other models, or models call
-            one another too deep.
-    """
-    found: dict[str, ModelConfig] = {}
-    callers: dict[str, None] = {}  # the way from ``name`` to the model at hand
-    waiting: list[str | None] = [name]  # None: the models that the last caller calls are found
-    while waiting:
-        wanted = waiting.pop()
-        if wanted is None:
-            last, _ = callers.popitem()
-            found[last] = available[last]
-            continue
-        if wanted in found:
-            continue
-        if wanted in callers:
-            circle = [*callers][[*callers].index(wanted) :]
-            shown = " -> ".join([*circle, wanted])
-            if all(available[caller].is_ensemble for caller in circle):  # the rule and the error text of Triton's core
-                raise ArtifactError(f"circular dependency between ensembles: {shown}.", "Take one step out.")
-            raise ArtifactError(
-                f"Models call one another in a circle: {shown}. With every instance busy, none would answer.",
-                "Take one of them out of the parameter `calls`, or out of the steps.",
-            )
-        if wanted not in available:
-            caller = f", which {[*callers][-1]} calls" if callers else ""
-            raise ArtifactError(f"There is no model {wanted}{caller}.", suggest(wanted, sorted(available)))
-        callers[wanted] = None
-        if len(callers) > MAX_NESTED:
-            raise ArtifactError(
-                f"The models below {name} call one another more than {MAX_NESTED} deep, up to {wanted}.",
-                "Let one ensemble have the steps of several.",
-            )
-        config = available[wanted]
-        waiting += [None, *reversed([*(step.model for step in config.steps), *config.calls])]
-    return list(found.values())
 
 
 # --- the model that a path means -------------------------------------------------------------------------------------

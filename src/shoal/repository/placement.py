@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError, suggest
 from shoal.machine import computes_bf16
@@ -121,7 +120,7 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool 
             group.gpus[:] = gpus
     if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
-        for tensor in message.input if config.spec.parameters.get(ATTENTION_MASK) else ():
+        for tensor in message.input if config.mask else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
     if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # otherwise Triton would copy their inputs to the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.errors import SetupError
-from shoal.processes import processes
+from shoal.processes import processes, start_successor
 
 SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, regardless of TMPDIR
@@ -90,11 +90,7 @@ class Lease:
 
 def watch(folder: Path) -> subprocess.Popen[bytes]:
     """Start a process that cleans up after a server when this process ends: it reads a pipe that then closes."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "shoal.server.orphans", folder],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-        process_group=0,  # what ends this process's group, such as Ctrl-C, leaves it alone
-    )  # fmt: skip
+    return start_successor("-P", "-m", "shoal.server.orphans", folder)
 
 
 def clean_up() -> list[Path]:

@@ -2,25 +2,31 @@
 
 The backend calls ``AsyncEngineArgs(**json)`` with the object in ``model.json``. ``AsyncEngineArgs`` is a plain
 dataclass: an unknown name raises TypeError, and a value of a wrong type is kept as it is. shoal's own models on vLLM,
-which do not use that backend, have such an object in the parameter ``engine_args``. This module does not import vLLM:
-names and types are copied from vLLM 0.32 (vllm/engine/arg_utils.py), conditions between arguments from vllm/config.
+which do not use that backend, have such an object in the parameter ``engine_args``. Names are read from the
+source of the vLLM in the model's environment (vllm/engine/arg_utils.py), which is not imported. Without it, only usual
+names of vLLM 0.32 are known, and a near miss of one is a warning. Conditions between arguments are from vllm/config.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any
 
-from shoal.check.findings import Finding, Findings, Place, Rule, Severity
+from shoal.check.environments import PARAMETER as ENVIRONMENT
+from shoal.check.environments import VARIABLE
+from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
-from shoal.errors import suggest
-from shoal.files import parse_json, read_bytes, read_json
+from shoal.files import parse_json, read_bytes, read_json, read_text
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)
+MISSPELT = Rule("engine-args-misspelt", Severity.WARNING)
 VALUE = Rule("engine-args-value", Severity.ERROR)
 MISSING = Rule("engine-args-missing", Severity.ERROR)
 TEXT = Rule("engine-args-text", Severity.WARNING)
@@ -30,7 +36,9 @@ DECOUPLED = Rule("vllm-not-decoupled", Severity.ERROR)
 TENSORS = Rule("vllm-tensors", Severity.ERROR)
 INSTANCES = Rule("vllm-instances", Severity.ERROR)
 
-VERSION = "0.32"
+VERSION = "0.32"  # of which the arguments below are
+_FILE = "vllm/engine/arg_utils.py"
+_CLOSE = 0.85  # least difflib ratio of a misspelt name and the right one
 FILE = "model.json"  # in the version folder: vllm_backend, src/model.py
 OLD_FILE = "vllm_engine_args.json"  # of the tutorials of 2023, whose model.py is a plain Python model
 PARAMETER = "engine_args"  # of our own models on vLLM
@@ -66,7 +74,7 @@ def find(model: Model, repository: Repository) -> Findings:
             yield from _decoupled(model, is_completed=False)
             yield from _file(model, repository, path)
         if PARAMETER in model.parameters:
-            yield from _parameter(model)
+            yield from _parameter(model, repository)
 
 
 def _decoupled(model: Model, *, is_completed: bool) -> Findings:
@@ -122,7 +130,7 @@ def _file(model: Model, repository: Repository, path: Path) -> Findings:
         return Place(path, text.count("\n", 0, found.start()) + 1 if found else 0)
 
     is_old = repository.target is not None and repository.target.release < _WITHOUT_REQUEST_LOG
-    yield from check_arguments(arguments, at, removed=None if is_old else OLD)
+    yield from check_arguments(arguments, at, _read_names(model, repository), has_old=is_old)
     weights = arguments.get("model")
     if weights is None or (weights == "" and not model.is_model_folder):
         what = "It names no model, and vLLM would serve its default, Qwen/Qwen3-0.6B."
@@ -133,7 +141,7 @@ def _file(model: Model, repository: Repository, path: Path) -> Findings:
     yield from _instances(model, arguments)
 
 
-def _parameter(model: Model) -> Findings:
+def _parameter(model: Model, repository: Repository) -> Findings:
     place = model.at_entry("parameters", key=PARAMETER, within=("value", "string_value"))
     try:
         arguments = parse_json(model.parameters[PARAMETER] or "{}")
@@ -148,7 +156,7 @@ def _parameter(model: Model) -> Findings:
         yield VALUE.at(place, what, f"Remove it from {PARAMETER}.")
     texts = {name: model.parameters.get(_OWN[name], "") for name in ("max_num_seqs", "max_model_len")}
     own = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 10}
-    yield from check_arguments({**own, **arguments}, lambda _: place, removed=UNKNOWN)  # its environment has new vLLM
+    yield from check_arguments({**own, **arguments}, lambda _: place, _read_names(model, repository))
     yield from _instances(model, arguments)
 
 
@@ -181,43 +189,47 @@ def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
 
 
 def check_arguments(
-    arguments: Mapping[str, Any], at: Callable[[str], Place], *, removed: Rule | None = OLD
+    arguments: Mapping[str, Any],
+    at: Callable[[str], Place],
+    known: Collection[str] = (),
+    *,
+    has_old: bool = False,
 ) -> Findings:
     """Find the mistakes in vLLM's engine arguments, JSON values by name; ``at`` returns the place of an argument.
 
-    ``removed`` is the rule to report for an argument that only older vLLM has: ``OLD`` for a ``model.json``,
-    ``UNKNOWN`` for shoal's own models, or None if the server's vLLM still has it. In a ``model.json``, ``device``
-    "rbln" means RBLN's vLLM (vllm-rbln); RBLN's conditions between arguments are then checked, too.
+    ``known`` are the names of all arguments of the server's vLLM; if it is empty, only usual names are known.
+    ``has_old``: the server's vLLM still has those that newer ones refuse. ``device`` "rbln" means RBLN's vLLM
+    (vllm-rbln); RBLN's conditions between arguments are then checked, too.
     """
-    is_rbln = arguments.get("device") == "rbln" and removed is not UNKNOWN
+    is_rbln = arguments.get("device") == "rbln"
     if is_rbln:
         what = f"Only RBLN's vLLM (vllm-rbln) takes device rbln and {_COMPILED}; any other vLLM refuses to start."
         yield RBLN.at(at("device"), what, "For a GPU or a CPU, remove them.")
         yield from _rbln(arguments, at)
     for name, value in arguments.items():
-        if name in _KINDS:
-            yield from _check_value(name, value, at(name)) if value is not None else ()
-        elif name in _OLD.split() and not (is_rbln and name == "device"):
-            yield from _refuse_old(name, at(name), removed) if removed else ()
+        if name in (known or _KINDS):
+            yield from _check_value(name, value, at(name)) if name in _KINDS and value is not None else ()
         elif not (is_rbln and name in ("device", _COMPILED)):
-            yield _refuse(name, at(name))
+            yield from _refuse(name, at(name), known, has_old=has_old)
     yield from _relations(arguments, at)
 
 
-def _refuse_old(name: str, place: Place, rule: Rule) -> Findings:
-    fix = "Remove it, or serve with the older vLLM."
-    if name == "disable_log_requests":
-        fix = "Remove it: vLLM no longer logs requests, unless enable_log_requests is true."
-    yield rule.at(place, f"{name} is an argument of older vLLM; vLLM {VERSION} refuses it.", fix)
-
-
-def _refuse(name: str, place: Place) -> Finding:
-    if name == _COMPILED:
+def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool) -> Findings:
+    near = next(iter(get_close_matches(name.strip("-").replace("-", "_").lower(), known or _KINDS, 1, _CLOSE)), "")
+    fix = f"Did you mean {near}?" if near else "Remove it."
+    if known:
+        yield UNKNOWN.at(place, f"The vLLM of this model has no argument '{name}', and refuses to start.", fix)
+    elif name == _COMPILED:
         what = f"{name} is an argument of RBLN's vLLM (vllm-rbln), with device rbln; any other vLLM refuses it."
-        return UNKNOWN.at(place, what, 'Add "device": "rbln", or remove it.')
-    advice = suggest(name.strip("-").replace("-", "_").lower(), _KINDS)
-    fix = advice if advice.startswith("Did you mean") else "Remove it."
-    return UNKNOWN.at(place, f"vLLM {VERSION} has no argument '{name}', and refuses to start.", fix)
+        yield UNKNOWN.at(place, what, 'Add "device": "rbln", or remove it.')
+    elif name in _OLD.split():
+        fix = "Remove it, or serve with the older vLLM."
+        if name == "disable_log_requests":
+            fix = "Remove it: vLLM no longer logs requests, unless enable_log_requests is true."
+        if not has_old:
+            yield OLD.at(place, f"{name} is an argument of older vLLM; vLLM {VERSION} refuses it.", fix)
+    elif near:
+        yield MISSPELT.at(place, f"vLLM {VERSION} has the argument {near}; '{name}' is not known here.", fix)
 
 
 def _check_value(name: str, value: Any, place: Place) -> Findings:
@@ -305,76 +317,42 @@ def _whole(arguments: Mapping[str, Any], name: str) -> int | None:
 
 # --- vLLM's arguments, by type -----------------------------------------------------------------------------------
 
-_TYPES = {
-    "bool": """aggregate_engine_logging allow_deprecated_quantization async_scheduling cudagraph_metrics
-        data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb dcp_q_replicate
-        disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
-        disable_log_stats disable_nccl_for_dp_synchronization disable_sliding_window enable_batch_sharded_sampling
-        enable_chunked_prefill enable_cumem_allocator enable_dbo enable_elastic_ep enable_ep_weight_filter enable_eplb
-        enable_expert_parallel enable_fault_tolerance enable_flashinfer_autotune enable_hc_sp
-        enable_layerwise_nvtx_tracing enable_log_requests enable_logging_iteration_details enable_lora
-        enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint enable_mfu_metrics
-        enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
-        enable_nccl_comm_suspend enable_prefix_caching enable_prompt_embeds enable_return_routed_experts
-        enable_shm_tensor_arena enable_sleep_mode enable_tower_connector_lora enable_trace_replay enforce_eager
-        fail_on_environ_validation fully_sharded_loras interleave_mm_strings jit_monitor_verbose kv_cache_metrics
-        kv_sharing_fast_prefill language_model_only long_prefill_token_threshold_adaptive mm_device_do_normalize
-        mm_encoder_only numa_bind ray_workers_use_nsight return_sampling_mask scheduler_reserve_full_isl
-        skip_mm_profiling skip_tokenizer_init sleep_mode_offload_cudagraph specialize_active_lora swa_bounded_replay
-        tokens_only trust_remote_code use_fp64_gumbel use_replayssm use_tqdm_on_load""",
-    "int": """block_size cp_kv_cache_interleave_size cpu_distributed_timeout_seconds data_parallel_rank
-        data_parallel_rpc_port data_parallel_size data_parallel_size_local data_parallel_start_rank
-        dbo_decode_token_threshold dbo_prefill_token_threshold dcp_kv_cache_interleave_size
-        decode_context_parallel_size distributed_timeout_seconds dp_sync_interval elastic_ep_max_dp_size
-        kv_cache_memory_bytes long_prefill_token_threshold mamba_block_size mamba_cache_philox_rounds master_port
-        max_cpu_loras max_cudagraph_capture_size max_logprobs max_lora_cls_labels max_lora_rank max_loras max_model_len
-        max_num_active_seqs max_num_batched_tokens max_num_queued_reqs max_num_queued_tokens max_num_scheduled_tokens
-        max_num_seqs max_parallel_loading_workers mm_shm_cache_max_object_size_mb nnodes node_rank
-        num_gpu_blocks_override offload_group_size offload_num_in_group offload_prefetch_step pipeline_parallel_size
-        prefill_context_parallel_size prefill_schedule_interval prefix_cache_retention_interval prefix_match_unit
-        renderer_num_workers replayssm_buffer_len safetensors_prefetch_block_size safetensors_prefetch_num_threads seed
-        shutdown_timeout spec_tokens stream_interval tensor_parallel_size ubatch_size""",
-    "float": """cpu_offload_gb gpu_memory_utilization kv_cache_metrics_sample kv_offloading_size
-        mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_processor_cache_gb video_pruning_rate watermark""",
-    "str": """all2all_backend allowed_local_media_path attention_backend code_revision config_format convert
-        data_parallel_address data_parallel_backend dcp_comm_backend distributed_executor_backend download_dir dtype
-        expert_placement_strategy gdn_prefill_backend generation_config hf_config_path io_processor_plugin
-        jit_monitor_mode kda_decode_backend kda_prefill_backend kv_cache_dtype kv_offloading_backend linear_backend
-        load_format log_config_file log_level logprobs_mode lora_dtype mamba_backend mamba_cache_dtype mamba_cache_mode
-        mamba_ssm_cache_dtype mamba_ssu_algorithm master_addr mm_encoder_attn_backend mm_encoder_attn_dtype
-        mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm
-        mm_processor_cache_type mm_processor_device mm_tensor_ipc model model_impl model_weights moe_backend
-        offload_backend otlp_traces_endpoint per_request_spec_decode_metrics performance_mode prefix_caching_hash_algo
-        quantization reasoning_parser reasoning_parser_plugin revision runner safetensors_load_strategy scheduler_cls
-        scheduling_policy show_hidden_metrics_for_version sparse_indexer_topk_backend spec_method spec_model tokenizer
-        tokenizer_mode tokenizer_revision video_pruning_method worker_cls worker_extension_cls""",
-    "dict": """additional_config attention_config aux_output_config compilation_config custom_histogram_buckets
-        default_mm_loras diffusion_config ec_manager_config ec_transfer_config engram_config eplb_config
-        fault_tolerance_config hf_overrides ir_op_priority kernel_config kv_events_config kv_transfer_config
-        limit_mm_per_prompt logging_config mamba_config media_io_kwargs mm_processor_kwargs model_class_overrides
-        model_loader_extra_config override_generation_config pooler_config profiler_config quantization_config
-        reasoning_config speculative_config structured_outputs_config watermark_config weight_transfer_config""",
-    "list": """allowed_media_domains collect_detailed_traces cpu_offload_params cudagraph_capture_sizes device_ids
-        kv_cache_dtype_skip_layers logits_processors lora_target_modules numa_bind_cpus numa_bind_nodes offload_params
-        sleep_preserve_parameter_names""",
-    "str list": "ignore_patterns served_model_name",
+_TYPES = {  # the arguments that users write, and those that resemble them
+    "bool": """disable_custom_all_reduce disable_log_stats enable_chunked_prefill enable_expert_parallel
+        enable_log_requests enable_lora enable_prefix_caching enforce_eager skip_tokenizer_init trust_remote_code""",
+    "int": """block_size data_parallel_size data_parallel_size_local kv_cache_memory_bytes max_cpu_loras max_logprobs
+        max_lora_rank max_loras max_model_len max_num_active_seqs max_num_batched_tokens max_num_seqs
+        pipeline_parallel_size seed tensor_parallel_size""",
+    "float": "cpu_offload_gb gpu_memory_utilization",
+    "str": """distributed_executor_backend download_dir dtype kv_cache_dtype load_format model quantization revision
+        tokenizer tokenizer_mode tokenizer_revision""",
+    "dict": "compilation_config hf_overrides limit_mm_per_prompt speculative_config",
+    "str list": "served_model_name",
     "bool str": "hf_token",
-    "dict str": "pt_load_map_location",
-    "int str": "optimization_level",
 }
-_KINDS = {name: tuple(kinds.split()) for kinds, names in _TYPES.items() for name in names.split()}
-# Arguments that only vLLM 0.2 to 0.9 has; vLLM's pull request 21739 removed disable_log_requests in 0.10.1.
-_OLD = """calculate_kv_scales device disable_async_output_proc disable_log_requests disable_mm_preprocessor_cache
-    enable_lora_bias enable_prompt_adapter engine_use_ray guided_decoding_backend logits_processor_pattern
-    long_lora_scaling_factors lora_extra_vocab_size max_context_len_to_capture max_log_len max_paddings
-    max_prompt_adapter_token max_prompt_adapters max_seq_len_to_capture multi_step_stream_outputs
-    ngram_prompt_lookup_max ngram_prompt_lookup_min num_lookahead_slots num_scheduler_steps num_speculative_tokens
-    override_neuron_config override_pooler_config preemption_mode rope_scaling rope_theta scheduler_delay_factor
-    spec_decoding_acceptance_method speculative_disable_by_batch_size speculative_disable_mqa_scorer
-    speculative_draft_tensor_parallel_size speculative_max_model_len speculative_model speculative_model_quantization
-    swap_space task tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type use_v2_block_manager
-    worker_use_ray"""
+_KINDS: Mapping[str, tuple[str, ...]] = {n: (*kinds.split(),) for kinds, names in _TYPES.items() for n in names.split()}
+# Arguments of the tutorials that only vLLM 0.2 to 0.9 has; pull request 21739 removed disable_log_requests in 0.10.1.
+_OLD = """device disable_log_requests enable_prompt_adapter engine_use_ray guided_decoding_backend
+    max_context_len_to_capture max_log_len max_paddings max_seq_len_to_capture num_scheduler_steps
+    num_speculative_tokens rope_scaling speculative_model swap_space task use_v2_block_manager worker_use_ray"""
 _EXPECTED = {
     "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "dict": "an object",
     "list": "a list",
 }  # fmt: skip
+
+
+def _read_names(model: Model, repository: Repository) -> frozenset[str]:
+    """Return the names of all arguments of the vLLM in the model's environment, a folder; empty if it is not here.
+
+    Without an environment of its own, the model runs in this Python, unless it is checked for another server.
+    """
+    value, is_here = model.parameters.get(ENVIRONMENT, ""), not repository.target or repository.target.is_embedded
+    own = sys.path if model.is_python and is_here else []
+    folder = Path(value.replace(VARIABLE, str(model.folder)))
+    places = [*folder.glob("lib/python3.*/site-packages")] if value else [*map(Path, own)]
+    try:
+        tree = ast.parse(next((read_text(place / _FILE) for place in places if is_file(place / _FILE)), ""))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return frozenset()
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("EngineArgs")]
+    return frozenset(ast.unparse(n.target) for each in classes for n in each.body if isinstance(n, ast.AnnAssign))

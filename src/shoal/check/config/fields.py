@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
 from shoal.repository.config import CONFIG
+from shoal.repository.parameters import ANY, COMPONENT, find_right_name
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
@@ -18,6 +19,7 @@ TOO_NEW = Rule("field-newer-than-target", Severity.ERROR, is_core=True)
 LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
+PARAMETER = Rule("parameter-misspelt", Severity.WARNING)
 
 # (message, field): the first release of Triton whose schema has the field.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
@@ -51,6 +53,7 @@ def find(model: Model, repository: Repository) -> Findings:
         )
     if model.message is not None:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
+        yield from _misspelt(model)
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
@@ -135,3 +138,17 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
         if known[name].message_type is not None:
             for child in nodes:
                 yield from _unknown(model, child, known[name].message_type, repository, (*path, name))
+
+
+def _misspelt(model: Model) -> Findings:
+    """Find parameters with nearly the name of one that shoal reads, unless the model's own code reads them."""
+    code = "\n".join(text for _, text in model.sources)
+    scopes = [ANY, model.backend, *([COMPONENT] if re.search(r"\b(from|import) shoal\b", code) else [])]
+    for name in model.parameters:
+        right = find_right_name(name, scopes, model.parameters)
+        if right and not re.search(rf"([\"']){re.escape(name)}\1", code):
+            yield PARAMETER.at(
+                model.at_entry("parameters", key=name, within=("key",)),
+                f"{model.name} has the parameter {name}, and none called {right}.",
+                f"Write {right}, if that is meant.",
+            )

@@ -33,7 +33,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if model.message is None or not model.message.HasField("ensemble_scheduling"):
         return
     steps = list(model.message.ensemble_scheduling.step)
-    circle = find_circle(model.name, repository)
+    circle = repository.find_circle(model.name)
     if circle:
         index = next((i for i, step in enumerate(steps) if step.model_name == circle[1]), 0)
         yield CIRCLE.at(
@@ -53,24 +53,6 @@ def find(model: Model, repository: Repository) -> Findings:
             yield from _requests(model, index, step, member)
     yield from _check_tensors(model, steps, repository)
     yield from _decoupled(model, steps, repository)
-
-
-def find_circle(name: str, repository: Repository) -> list[str]:
-    """Find a chain of steps from an ensemble back to itself; return the chain's model names, or an empty list."""
-    callers, waiting = {name: ""}, [name] if name not in repository.order else []
-    while waiting:
-        current = waiting.pop()
-        for called in repository.steps.get(current, ()):
-            if called == name:
-                way = [name]
-                while current:
-                    way.append(current)
-                    current = callers[current]
-                return way[::-1]
-            if called not in callers:
-                callers[called] = current
-                waiting.append(called)
-    return []
 
 
 def _missing(model: Model, index: int, name: str, repository: Repository) -> Findings:

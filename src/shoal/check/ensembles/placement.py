@@ -44,7 +44,7 @@ def _build_graph(model: Model, repository: Repository) -> Graph | None:
     try:
         names = sorted({step.model_name for step in model.message.ensemble_scheduling.step})
         assert model.config is not None
-        members = {name: config for name in names if (config := repository.find_config(name)) is not None}
+        members = {name: repository.configs[name] for name in names if name in repository.configs}
         return Graph.build(model.config, members)
     except ShoalError:  # other rules report the mistake
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from shoal.check.ensembles.members import find_circle
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.check.python.streams import is_stateful
@@ -36,7 +35,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _limits(model, repository, target)
     yield from _calls(model, repository)
     yield from _engine(model)
-    if model.message.HasField("ensemble_scheduling") and not find_circle(model.name, repository):
+    if model.message.HasField("ensemble_scheduling") and not repository.find_circle(model.name):
         behind = list(_find_behind(model, repository))
         for place in behind:
             yield from _state(place)
@@ -98,7 +97,7 @@ def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
-    for name in [*dict.fromkeys(model.parameters.get("calls", "").split())][:_MAX_CALLS]:
+    for name in [*dict.fromkeys(model.config.calls if model.config else ())][:_MAX_CALLS]:
         if name not in repository.known:
             yield CALLS.at(
                 model.at_entry("parameters", key="calls", within=("value", "string_value")),

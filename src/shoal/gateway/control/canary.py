@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -14,15 +13,14 @@ import numpy as np
 from shoal.client.calls import Call, Method, decode, to_arrays
 from shoal.client.failures import CallError, Kind
 from shoal.client.grpc_transport import AsyncGrpc
-from shoal.component.spec import DTYPES, STRING
+from shoal.component.spec import DTYPES, STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.composition.warmup import FOLDER, requested
 from shoal.errors import ArtifactError, InputError
 from shoal.gateway.core.refusals import is_dead
+from shoal.repository.call_graph import is_decoupled
 from shoal.repository.config import ModelConfig
-from shoal.repository.graph import is_decoupled
 
-PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
 TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less
 MOST_SECONDS = 30.0  # between two canaries of a slow model
 PATIENCE = 60.0  # seconds; a hanging process is detected earlier by ProcessMonitor
@@ -147,31 +145,30 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
 
     found: dict[str, Array] = {}
     for warmup in list(config.message.model_warmup)[:1]:
-        rows = [1] if config.spec.is_batched else []
+        rows = 1 if config.spec.is_batched else None
         for name, given in warmup.inputs.items():
             dtype = model_config_pb2.DataType.Name(given.data_type)
             if dtype not in DTYPES:  # BF16, which has no NumPy form
                 return {}
-            shape = [*rows, *given.dims]
             if given.input_data_file:
                 content = (config.folder / FOLDER / given.input_data_file).read_bytes()
                 datatype = "BYTES" if dtype == STRING else dtype.removeprefix("TYPE_")
-                found[name] = decode(datatype, shape, memoryview(content))
+                found[name] = decode(datatype, [*([rows] if rows else []), *given.dims], memoryview(content))
             else:  # zeros, also where the warm-up has random data, so that the answer is reproducible
-                found[name] = np.full(shape, b"" if dtype == STRING else 0, DTYPES[dtype])
+                found[name] = TensorSpec(name, dtype, tuple(given.dims)).zeros(rows)
     return found
 
 
 def _of_parameter(config: ModelConfig) -> dict[str, Array]:
     """Read a canary's inputs from the model's parameter ``canary``, such as ``{"COUNT": [[2]]}``."""
-    text = config.spec.parameters.get(PARAMETER)
-    if text is None:
+    given = config.canary
+    if given is None:
         return {}
     try:
-        return to_arrays(config.spec.inputs, json.loads(text), is_batched=config.spec.is_batched)
-    except (ValueError, AttributeError, InputError) as error:
+        return to_arrays(config.spec.inputs, given, is_batched=config.spec.is_batched)
+    except (ValueError, InputError) as error:
         raise ArtifactError(
-            f"{config.name}: the parameter {PARAMETER} is not a JSON object of inputs: {error}",
+            f"Parameter canary of model {config.name} does not fit its inputs: {error}",
             'Write for example {"COUNT": [[2]]}.',
         ) from None
 

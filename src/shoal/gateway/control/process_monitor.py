@@ -17,7 +17,6 @@ from shoal.server.launch import Server
 
 PERIOD = 0.2  # seconds between two checks
 HANG_SECONDS = 1.5  # busy without processor time; a model that waits for something else sets hang_seconds
-HANG_PARAMETER = "hang_seconds"  # of a model's configuration
 BATCH_SECONDS = 300.0  # that a batch may take
 STUCK_SECONDS = 5.0  # for a request to wait while no process of its model is busy
 SILENCE = 0.02  # of a processor: background threads of a hanging process use less

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from shoal.errors import ArtifactError, InputError
-from shoal.gateway.control.process_monitor import HANG_PARAMETER
+from shoal.errors import InputError
+from shoal.repository.call_graph import find_below as find_below
+from shoal.repository.call_graph import find_leaves
+from shoal.repository.call_graph import find_users as find_users
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_folders import find_top, read_calls
 
-PUBLIC_PARAMETER = "public"  # of a model that clients may call, besides the ensembles
-SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
+find_members = find_leaves
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait, without processor time
-
-
-def find_below(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the models that it calls, directly or through another model."""
-    below = {name: {*(step.model for step in config.steps), *config.calls} for name, config in configs.items()}
-    for _ in configs:  # each pass adds at least one level of nesting
-        for called in below.values():
-            called.update(*(below.get(name, ()) for name in list(called)))
-    return below
-
-
-def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the ensembles and models that call it, directly or through another model."""
-    below = find_below(configs)
-    return {name: {user for user in configs if name in below[user]} for name in configs}
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
@@ -37,18 +23,9 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
     Raises:
         ArtifactError: a parameter ``hang_seconds`` is not a number.
     """
-    given: Iterable[tuple[str, str]] = (
-        (name, config.spec.parameters[HANG_PARAMETER])
-        for name, config in configs.items()
-        if HANG_PARAMETER in config.spec.parameters
-    )
     found = {name: STREAM_SECONDS for name, config in configs.items() if config.spec.is_decoupled}
-    for name, value in given:
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is not a number.", "Write seconds: 10.") from None
-    return found
+    given = {name: config.hang_seconds for name, config in configs.items()}
+    return found | {name: seconds for name, seconds in given.items() if seconds is not None}
 
 
 def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
@@ -59,26 +36,10 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     Raises:
         ArtifactError: a parameter ``slots`` is not a whole number of 1 or more.
     """
-    found: dict[str, int] = {}
-    for name, config in configs.items():
-        value = config.spec.parameters.get(SLOTS_PARAMETER)
-        if value is not None:
-            if not value.isdecimal() or int(value) < 1:
-                raise ArtifactError(f"{name}: {SLOTS_PARAMETER} {value!r} is not a whole number from 1.", "Write 16.")
-            found[name] = int(value)
+    found = {name: number for name, config in configs.items() if (number := config.slots) is not None}
     below = find_below(configs)
     slots = {name: [found[each] for each in (name, *below[name]) if each in found] for name in configs}
     return {name: min(each) for name, each in slots.items() if each}
-
-
-def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each ensemble to the models, but not ensembles, that it calls directly or through another model."""
-    below = find_below(configs)
-    return {
-        name: {other for other in below[name] if other in configs and not configs[other].is_ensemble}
-        for name, config in configs.items()
-        if config.is_ensemble
-    }
 
 
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
@@ -103,10 +64,7 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
     """
     found = set(names) & configs.keys()
     for name, config in configs.items():
-        value = config.spec.parameters.get(PUBLIC_PARAMETER, "false")
-        if value not in ("true", "false"):
-            raise ArtifactError(f"{name}: {PUBLIC_PARAMETER} {value!r} is neither true nor false.", "Write true.")
-        if config.is_ensemble or value == "true":
+        if config.is_public or config.is_ensemble:
             found.add(name)
     return found or set(configs)
 

@@ -29,8 +29,8 @@ from shoal.component.spec import STRING, ModelSpec
 from shoal.gateway.core.models import find_members
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.upstream import SERVICE, Upstream
+from shoal.repository.call_graph import is_decoupled
 from shoal.repository.config import ModelConfig
-from shoal.repository.graph import is_decoupled
 
 METHOD = f"{SERVICE}ModelStreamInfer"
 _AGAIN_SECONDS = 0.2  # until the next stop request: the first may come before the request reaches its engine

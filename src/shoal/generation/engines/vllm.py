@@ -11,12 +11,10 @@ import json
 import logging
 import os
 import secrets
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.generation.answering import Answering
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import Weights
+from shoal.processes import Reaper
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # parameters for these
@@ -36,8 +35,6 @@ _LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
 _AGAIN_SECONDS = 10
 _PAUSE_SECONDS = 5.0  # after a restart that failed
 _STOP_SECONDS = 1.0  # for vLLM's processes to end by themselves
-_REAP_SECONDS = 5.0  # for the helper process to end what is left
-_MARK = "SHOAL_ENDS_WITH"  # environment variable of every process that is started while a reaper is open
 
 _log = logging.getLogger("shoal")
 
@@ -159,7 +156,7 @@ class VllmEngine:
         """Run vLLM, and start it again whenever its processes die, until the engine is closed."""
         while not self._is_closing.is_set():
             try:
-                with _Reaper(self._sockets) as reaper:
+                with Reaper(self._sockets) as reaper:
                     asyncio.run(self._run(reaper))
             except Exception as error:
                 if not self._is_ready.is_set():
@@ -170,7 +167,7 @@ class VllmEngine:
                     self._is_closing.wait(_PAUSE_SECONDS)
             self._is_ready.set()
 
-    async def _run(self, reaper: _Reaper) -> None:
+    async def _run(self, reaper: Reaper) -> None:
         """Start vLLM, and serve until its processes die or the engine is closed; then end all requests."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -276,68 +273,3 @@ def _make_params(request: TokenRequest) -> Any:
     if request.bans:  # vLLM itself takes texts alone
         params._bad_words_token_ids = [list(word) for word in request.bans]
     return params
-
-
-# --- the end of vLLM's processes ---------------------------------------------------------------------------------
-
-# Shared memory is usually removed by multiprocessing's resource tracker, a process of its own; but the tracker is
-# killed with the server's process group. If the tracker is alive, it ends by itself.
-_REAP = """
-import os, shutil, signal, sys
-mark, folder, shared = os.fsencode(sys.argv[1]), sys.argv[2], set()
-def read(pid, name):
-    with open(f"/proc/{pid}/{name}", "rb") as file: return file.read()
-def find():
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if mark in read(pid, "environ").split(b"\\0") and b"resource_tracker" not in read(pid, "cmdline"):
-                found.append(int(pid))
-                shared.update(word for word in read(pid, "maps").split() if word.startswith(b"/dev/shm/psm_"))
-        except OSError: pass
-    return found
-for line in sys.stdin: find()  # until the process at the other end has ended
-while found := find():
-    for pid in found:
-        try: os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError: pass
-for path in shared:
-    try: os.unlink(path)
-    except FileNotFoundError: pass
-shutil.rmtree(folder, ignore_errors=True)
-"""
-
-
-class _Reaper:
-    """Context manager that ends the processes started in its ``with`` block, even if this process is killed.
-
-    A helper process finds these processes by an environment variable that they inherit, so only one reaper can be open
-    in a process. ``folder`` is for the files of these processes. The folder is created at the start. After the
-    processes have ended, the folder and their shared memory are removed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> _Reaper:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        mark = secrets.token_hex(8)
-        own = {name: value for name, value in os.environ.items() if name not in (_MARK, "LD_PRELOAD")}
-        # -I -S: neither the current folder nor any package is imported
-        command = [sys.executable, "-I", "-S", "-c", _REAP, f"{_MARK}={mark}", str(self._folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=own, start_new_session=True)
-        os.environ[_MARK] = mark
-        os.environ["SPT_NOENV"] = "1"  # or setproctitle, with which vLLM names its processes, overwrites the variables
-        return self
-
-    def note(self) -> None:
-        """Have the helper process note the processes' shared memory now, because later they may all die at once."""
-        with suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(b"\n")
-            self._process.stdin.flush()
-
-    def __exit__(self, *error: object) -> None:
-        os.environ.pop(_MARK, None)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=_REAP_SECONDS)

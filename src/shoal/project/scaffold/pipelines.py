@@ -14,9 +14,9 @@ from shoal.errors import InputError
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, check_tensor_name, find_project_folders
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, make_skeleton
+from shoal.repository.call_graph import collect
 from shoal.repository.config import ModelConfig
 from shoal.repository.ensemble_config import Declared, first_steps
-from shoal.repository.model_folders import collect
 
 REQUEST = ""  # in place of a step: a tensor of the request
 MASK = "attention_mask"  # the parameter of a model, and the name of the output in tokenizers
