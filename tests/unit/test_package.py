@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.component.callees import CALLING
 from shoal.composition.package import find_carried
 from shoal.errors import SetupError, ShoalError, needs
 from tests.support.once import ROOT
@@ -152,7 +153,7 @@ SHIPPED = (
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
 HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py"}
 HOST_ONLY = {
-    ("callees.py", "_encode", "tobytes"), ("callees.py", "_encode", "tolist"),  # arrays for a socket
+    ("answer_socket.py", "_encode", "tobytes"), ("answer_socket.py", "_encode", "tolist"),  # arrays for a socket
     # offsets of texts before they are sent up, and the columns of a lexicon for the host
     ("device.py", "upload", "tobytes"), ("words.py", "__init__", "tolist"),
 }  # fmt: skip
@@ -162,7 +163,7 @@ def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
     """But ``Device.fetch``, which writes it down."""
     found = set()
     leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/server/backends/**/model.py")]
-    for path in {path.resolve() for path in [*find_carried(leaves), ROOT / "src" / "shoal" / "local.py", *leaves]}:
+    for path in {path.resolve() for path in [*find_carried(leaves, CALLING), ROOT / "src" / "shoal" / "local.py", *leaves]}:
         if path.suffix == ".py" and path.name not in HOST_FILES:
             found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
     assert found == HOST_ONLY

@@ -13,6 +13,7 @@ from typing import Any
 
 import shoal
 from shoal.component.artifact_files import sha256
+from shoal.component.callees import CALLING
 from shoal.component.spec import REPOSITORY
 from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
@@ -156,7 +157,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
     version = folder / "1"
     version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
-        copy_package(version)
+        copy_package(version, *([CALLING] if model.calls else []))
     write_engine_args(model, version)
     for path in find_artifacts(model, artifacts):
         if path.parent == artifacts:
