@@ -163,7 +163,9 @@ def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
     """But ``Device.fetch``, which writes it down."""
     found = set()
     leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/server/backends/**/model.py")]
-    for path in {path.resolve() for path in [*find_carried(leaves, CALLING), ROOT / "src" / "shoal" / "local.py", *leaves]}:
+    for path in {
+        path.resolve() for path in [*find_carried(leaves, CALLING), ROOT / "src" / "shoal" / "local.py", *leaves]
+    }:
         if path.suffix == ".py" and path.name not in HOST_FILES:
             found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
     assert found == HOST_ONLY
