@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from shoal.default_model import find_top
 from shoal.errors import ArtifactError, InputError
 from shoal.gateway.control.process_monitor import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
-from shoal.repository.model_folders import find_top, read_calls
+from shoal.repository.model_folders import read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may call, besides the ensembles
 SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
