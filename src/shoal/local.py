@@ -15,8 +15,7 @@ from shoal.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.client.copies import Copies
 from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component
-from shoal.component.callees import Callees, Leavable, choose
-from shoal.component.context import Context
+from shoal.component.context import Callees, Context, Leavable, choose
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError

@@ -43,7 +43,7 @@ def test_what_code_calls_is_composed_with_it(project: Path) -> None:
 def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: Path) -> None:
     repository = compose("asks", tmp_path / "repository", projects=[project])
     assert models(repository) == ["asks", "counts"]
-    calling = [path.parents[3].name for path in repository.glob("*/1/shoal/component/triton_callees.py")]
+    calling = [path.parents[3].name for path in repository.glob("*/1/shoal/component/callees.py")]
     assert calling == ["asks"]
     assert (repository / "counts" / "1" / "model.py").is_file()
     assert read_config(repository / "counts").spec.parameters["shoal_repository"]

@@ -12,7 +12,7 @@ import pytest
 
 from shoal import paths
 from shoal.component.artifact_files import sha256
-from shoal.component.callees import CALLING
+from shoal.component.triton import CALLING
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
 from shoal.composition.package import find_carried
@@ -56,8 +56,7 @@ def test_only_what_runs_in_a_model_is_copied_beside_it(repository: Path) -> None
 
 
 BATCHES = {
-    "artifact_files", "base", "callees", "context", "ledger", "parameters", "spec", "tensors", "tokenizer_growth",
-    "triton",
+    "artifact_files", "base", "context", "ledger", "parameters", "spec", "tensors", "tokenizer_growth", "triton",
 }  # fmt: skip
 STREAMS = {"answer_socket", "streaming"}
 
@@ -68,7 +67,7 @@ STREAMS = {"answer_socket", "streaming"}
         ("postprocess/softmax", {"shoal", "component"}, BATCHES),
         ("postprocess/readability", {"shoal", "component", "readability", "text"}, BATCHES),
         ("models/llm-onnx", {"shoal", "component", "generation", "engines"}, BATCHES | STREAMS),
-        ("models/llm_bls", {"shoal", "component", "generation"}, BATCHES | STREAMS | {"triton_callees"}),
+        ("models/llm_bls", {"shoal", "component", "generation"}, BATCHES | STREAMS | {"callees"}),
     ],
 )
 def test_a_model_gets_the_modules_that_it_needs(model: str, packages: set[str], modules: set[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal import read_homes
-from shoal.component.callees import CALLING
+from shoal.component.triton import CALLING
 from shoal.composition.package import find_carried
 from shoal.errors import SetupError, ShoalError, needs
 from tests.support.once import ROOT

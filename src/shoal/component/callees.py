@@ -1,74 +1,132 @@
-"""Interface for calls from a component to other models: through Triton, or within this process."""
+"""Calls from a component to other models through Triton (BLS, business logic scripting)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Protocol
+import itertools
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from typing import Any
 
-from shoal.component.tensors import Array, Arrays
-from shoal.errors import SetupError, suggest
+import numpy as np
 
-CALLS = "calls"  # parameter of a model's configuration: names of the models that its code calls, separated by spaces
-CALLING = "shoal.component.triton_callees"  # module that only models with this parameter need
-STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
-
-
-class Leavable(Protocol):
-    """Part of a ``Stream`` to a client that calls use."""
-
-    def on_leave(self, call: Callable[[], None]) -> None:
-        """Run ``call`` when the client leaves."""
+from shoal.component.answer_socket import ANSWERS, Answers, Listener
+from shoal.component.context import Callees, Leavable, choose
+from shoal.component.spec import CALLS, STOP, ModelSpec
+from shoal.component.tensors import Array, Arrays, Device, make_request, read_response
+from shoal.errors import ServerError
 
 
-class Callees:
-    """Other models that a component can call, through ``self.context.models``.
+class TritonCallees(Callees):
+    """Calls to models through Triton's core, from a process of the Python backend (a stub).
 
-    ``known`` are their names, which the parameter ``calls`` in the component's ``config.pbtxt`` lists.
+    Streaming components answer over a socket (see ``answer_socket.py``). All other decoupled models answer through
+    BLS, one request at a time: a request waits until the last answer to the previous request has come.
     """
 
-    def __init__(self, known: Collection[str] = ()) -> None:
-        self._known = known
-
-    def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Call a model that answers once, and return its answer. ``outputs`` names the wanted outputs; empty for all.
-
-        Raises:
-            InputError: the model refused the request.
-            SetupError: the parameter ``calls`` does not list the model.
-            ServerError: the model cannot answer now.
-            ShoalError: the model failed.
-        """
-        self._check(model)
-        return self._infer(model, inputs, outputs)
-
-    def stream(
-        self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Leavable | None = None
-    ) -> Generator[dict[str, Array]]:
-        """Yield a model's answers as they come. Close the generator to stop the model early.
-
-        ``until`` is the stream to a client. When this client leaves, the model is stopped too, and the answers end.
-
-        Raises:
-            InputError, SetupError, ServerError, ShoalError: as in ``infer``; also possible after some answers.
-        """
-        self._check(model)
-        yield from self._stream(model, inputs, outputs, until)
-
-    def _check(self, model: str) -> None:
-        if model not in self._known:
-            raise SetupError(
-                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self._known)
-            )
+    def __init__(self, spec: ModelSpec, device: Device) -> None:
+        super().__init__(spec.parameters.get(CALLS, "").split())
+        self._name, self._device = spec.name, device
+        self._numbers = itertools.count()
+        self._bls = threading.Lock()  # held during each request for answers in pieces
 
     def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
-        raise NotImplementedError
+        with _explained(model):
+            response = make_request(model, inputs, outputs, self._next_id()).exec()
+        return read_response(response, self._device)
 
     def _stream(
         self, model: str, inputs: Arrays, outputs: Sequence[str], until: Leavable | None
     ) -> Generator[dict[str, Array]]:
-        raise NotImplementedError
+        request_id = self._next_id()
+        has_left = threading.Event()
+        with ExitStack() as held:
+            held.enter_context(self._bls)
+            with closing(Listener()) as listener:
+                request = make_request(model, inputs, outputs, request_id, {ANSWERS: listener.address})
+                with _explained(model):
+                    responses = iter(request.exec(decoupled=True))
+                    first = next(responses, None)
+                arrays = {} if first is None else read_response(first, self._device)
+                answers = listener.accept()
+            if answers is None:
+                if until is not None:
+                    until.on_leave(has_left.set)
+                stop = partial(self._stop, model, inputs, request_id)
+                yield from self._read_bls(responses, arrays, has_left, stop, held)
+                return
+        with closing(answers), closing(answers.read(model, self._device)) as found:
+            if until is not None:
+                until.on_leave(partial(_leave, has_left, answers))
+            try:
+                for answer in found:
+                    yield choose(answer, outputs)
+            except ServerError:
+                if not has_left.is_set():
+                    raise
+
+    def _read_bls(
+        self,
+        responses: Iterator[Any],
+        arrays: dict[str, Array],
+        has_left: threading.Event,
+        stop: Callable[[], None],
+        held: ExitStack,
+    ) -> Generator[dict[str, Array]]:
+        """Yield the first answer, ``arrays``, and the answers that follow through BLS.
+
+        Until the last answer, only this thread may send requests. So it also sends the request that stops the model.
+        """
+        try:
+            while not has_left.is_set():
+                if arrays:
+                    yield arrays
+                if (response := next(responses, None)) is None:
+                    return
+                arrays = read_response(response, self._device)  # no further after an error: that never ends
+        except GeneratorExit:
+            stop()
+            # Triton frees the memory of answers only when they are read. A thread reads the rest; the caller goes on.
+            threading.Thread(target=_exhaust, args=(responses, held.pop_all()), daemon=True).start()
+            raise
+        stop()
+        _exhaust(responses, held.pop_all())
+
+    def _stop(self, model: str, inputs: Arrays, request_id: str) -> None:
+        """Send the request that stops the running request with this id.
+
+        A model without the input ``stop`` refuses to stop and goes on computing. Whether the model's tensors have a row
+        dimension is unknown here, so both shapes are tried.
+        """
+        for shape in ((1, 1), (1,)):
+            request = make_request(model, {**inputs, STOP: np.ones(shape, np.bool_)}, (), request_id)
+            with suppress(Exception):
+                for response in request.exec(decoupled=True):
+                    read_response(response, self._device)
+                return
+
+    def _next_id(self) -> str:
+        """Return a request id that is unique on this server."""
+        return f"{self._name}-{os.getpid()}-{next(self._numbers)}"
 
 
-def choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays of ``answer`` that ``outputs`` names, or all if it names none."""
-    return {name: answer[name] for name in outputs or answer}
+def _leave(has_left: threading.Event, answers: Answers) -> None:
+    has_left.set()
+    answers.shut()
+
+
+def _exhaust(responses: Iterator[Any], held: ExitStack) -> None:
+    with held:
+        for _ in responses:
+            pass
+
+
+@contextmanager
+def _explained(model: str) -> Iterator[None]:
+    """Convert the exceptions that the stub raises, for example if the model is missing, to ``ServerError``."""
+    try:
+        yield
+    except Exception as error:
+        raise ServerError(f"Model {model} cannot be asked: {error}") from error

@@ -16,8 +16,8 @@ import numpy as np
 from shoal.component import tensors
 from shoal.component.answer_socket import Connection, connect
 from shoal.component.base import Component, check_outputs
-from shoal.component.callees import STOP
 from shoal.component.ledger import BATCHES, ROWS
+from shoal.component.spec import STOP
 from shoal.component.tensors import Array, Arrays
 from shoal.component.triton import TritonModel
 from shoal.errors import InputError, ShoalError

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from shoal.component import tensors
-from shoal.component.callees import CALLING, CALLS, Callees
-from shoal.component.context import Context
+from shoal.component.context import Callees, Context
 from shoal.component.ledger import Beacon, Metrics
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec
+from shoal.component.spec import CALLS, OTHER_REPOSITORY, REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
+
+CALLING = "shoal.component.callees"  # module that only the models that call others need
 
 
 class Adapted(Protocol):
@@ -27,15 +28,9 @@ class Adapted(Protocol):
     context: Context
 
     def __init__(self, context: Context) -> None: ...
-
-    def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]:
-        """Return one answer per request, in order."""
-
-    def failure(self, error: Exception) -> ShoalError:
-        """Return the error for the client."""
-
-    def close(self) -> None:
-        """Release the component's resources."""
+    def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]: ...
+    def failure(self, error: Exception) -> ShoalError: ...
+    def close(self) -> None: ...
 
 
 class TritonModel:
@@ -101,12 +96,9 @@ class TritonModel:
 
 
 def _load_callees(spec: ModelSpec, device: Device) -> Callees:
-    """Return the interface to the models that the configuration's parameter ``calls`` lists.
-
-    The module is imported by name, because only the models that call others have a copy of it beside ``model.py``.
-    """
     if not spec.parameters.get(CALLS, "").split():
         return Callees()
+    # Imported by name: only the models that call others have a copy of this module beside their model.py.
     return import_module(CALLING).TritonCallees(spec, device)  # type: ignore[no-any-return]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import shoal
 from shoal.component.artifact_files import sha256
-from shoal.component.callees import CALLING
 from shoal.component.spec import REPOSITORY
+from shoal.component.triton import CALLING
 from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,

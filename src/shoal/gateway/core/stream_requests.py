@@ -23,8 +23,7 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from shoal.component.callees import STOP
-from shoal.component.spec import STRING, ModelSpec
+from shoal.component.spec import STOP, STRING, ModelSpec
 from shoal.gateway.core.models import find_members
 from shoal.gateway.core.upstream import Stream, Upstream
 from shoal.gateway.v2.screening import WITH_END
