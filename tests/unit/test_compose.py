@@ -15,13 +15,13 @@ from shoal.component.artifact_files import sha256
 from shoal.component.triton import CALLING
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
-from shoal.composition.package import find_carried
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.local import Pipeline, load
 from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.placement import Plan
+from shoal.vendoring import find_carried
 from tests.support.bulk import MODEL_FOLDERS
 from tests.support.once import ROOT
 

@@ -17,8 +17,8 @@ import pytest
 import shoal
 from shoal import read_homes
 from shoal.component.triton import CALLING
-from shoal.composition.package import find_carried
 from shoal.errors import SetupError, ShoalError, needs
+from shoal.vendoring import find_carried
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES
 
@@ -209,6 +209,7 @@ def test_such_reads_are_seen() -> None:
 
 BASEMENT = {
     "console", "default_model", "errors", "files", "machine", "paths", "pieces", "processes", "progress", "tables",
+    "vendoring",
 }  # fmt: skip
 
 

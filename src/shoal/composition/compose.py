@@ -24,7 +24,6 @@ from shoal.composition.artifacts import (
     read_contents,
 )
 from shoal.composition.environments import find_environments
-from shoal.composition.package import copy_package
 from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
@@ -40,6 +39,7 @@ from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
+from shoal.vendoring import copy_package
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
 
