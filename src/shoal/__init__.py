@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.client.calls import Answer as Answer
     from shoal.client.client import Client as Client
     from shoal.component.base import Component as Component
-    from shoal.component.base import Context as Context
+    from shoal.component.context import Context as Context
     from shoal.composition.compose import compose as compose
     from shoal.composition.ensemble import Ensemble as Ensemble
     from shoal.errors import ArtifactError as ArtifactError

@@ -12,10 +12,9 @@ from typing import Any, Protocol, Self
 from shoal.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.client.copies import Copies
 from shoal.client.failures import UnknownModelError
-from shoal.component.base import Component, Context
-from shoal.component.callees import Callees, choose
+from shoal.component.base import Component
+from shoal.component.context import Callees, Context, Leavable, choose
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, TensorSpec
-from shoal.component.streaming import Stream
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
@@ -241,7 +240,7 @@ class Model:
 
     name: str
     ask: Callable[[Arrays], Arrays]
-    ask_stream: Callable[[Arrays, Stream | None], Generator[Arrays]]
+    ask_stream: Callable[[Arrays, Leavable | None], Generator[Arrays]]
     is_decoupled: bool
     device: Device = field(default_factory=Device)
 
@@ -251,7 +250,7 @@ class Model:
             raise InputError(f"Model {self.name} answers in pieces.", "Use stream(...).")
         return self.ask(inputs)
 
-    def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
+    def stream(self, inputs: Arrays, until: Leavable | None = None) -> Generator[Arrays]:
         """Yield the answers. The request ends when the generator is closed, or the client of ``until`` has left."""
         if self.is_decoupled:
             yield from self.ask_stream(inputs, until)
@@ -270,7 +269,7 @@ class LocalCallees(Callees):
         return choose(self._models[model].call(inputs), outputs)
 
     def _stream(
-        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Stream | None
+        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Leavable | None
     ) -> Generator[dict[str, Array]]:
         with closing(self._models[model].stream(inputs, until)) as answers:
             for answer in answers:
@@ -313,7 +312,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
                 del answer  # or the error would hold this frame, and the frame the error
         return answer
 
-    def ask_stream(inputs: Arrays, until: Stream | None) -> Generator[Arrays]:
+    def ask_stream(inputs: Arrays, until: Leavable | None) -> Generator[Arrays]:
         with closing(component.stream(inputs)) as answers:  # type: ignore[attr-defined]  # a StreamingComponent
             if until is not None:
                 until.on_leave(answers.leave)

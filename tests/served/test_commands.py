@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.server.launch import Server
 from tests.support.commands import Shoal
@@ -31,6 +33,27 @@ def test_infer(shoal: Shoal, server: Server) -> None:
     ):
         with pytest.raises(ShoalError, match=message):
             shoal(*arguments, *fault)
+
+
+@pytest.mark.parametrize("form", [(), ("--full",), ("--json",)])
+@pytest.mark.parametrize("text", ["The cat sat.", "", "A long text. " * 1000])
+def test_one_text_is_answered_as_in_a_file(
+    shoal: Shoal, server: Server, tmp_path: Path, text: str, form: tuple[str, ...]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": text}), encoding="utf-8")
+    options = ["--url", server.grpc_url, "--model", "ensemble_all", *form]
+    assert shoal("infer", text, *options) == shoal("infer", "-i", tmp_path / "texts.jsonl", *options)
+
+
+def test_one_text_that_is_refused(server: Server) -> None:
+    runs = [
+        CliRunner().invoke(app, ["infer", *texts, "--url", server.grpc_url, "--model", "ensemble_all"])
+        for texts in (["A \udcff."], ["A \udcff.", "A \udcff."])
+    ]
+    assert [run.exit_code for run in runs] == [1, 1]
+    (error,) = [line for line in runs[0].output.splitlines() if line.startswith("row 1:")]
+    assert error in runs[1].output.splitlines()
+    assert "1 of 1 rows have an error." in runs[0].output
 
 
 def test_curl_asks_over_http(shoal: Shoal, server: Server) -> None:

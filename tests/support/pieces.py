@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shoal.component.base import Component, Context
+from shoal.component.base import Component
+from shoal.component.context import Context
 from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array, Device
 from shoal.errors import ShoalError

@@ -44,6 +44,8 @@ def test_called_models_are_composed_too(project: Path) -> None:
 def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: Path) -> None:
     repository = compose("asks", tmp_path / "repository", projects=[project])
     assert models(repository) == ["asks", "counts"]
+    calling = [path.parents[3].name for path in repository.glob("*/1/shoal/component/callees.py")]
+    assert calling == ["asks"]
     assert (repository / "counts" / "1" / "model.py").is_file()
     assert read_config(repository / "counts").spec.parameters["shoal_repository"]
     manifest = read_manifest(repository)

@@ -11,7 +11,8 @@ import pytest
 
 import shoal
 from shoal.component import tensors
-from shoal.component.base import Component, Context
+from shoal.component.base import Component
+from shoal.component.context import Context
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError

@@ -12,15 +12,16 @@ import pytest
 
 from shoal import paths
 from shoal.component.artifact_files import sha256
+from shoal.component.triton import CALLING
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
-from shoal.composition.package import find_carried
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.local import Pipeline, load
 from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.placement import Plan
+from shoal.vendoring import find_carried
 from tests.support.bulk import MODEL_FOLDERS
 from tests.support.once import ROOT
 
@@ -50,11 +51,31 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
 def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
     packages = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
     assert packages == {"__init__.py", "errors.py", "files.py", "blocks.py", "component", "text", "readability"}
-    softmax = find_carried([ROOT / "postprocess" / "softmax" / "1" / "model.py"])
-    assert {path.parent.name for path in softmax} == {"shoal", "component"}
-    assert len(softmax) <= 13
     assert not (repository / "bert-large" / "train.py").exists()
     assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()
+
+
+BATCHES = {
+    "artifact_files", "base", "context", "ledger", "parameters", "spec", "tensors", "tokenizer_growth", "triton",
+}  # fmt: skip
+STREAMS = {"answer_socket", "streaming"}
+
+
+@pytest.mark.parametrize(
+    ("model", "packages", "modules"),
+    [
+        ("postprocess/softmax", {"shoal", "component"}, BATCHES),
+        ("postprocess/readability", {"shoal", "component", "readability", "text"}, BATCHES),
+        ("models/llm-onnx", {"shoal", "component", "generation", "engines"}, BATCHES | STREAMS),
+        ("models/llm_bls", {"shoal", "component", "generation"}, BATCHES | STREAMS | {"callees"}),
+    ],
+)
+def test_a_model_gets_the_modules_that_it_needs(model: str, packages: set[str], modules: set[str]) -> None:
+    """A component that answers once and calls no model has no socket."""
+    calling = [CALLING] if read_config(ROOT / model).calls else []
+    carried = find_carried([ROOT / model / "1" / "model.py"], *calling)
+    assert {path.parent.name for path in carried} == packages
+    assert {path.stem for path in carried if path.parent.name == "component"} == {"__init__", *modules}
 
 
 def test_an_interrupted_compose_leaves_the_old_repository_whole(

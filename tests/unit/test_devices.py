@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component.base import Component, Context
+from shoal.component.base import Component
+from shoal.component.context import Context
 from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import SetupError

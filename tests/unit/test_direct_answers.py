@@ -11,7 +11,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from shoal.component.callees import ANSWERS, Answers, Connection, Listener, connect
+from shoal.component.answer_socket import ANSWERS, Answers, Connection, Listener, connect
 from shoal.component.tensors import Device
 from shoal.errors import InputError, ServerError, ShoalError
 

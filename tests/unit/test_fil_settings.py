@@ -10,7 +10,7 @@ import pytest
 import treelite
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
 
-from shoal.component.base import Context
+from shoal.component.context import Context
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
 from shoal.forests.treelite import Settings

@@ -268,6 +268,10 @@ def test_an_array_without_a_name_is_the_only_input(infer: Infer) -> None:
         assert [row["sum"] for row in rows(infer("sums", *arguments, "--json"))] == [4.0, 4.0]
 
 
+def test_a_text_may_be_longer_than_a_path(infer: Infer) -> None:
+    assert "needs a name" in fault(infer("pair", "a" * 5000))
+
+
 def test_texts_are_of_the_only_input_that_is_left(infer: Infer) -> None:
     Path("texts.txt").write_text("a\nb\n", encoding="utf-8")
     assert [row["same"] for row in rows(infer("pair", "-i", "texts.txt", "--set", "QUERY=b", "--json"))] == [

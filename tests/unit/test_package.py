@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.composition.package import find_carried
+from shoal import read_homes
+from shoal.component.triton import CALLING
 from shoal.errors import SetupError, ShoalError, needs
+from shoal.vendoring import find_carried
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES
 
@@ -65,6 +67,13 @@ def test_importing_shoal_imports_nothing_heavy() -> None:
     code = "import shoal, sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert HEAVY.isdisjoint(modules)
+
+
+def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> None:
+    code = "import shoal, shoal.llm, sys; shoal.Client, shoal.AsyncClient, shoal.llm.Llm; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    packages = {name.split(".")[1] for name in modules if name.startswith("shoal.")}
+    assert packages == {"client", "component", "default_model", "errors", "llm", "pieces"}
 
 
 def test_public_names() -> None:
@@ -152,7 +161,7 @@ SHIPPED = (
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
 HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py"}
 HOST_ONLY = {
-    ("callees.py", "_encode", "tobytes"), ("callees.py", "_encode", "tolist"),  # arrays for a socket
+    ("answer_socket.py", "_encode", "tobytes"), ("answer_socket.py", "_encode", "tolist"),  # arrays for a socket
     # offsets of texts before they are sent up, and the columns of a lexicon for the host
     ("device.py", "upload", "tobytes"), ("words.py", "__init__", "tolist"),
 }  # fmt: skip
@@ -162,7 +171,9 @@ def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
     """But ``Device.fetch``, which writes it down."""
     found = set()
     leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/server/backends/**/model.py")]
-    for path in {path.resolve() for path in [*find_carried(leaves), ROOT / "src" / "shoal" / "local.py", *leaves]}:
+    for path in {
+        path.resolve() for path in [*find_carried(leaves, CALLING), ROOT / "src" / "shoal" / "local.py", *leaves]
+    }:
         if path.suffix == ".py" and path.name not in HOST_FILES:
             found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
     assert found == HOST_ONLY
@@ -196,7 +207,10 @@ def test_such_reads_are_seen() -> None:
     assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
-BASEMENT = {"errors", "files", "paths", "processes", "machine", "progress", "console", "options", "tables"}
+BASEMENT = {
+    "console", "default_model", "errors", "files", "machine", "paths", "pieces", "processes", "progress", "tables",
+    "vendoring",
+}  # fmt: skip
 
 
 def test_packages_import_only_lower_ones() -> None:
@@ -213,17 +227,25 @@ def test_packages_import_only_lower_ones() -> None:
 
 
 def test_no_two_modules_need_each_other() -> None:
-    """Not within functions either."""
+    """Not within functions, and not for types either."""
     source = ROOT / "src"
     paths = {".".join(p.relative_to(source).with_suffix("").parts): p for p in tracked("src/shoal/**/*.py")}
     modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    needs = {name: set(find_imports(ast.parse(path.read_text("utf-8")))) for name, path in modules.items()}
+    faces = {name: {} if path not in FACES else read_homes(str(path)) for name, path in modules.items()}
+    homes = {f"{face}.{name}": home for face, names in faces.items() for name, home in names.items()}
+    needs = {
+        name: {homes.get(used, used) for used in find_imports(ast.parse(path.read_text("utf-8")), path in FACES)}
+        for name, path in modules.items()
+    }
     TopologicalSorter({name: (used & set(modules)) - {name} for name, used in needs.items()}).prepare()
 
 
-def find_imports(node: ast.AST) -> Iterator[str]:
-    """Dotted names of what is imported at run time; of a package's names, as if they were modules too."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+def find_imports(node: ast.AST, is_face: bool = False) -> Iterator[str]:
+    """Dotted names of what is imported; of a package's names, as if they were modules too.
+
+    What a face imports for type checkers is left out: who imports a name from a face needs the module at its home.
+    """
+    if is_face and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -231,7 +253,7 @@ def find_imports(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
         yield node.module
     for child in ast.iter_child_nodes(node):
-        yield from find_imports(child)
+        yield from find_imports(child, is_face)
 
 
 def test_nothing_imports_the_first_application() -> None:

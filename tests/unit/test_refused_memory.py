@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.base import Component, Context
+from shoal.component.base import Component
+from shoal.component.context import Context
 from shoal.component.spec import ModelSpec
 from shoal.component.streaming import Stream, StreamingComponent
 from shoal.component.tensors import Arrays

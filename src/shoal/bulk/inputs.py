@@ -6,34 +6,21 @@ Sections: arguments of a command; columns of a table; one value; a request for `
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.client.calls import to_numbers
+from shoal.client.calls import find_text_input, to_numbers
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.tables import TEXT, Row, Source, Table, shorten, shorten_all
-
-
-def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
-    """Return the name of the input that takes texts given without a name; empty if there is no such input.
-
-    It is the only input of TYPE_STRING [1]. If there are several, it is the only required one of them. If several of
-    them are required, it is the only one that is not in ``given``.
-    """
-    texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
-    required = [spec for spec in texts if not spec.is_optional]
-    found = required if len(required) == 1 else texts
-    if len(found) != 1:
-        found = [spec for spec in required if spec.name not in given]
-    return found[0].name if len(found) == 1 else ""
 
 
 def find_input(model: ModelSpec, name: str) -> TensorSpec:
@@ -102,7 +89,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     specs = {spec.name: spec for spec in model.inputs}
     given: dict[str, list[Any]] = {}
     if texts:
-        if len(arguments) == 1 and Path(texts[0]).is_file():
+        if len(arguments) == 1 and os.path.isfile(texts[0]):  # noqa: PTH113  # Path.is_file fails for a long text
             raise InputError(f"{texts[0]} is a file.", f"Did you mean --input {shlex.quote(texts[0])}?")
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")

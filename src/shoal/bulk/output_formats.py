@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shoal.bulk.scoring import ERROR, Endpoint, Scored, answered
+from shoal.client.calls import name_columns
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.tables import BUFFER, NotUtf8, Row, Table, shorten
@@ -34,7 +35,8 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
         InputError: the kind is unknown, or a column of the table has the name of an answer's column.
         SetupError: the library for Parquet is not installed.
     """
-    added = {model.columns[spec.name]: spec for spec in model.spec.outputs}
+    columns = name_columns(model.spec)
+    added = {columns[spec.name]: spec for spec in model.spec.outputs}
     taken = [name for name in (*added, ERROR) if name in table.columns]
     if taken:
         where = table.source.name

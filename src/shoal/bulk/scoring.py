@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shoal.bulk.inputs import Feed, find_text_input
+from shoal.bulk.inputs import Feed
+from shoal.client.calls import find_text_input, to_rows
 from shoal.client.client import Client
 from shoal.client.failures import UnknownModelError
 from shoal.component.spec import ModelSpec
@@ -59,13 +60,6 @@ class Endpoint:
     stream: AskStream
     max_rows: int = LOCAL_ROWS
     num_callers: int = LOCAL_REQUESTS
-
-    @cached_property
-    def columns(self) -> dict[str, str]:
-        """Column of each output: its name in lower case, or unchanged if two names differ only in letter case."""
-        names = [spec.name for spec in self.spec.outputs]
-        lower = [name.lower() for name in names]
-        return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
 
 
 def served(client: Client, name: str, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
@@ -231,7 +225,7 @@ def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
             return [str(error)]
         half = len(rows) // 2
         return ask(model, rows[:half]) + ask(model, rows[half:])
-    return [*_rows(model, outputs, len(rows))]
+    return [*to_rows(model.spec, outputs)[: len(rows)]]
 
 
 def stream(model: Endpoint, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -242,12 +236,11 @@ def stream(model: Endpoint, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """
     with closing(model.stream(_inputs(model, [row]))) as answers:
         for outputs in answers:
-            found = _outputs(model, outputs)
-            yield from _rows(model, found, max(map(len, found.values())))
+            yield from to_rows(model.spec, outputs)
 
 
 def _call(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Array]:
-    return _outputs(model, model.call(_inputs(model, rows)))
+    return model.call(_inputs(model, rows))
 
 
 def _inputs(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -256,11 +249,6 @@ def _inputs(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
     if model.spec.is_batched:
         return joined
     return {name: value[0] if isinstance(value, np.ndarray) else value for name, value in joined.items()}
-
-
-def _outputs(model: Endpoint, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the outputs with a first dimension of rows, which is added if the model has no batch dimension."""
-    return outputs if model.spec.is_batched else {name: array[None] for name, array in outputs.items()}
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
@@ -272,22 +260,3 @@ def _column(values: list[Any]) -> list[Any] | Array:
     array = np.empty(len(values), np.object_)
     array[:] = values
     return array
-
-
-def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[dict[str, Any]]:
-    columns = {model.columns[name]: _values(array) for name, array in outputs.items()}
-    return [{name: values[row] for name, values in columns.items()} for row in range(num_rows)]
-
-
-def _values(array: Array) -> list[Any]:
-    """Return one value per row: a number or a string if the tensor is ``[rows, 1]``, else a list."""
-    flat: list[Any] = array.reshape(-1).tolist()
-    if array.dtype == np.object_:
-        flat = [text.decode("utf-8", "backslashreplace") for text in flat]
-    elif array.dtype == np.float32:
-        # The shortest decimals that round to the same FP32: 0.1, not 0.10000000149.
-        flat = [float(str(number)) for number in array.reshape(-1)]
-    if array.shape[1:] == (1,):
-        return flat
-    values: list[Any] = np.array(flat, np.object_).reshape(array.shape).tolist()
-    return values

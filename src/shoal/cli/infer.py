@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,11 +14,12 @@ import typer
 from rich.text import Text
 
 from shoal.console import ERR, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
-from shoal.errors import ArtifactError, InputError, ServerError, SetupError, printable
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
 if TYPE_CHECKING:
     from shoal.bulk.inputs import Feed
     from shoal.bulk.scoring import Endpoint, Scored, Summary
+    from shoal.client.client import Client
     from shoal.component.spec import ModelSpec
     from shoal.tables import Row, Table
 
@@ -101,11 +103,18 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Send values from arguments, standard input or a file to a model; run the same command again to resume."""
-    from shoal.bulk.inputs import find_text_input, make_feed, make_table
+    from shoal.bulk.inputs import make_feed, make_table
     from shoal.bulk.scoring import rehearse
+    from shoal.client.calls import find_text_input
+    from shoal.client.client import Client
     from shoal.tables import TEXT
 
     _check_choices(values, source, placement, output, is_local=is_local)
+    others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
+    if values and _is_text(values) and not any(others) and (form == "table" or as_json):
+        with Client(url, protocol=protocol, timeout=timeout) as client:
+            if _answer_text(client, model, values[0], as_json=as_json, is_full=is_full):
+                return
     if source and source.endswith(".npy"):
         values, source = [f"@{source}"], None
     if is_stream:
@@ -144,8 +153,12 @@ def infer(
             summary = _show(table, endpoint, feed, as_json=as_json, is_full=is_full)
         else:
             summary = _write_stream(table, endpoint, feed, form)
-    if summary.num_failed:
-        ERR.print(f"{summary.num_failed:,} of {summary.num_rows:,} rows have an error.", style="red")
+    _exit_if_failed(summary.num_failed, summary.num_rows)
+
+
+def _exit_if_failed(num_failed: int, num_rows: int) -> None:
+    if num_failed:
+        ERR.print(f"{num_failed:,} of {num_rows:,} rows have an error.", style="red")
         raise typer.Exit(1)
 
 
@@ -246,12 +259,40 @@ def _identify(repository: Path) -> str:
     return str(read_manifest(repository).get("identity") or repository.resolve())
 
 
+# --- one text ------------------------------------------------------------------------------------------------------
+
+
+def _is_text(values: Sequence[str]) -> bool:
+    """Whether the arguments are one text: no file, and no input with a value."""
+    is_one = len(values) == 1 and "=" not in values[0] and not values[0].startswith("@")
+    return is_one and not os.path.isfile(values[0])  # noqa: PTH113  # Path.is_file fails for a long text
+
+
+def _answer_text(client: Client, model: str, text: str, *, as_json: bool, is_full: bool) -> bool:
+    """Send one text to a server, and print its answer or error. Return False if the model needs other inputs."""
+    from shoal.client.calls import find_text_input, to_rows
+
+    spec = client.describe(model or client.default_model())
+    name = find_text_input(spec)
+    if any(not tensor.is_optional and tensor.name != name for tensor in spec.inputs) or not name:
+        return False
+    answer: dict[str, Any] | str
+    try:
+        (answer,) = to_rows(spec, client.infer(spec.name, {name: [text]}))
+    except (ArtifactError, ServerError, SetupError):
+        raise
+    except ShoalError as error:
+        answer = str(error)
+    _exit_if_failed(_print_answers([({"text": text}, answer)], ["text"], spec, as_json=as_json, is_full=is_full), 1)
+    return True
+
+
 # --- what is printed ------------------------------------------------------------------------------------------------
 
 
 def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
-    """Print a few rows as a table or as one JSON array, a row per line."""
-    from shoal.bulk.scoring import Summary, answered, score
+    """Print a few rows and their answers."""
+    from shoal.bulk.scoring import Summary, score
 
     rows: list[Scored] = []
     for window in score(table.rows, model, feed):
@@ -260,35 +301,50 @@ def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_f
             raise InputError(
                 f"More than {MAX_SHOWN:,} rows are too many to show.", "Write them: --output FILE, or --format jsonl"
             )
+    columns = [(names,) if isinstance(names, str) else names for names in feed.columns.values()]
+    given = [name for names in columns for name in names]
+    answered = [({} if isinstance(row, ArtifactError) else row, answer) for _, row, answer in rows]
+    num_failed = _print_answers(answered, given, model.spec, as_json=as_json, is_full=is_full)
+    return Summary(len(rows), num_failed)
+
+
+def _print_answers(
+    answers: Sequence[tuple[Mapping[str, Any], dict[str, Any] | str]],
+    given: Sequence[str],
+    spec: ModelSpec,
+    *,
+    as_json: bool,
+    is_full: bool,
+) -> int:
+    """Print rows, each with its answer or error, and return the number of errors.
+
+    They are printed as one JSON array or as a table: a line per row with its inputs and answers; below, the errors in
+    red.
+    """
+    from shoal.client.calls import name_columns
+
+    errors = {number: answer for number, (_, answer) in enumerate(answers, start=1) if isinstance(answer, str)}
+    rows = [{**row, **({"error": answer} if isinstance(answer, str) else answer)} for row, answer in answers]
     if as_json:
         from shoal.bulk.output_formats import dump_json
 
-        typer.echo(b"[" + b",\n ".join(dump_json(answered(scored)).rstrip(b"\n") for scored in rows) + b"]")
-    else:
-        _print_rows(rows, model, feed, is_full=is_full)
-    return Summary(len(rows), sum(isinstance(scored.answer, str) for scored in rows))
-
-
-def _print_rows(rows: Sequence[Scored], model: Endpoint, feed: Feed, *, is_full: bool) -> None:
-    """Print a line per row with its inputs and answers; below, in red, the errors of failed rows."""
-    from shoal.bulk.scoring import answered
-
-    columns = [(names,) if isinstance(names, str) else names for names in feed.columns.values()]
-    given, added = [name for names in columns for name in names], list(model.columns.values())
+        typer.echo(b"[" + b",\n ".join(dump_json(row).rstrip(b"\n") for row in rows) + b"]")
+        return len(errors)
+    added = list(name_columns(spec).values())
     cells = [
         (
             [value if isinstance(value, bytes) else _show_value(value, is_full=is_full) for value in inputs],
             ["-" if name not in row else _show_value(row[name], is_full=is_full) for name in added],
         )
-        for row, inputs in ((answered(s), [answered(s).get(name) for name in given]) for s in rows)
+        for row, inputs in ((row, [row.get(name) for name in given]) for row in rows)
     ]
     if is_full:
         print_blocks((*given, *added), ((*inputs, *answers) for inputs, answers in cells))
     else:
         print_table(given, added, cells)
-    for number, scored in enumerate(rows, start=1):
-        if isinstance(scored.answer, str):
-            ERR.print(Text(printable(f"row {number}: {scored.answer}"), style="red"), soft_wrap=True)
+    for number, error in errors.items():
+        ERR.print(Text(printable(f"row {number}: {error}"), style="red"), soft_wrap=True)
+    return len(errors)
 
 
 def _show_value(value: Any, *, is_full: bool = False) -> str:

@@ -1,11 +1,11 @@
 """Protocol-independent requests, answers and model descriptions, and the conversion of their tensors.
 
-Sections: calls; answers; split requests; values that callers give; tensors as they are sent.
+Sections: calls; answers; split requests; values that callers give; rows; tensors as they are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -308,6 +308,51 @@ def _encode_text(name: str, row: int, text: object) -> bytes:
             f"{name}[{row}] holds the lone surrogate U+{ord(text[error.start]):04X} at position {error.start}.",
             "Such a string has no UTF-8 form; decode its source with errors='replace'.",
         ) from None
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
+    """Return the name of the input that takes texts given without a name; empty if there is no such input.
+
+    It is the only input of TYPE_STRING [1]. If there are several, it is the only required one of them. If several of
+    them are required, it is the only one that is not in ``given``.
+    """
+    texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
+    required = [spec for spec in texts if not spec.is_optional]
+    found = required if len(required) == 1 else texts
+    if len(found) != 1:
+        found = [spec for spec in required if spec.name not in given]
+    return found[0].name if len(found) == 1 else ""
+
+
+def name_columns(model: ModelSpec) -> dict[str, str]:
+    """Return the column of each output: its name in lower case, or unchanged if two differ only in letter case."""
+    names = [spec.name for spec in model.outputs]
+    lower = [name.lower() for name in names]
+    return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
+
+
+def to_rows(model: ModelSpec, outputs: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """Return the values of each row of an answer by column; a model without a batch dimension answers one row."""
+    names = name_columns(model)
+    columns = {names[name]: _values(array if model.is_batched else array[None]) for name, array in outputs.items()}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=False)]
+
+
+def _values(array: Array) -> list[Any]:
+    """Return one value per row: a number or a string if the tensor is ``[rows, 1]``, else a list."""
+    flat: list[Any] = array.reshape(-1).tolist()
+    if array.dtype == np.object_:
+        flat = [text.decode("utf-8", "backslashreplace") for text in flat]
+    elif array.dtype == np.float32:
+        # The shortest decimals that round to the same FP32: 0.1, not 0.10000000149.
+        flat = [float(str(number)) for number in array.reshape(-1)]
+    if array.shape[1:] == (1,):
+        return flat
+    values: list[Any] = np.array(flat, np.object_).reshape(array.shape).tolist()
+    return values
 
 
 # --- tensors as they are sent ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.component.ledger import (
     ACROSS,
@@ -24,7 +24,9 @@ from shoal.component.ledger import (
     Traffic,
 )
 from shoal.errors import ServerError, ShoalError
-from shoal.repository.graph import Graph
+
+if TYPE_CHECKING:
+    from shoal.repository.graph import Graph
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 CONTROL_BYTES = 1024  # per batch, for scalars that decide sizes on the host

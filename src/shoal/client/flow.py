@@ -29,8 +29,8 @@ from shoal.client.calls import (
 )
 from shoal.client.failures import PORTS, CallError, Kind, RestrictedError, Server, UnknownModelError
 from shoal.component.spec import ModelSpec
+from shoal.default_model import find_top
 from shoal.errors import InputError, ShoalError
-from shoal.repository.model_folders import find_top
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]

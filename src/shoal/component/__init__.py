@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.component.artifact_files import read_tokenizer as read_tokenizer
     from shoal.component.artifact_files import refusal as refusal
     from shoal.component.base import Component as Component
-    from shoal.component.base import Context as Context
+    from shoal.component.context import Context as Context
     from shoal.component.ledger import SETUP as SETUP
     from shoal.component.parameters import Parameters as Parameters
     from shoal.component.parameters import fixed_by as fixed_by

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import locale
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from json import loads
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from array_api_compat import device as device_of
 
-from shoal.component import tensors
-from shoal.component.artifact_files import describe_place
-from shoal.component.callees import Callees, TritonCallees
-from shoal.component.ledger import BATCHES, ROWS, Beacon, Metrics
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
+from shoal.component.context import Context
+from shoal.component.ledger import BATCHES, ROWS
+from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device, namespace
-from shoal.errors import ArtifactError, InputError, SetupError, ShoalError, forget_frames
+from shoal.component.triton import TritonModel
+from shoal.errors import ArtifactError, SetupError, ShoalError, forget_frames
 
 _MAX_CONCAT = 8  # to concatenate more arrays in one call, CuPy uploads a table of pointers
 _log = logging.getLogger("shoal")
-
-
-@dataclass(frozen=True)
-class Context:
-    """Everything that a component gets at start-up: declaration, artifacts, device and threads.
-
-    ``spec`` is the model's ``config.pbtxt``. ``folder`` is the model's version folder, which contains its artifacts.
-    ``num_threads`` is the number of compute threads this instance may use; None keeps the process's own setting.
-    ``models`` calls the other models that the configuration's parameter ``calls`` lists.
-    """
-
-    spec: ModelSpec
-    folder: Path
-    device: Device = field(default_factory=Device)
-    num_threads: int | None = None
-    models: Callees = field(default_factory=Callees)
-
-    def artifact(self, name: str) -> Path:
-        """Return the path of a required artifact of this model.
-
-        Raises:
-            ArtifactError: the artifact is missing, or is not a file.
-        """
-        path = self.folder / name
-        if path.is_file():
-            return path
-        found = describe_place(path)
-        missed = f"misses its artifact {name} in {self.folder}"
-        raise ArtifactError(
-            f"Model {self.spec.name} {missed if found == 'missing' else f'needs the file {path}, which is {found}'}.",
-            "Copy it there from the artifact folder that `shoal train` wrote, or use `shoal compose`.",
-        )
-
-    def optional_artifact(self, name: str) -> Path | None:
-        """Return the path of an optional artifact, or None if it is missing.
-
-        Raises:
-            ArtifactError: the artifact exists, but is not a file.
-        """
-        return self.artifact(name) if os.path.lexists(self.folder / name) else None
 
 
 class Component:
@@ -251,95 +204,3 @@ def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
     for count in counts:
         yield {name: array[start : start + count] for name, array in outputs.items()}
         start += count
-
-
-# --- Triton's side -----------------------------------------------------------------------------------------------
-
-
-class TritonModel:
-    """Adapter between Triton's Python backend and a component."""
-
-    component_class: ClassVar[type[Component]]
-    component: Component
-
-    def initialize(self, args: dict[str, str]) -> None:
-        """Create the component; an exception here makes the model fail to load."""
-        device = Device.from_triton(args, self.component_class.library)
-        # Stubs start in the C locale, where open() without an encoding reads ASCII.
-        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
-        folder = Path(args["model_repository"]) / args["model_version"]
-        for place in (folder, Path(inspect.getfile(self.component_class)).parent):
-            _refuse_foreign_package(place)
-        tensors.check_stub()
-        spec = ModelSpec.from_config(loads(args["model_config"]))
-        self.component = self.component_class(
-            Context(
-                spec=spec,
-                folder=folder,
-                device=device,
-                num_threads=_threads(spec),
-                models=TritonCallees(spec, device),
-            )
-        )
-        self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
-        self._beacon = Beacon()
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Return one response per request, in order."""
-        self._beacon.open_batch()
-        try:
-            read = [self._read(request) for request in requests]
-            answers = iter(self.component.process([inputs for inputs in read if not isinstance(inputs, ShoalError)]))
-            return [self._respond(inputs if isinstance(inputs, ShoalError) else next(answers)) for inputs in read]
-        finally:
-            self._beacon.close_batch()
-
-    # An exception that escaped from the next two methods would fail the whole batch, and Triton would send its message
-    # and a file path to the clients.
-
-    def _read(self, request: Any) -> Arrays | ShoalError:
-        context = self.component.context
-        try:
-            _refuse_foreign_repository(tensors.request_parameters(request), context.spec)
-            return tensors.read_request(request, context.spec, context.device)
-        except Exception as error:
-            return self.component.failure(error)
-
-    def _respond(self, answer: Arrays | ShoalError) -> Any:
-        try:
-            return tensors.make_response(answer)
-        except Exception as error:
-            return tensors.make_response(self.component.failure(error))
-
-    def finalize(self) -> None:
-        """Release the component's resources; called when the model is unloaded."""
-        self._beacon.close()
-        self._metrics.close()
-        self.component.close()
-
-
-def _threads(spec: ModelSpec) -> int:
-    """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
-    if "threads" in spec.parameters:
-        return int(spec.parameters["threads"])
-    return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
-
-
-def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse a request if its client ran the pipeline's first steps from another repository than this server's."""
-    wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
-    if wanted is not None and wanted != own:
-        raise InputError(
-            f"{OTHER_REPOSITORY}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
-            "Compose on both sides from the same artifacts, with the same version of shoal.",
-        )
-
-
-def _refuse_foreign_package(folder: Path) -> None:
-    """Refuse to start if ``folder`` contains a copy of shoal but another copy was imported."""
-    copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
-    if copy.is_dir() and not imported.samefile(copy):
-        raise SetupError(
-            f"{folder} contains its own copy of shoal, but the one in {imported} was imported.",
-            "Let model.py begin with: import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
-        )

@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shoal.component import tensors
-from shoal.component.base import Component, TritonModel, check_outputs
-from shoal.component.callees import STOP, Connection, connect
+from shoal.component.answer_socket import Connection, connect
+from shoal.component.base import Component, check_outputs
 from shoal.component.ledger import BATCHES, ROWS
+from shoal.component.spec import STOP
 from shoal.component.tensors import Array, Arrays
+from shoal.component.triton import TritonModel
 from shoal.errors import InputError, ShoalError
 
 _WAITING = 1024  # answers in the queue to Triton, over all streams; if it is full, engines wait
@@ -245,7 +247,7 @@ class _TritonStream(Stream):
 
 
 class _DirectStream(Stream):
-    """Stream whose answers go to another component over a socket; see ``callees.py``."""
+    """Stream whose answers go to another component over a socket; see ``answer_socket.py``."""
 
     def __init__(self, model: StreamingModel, connection: Connection, num_rows: int, request_id: str) -> None:
         super().__init__(model.component, num_rows, request_id)

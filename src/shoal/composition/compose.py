@@ -13,6 +13,7 @@ from typing import Any
 import shoal
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import REPOSITORY
+from shoal.component.triton import CALLING
 from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,
@@ -22,7 +23,6 @@ from shoal.composition.artifacts import (
     read_contents,
 )
 from shoal.composition.environments import find_environments
-from shoal.composition.package import copy_package
 from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
@@ -39,6 +39,7 @@ from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
+from shoal.vendoring import copy_package
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
 
@@ -156,7 +157,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
     version = folder / "1"
     version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
-        copy_package(version)
+        copy_package(version, *([CALLING] if model.calls else []))
     write_engine_args(model, version)
     for path in find_artifacts(model, artifacts):
         if path.parent == artifacts:

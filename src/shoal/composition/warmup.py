@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.base import Context, check_outputs, join
+from shoal.component.base import check_outputs, join
+from shoal.component.context import Context
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
 from shoal.repository.config import ModelConfig

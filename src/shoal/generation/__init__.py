@@ -6,10 +6,8 @@ from shoal import face
 
 if TYPE_CHECKING:
     from shoal.generation.completions import Completions as Completions
-    from shoal.generation.completions import Piece as Piece
     from shoal.generation.completions import StopCutter as StopCutter
     from shoal.generation.completions import TextStream as TextStream
-    from shoal.generation.completions import join_pieces as join_pieces
     from shoal.generation.completions import pack_piece as pack_piece
     from shoal.generation.contract import Limits as Limits
     from shoal.generation.contract import TokenRequest as TokenRequest
@@ -24,5 +22,7 @@ if TYPE_CHECKING:
     from shoal.generation.templates import ChatTemplate as ChatTemplate
     from shoal.generation.weights import Weights as Weights
     from shoal.generation.weights import find_weights as find_weights
+    from shoal.pieces import Piece as Piece
+    from shoal.pieces import join_pieces as join_pieces
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

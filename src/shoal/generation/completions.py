@@ -1,7 +1,7 @@
 """Conversion of token ids to text: the stream of one answer, stop strings, and the component ``completion``.
 
-``Piece`` is a text with counts of tokens. ``TextStream`` converts a stream of token ids to pieces. ``StopCutter`` cuts
-a text before its first stop string. ``Completions`` keeps the streams of many requests.
+``TextStream`` converts a stream of token ids to pieces. ``StopCutter`` cuts a text before its first stop string.
+``Completions`` keeps the streams of many requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shoal.errors import InputError
 from shoal.generation.contract import MAX_WORDS
 from shoal.generation.detokenizer import Detokenizer, find_specials
 from shoal.generation.weights import TOKENIZER, read_folder
+from shoal.pieces import Piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,22 +27,6 @@ if TYPE_CHECKING:
 MOST_STREAMS = 10_000
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
-
-
-class Piece(NamedTuple):
-    """One of the parts in which an answer comes, or a whole answer: its text, and counts of tokens.
-
-    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
-    ``length`` (the greatest number of tokens). ``num_input_tokens`` counts the tokens of the prompt.
-    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part. If a stop string ends the
-    answer, it counts up to the token that completes the stop string, whatever the engine computed; later parts are
-    empty.
-    """
-
-    text: str
-    finish_reason: str
-    num_input_tokens: int
-    num_output_tokens: int
 
 
 class TextStream:
@@ -264,11 +249,6 @@ class Completions:
             InputError: ``carry`` cannot be read.
         """
         return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
-
-
-def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Join the pieces of a stream to its whole answer."""
-    return pieces[-1]._replace(text="".join(piece.text for piece in pieces))
 
 
 def pack_piece(piece: Piece) -> dict[str, Array]:

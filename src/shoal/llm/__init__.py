@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from shoal import face
 
 if TYPE_CHECKING:
-    from shoal.generation.completions import Piece as Piece
     from shoal.llm.client import AsyncLlm as AsyncLlm
     from shoal.llm.client import Llm as Llm
+    from shoal.pieces import Piece as Piece
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

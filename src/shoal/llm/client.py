@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
 from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
 from shoal.errors import InputError, ServerError, suggest
-from shoal.generation import Piece, join_pieces
-from shoal.local import Pipeline
+from shoal.pieces import Piece, join_pieces
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 _LISTS = "stop_words", "bad_words"
@@ -35,6 +34,13 @@ class Settings(TypedDict, total=False):
     seed: int
     stop_words: Sequence[str]
     bad_words: Sequence[str]
+
+
+class Pipeline(Protocol):
+    """Interface of a pipeline in this process; ``shoal.Pipeline`` has it."""
+
+    def stream(self, **inputs: Any) -> Generator[Mapping[str, Any]]:
+        """Yield the answers to one request."""
 
 
 class Llm:
@@ -81,10 +87,11 @@ class Llm:
         return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
 
     def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> Generator[Piece]:
-        if isinstance(self._source, Pipeline):
-            answers: Any = self._source.stream(**inputs)
-        else:
+        answers: Any
+        if isinstance(self._source, Client):
             answers = self._source.stream(self._model, inputs, timeout=timeout, between=between)
+        else:
+            answers = self._source.stream(**inputs)
         last = None
         with closing(answers):
             for answer in answers:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shoal.default_model import find_top
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.paths import shipped_root
 from shoal.repository.call_graph import find_members
@@ -84,31 +85,6 @@ def _find_top(repository: Path) -> str:
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
     """Return the models of each ensemble's steps, by the ensemble's name; None for a model that is not an ensemble."""
     return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
-
-
-def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: Sequence[str] = ()) -> str:
-    """Choose the default model of a repository or a server.
-
-    It is the ensemble that the repository was composed for, else the only ensemble that no other ensemble calls, else
-    the only model. ``calls`` is the result of ``read_calls``, and ``where`` names the repository or server in an error.
-
-    Raises:
-        InputError: there are several such models, or none.
-    """
-    if len(composed_for) == 1 and composed_for[0] in calls:
-        return composed_for[0]
-    ensembles = [name for name, called in calls.items() if called is not None]
-    inner = {name for called in calls.values() for name in called or ()}
-    tops = [name for name in ensembles if name not in inner] or ensembles or list(calls)
-    if not tops:
-        raise InputError(f"{where} has no model that is ready.")
-    if len(tops) > 1:
-        what = "ensembles that no other ensemble calls" if ensembles else "models and no ensemble"
-        raise InputError(
-            f"{where} has {len(tops)} {what}: {', '.join(tops)}.",
-            f"Name one, such as --model {tops[0]}; in Python, its folder or its name.",
-        )
-    return tops[0]
 
 
 def _load(folder: Path) -> Graph:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.composition.package import copy_package
 from shoal.environment.stub import STUB
 from shoal.environment.stub_source import DISTRIBUTION, VERSION, find_installed
 from shoal.environment.targets import EMBEDDED
@@ -24,6 +23,7 @@ from shoal.errors import InputError, SetupError
 from shoal.repository.manifest import read_manifest
 from shoal.repository.model_folders import read_configs
 from shoal.repository.placement import GPU, HYBRID
+from shoal.vendoring import copy_package
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 BACKENDS = Path(__file__).parent / "backends"

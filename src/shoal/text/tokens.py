@@ -24,7 +24,7 @@ from shoal.component.artifact_files import (
     read_tokenizer,
     refusal,
 )
-from shoal.component.base import Context
+from shoal.component.context import Context
 from shoal.component.parameters import Parameters, fixed_by
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError

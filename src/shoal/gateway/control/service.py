@@ -18,11 +18,12 @@ from shoal.gateway.core.active import Active
 from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import listen
-from shoal.gateway.core.models import find_below, find_default, find_exposed, find_slots
+from shoal.gateway.core.models import find_default, find_exposed, find_slots
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.logs import log
 from shoal.gateway.options import HEALTH_CONNECTIONS, Addresses, Options
+from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
 from shoal.repository.manifest import read_composed
 from shoal.repository.model_folders import read_configs

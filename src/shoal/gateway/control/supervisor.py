@@ -18,12 +18,13 @@ from shoal.gateway.control.canary import Canary, Verdict, WrongError
 from shoal.gateway.control.health import Health
 from shoal.gateway.control.process_monitor import PERIOD, ProcessFault, ProcessMonitor
 from shoal.gateway.core.active import Active
-from shoal.gateway.core.models import count_processes, find_members, find_users, read_hang_seconds
+from shoal.gateway.core.models import count_processes, read_hang_seconds
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import Tail, log
 from shoal.gateway.options import RESTARTS_SECONDS, Options
 from shoal.machine import available_memory
+from shoal.repository.call_graph import find_leaves, find_users
 from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 from shoal.server.runtime import Runtime
@@ -121,7 +122,7 @@ class Supervisor:
         self._users = find_users(self._configs)
         self._monitored: dict[str, Any] = {
             "expected": count_processes(self._configs),
-            "members": find_members(self._configs),
+            "members": find_leaves(self._configs),
             "hang_seconds": read_hang_seconds(self._configs),
             "memory_mib": options.model_memory_mib,
         }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from shoal.default_model import find_top
 from shoal.errors import InputError
-from shoal.repository.call_graph import find_below as find_below
-from shoal.repository.call_graph import find_leaves
-from shoal.repository.call_graph import find_users as find_users
+from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
-from shoal.repository.model_folders import find_top, read_calls
+from shoal.repository.model_folders import read_calls
 
-find_members = find_leaves
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait, without processor time
 
 

@@ -24,12 +24,10 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import IS_FINAL, WITH_FINAL
-from shoal.component.callees import STOP
-from shoal.component.spec import STRING, ModelSpec
-from shoal.gateway.core.models import find_members
+from shoal.component.spec import STOP, STRING, ModelSpec
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.upstream import SERVICE, Upstream
-from shoal.repository.call_graph import is_decoupled
+from shoal.repository.call_graph import find_leaves, is_decoupled
 from shoal.repository.config import ModelConfig
 
 METHOD = f"{SERVICE}ModelStreamInfer"
@@ -88,7 +86,7 @@ class StreamRequests:
     """Ids, counters and stop requests for the streamed requests to the models of a repository."""
 
     def __init__(self, configs: Mapping[str, ModelConfig]) -> None:
-        members = find_members(configs)
+        members = find_leaves(configs)
         self._stops = {
             name: [
                 _make_request(configs[engine])

@@ -28,10 +28,10 @@ from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import WITH_FINAL
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.core.models import find_below
 from shoal.gateway.core.refusals import RefusedError, Why, closed
 from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
+from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other

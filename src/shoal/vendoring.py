@@ -13,18 +13,21 @@ import shoal
 _ROOT = Path(shoal.__file__).parent
 
 
-def copy_package(folder: Path) -> None:
-    """Copy the part of shoal that the code in ``folder`` imports to ``folder/shoal``."""
-    for source in find_carried(sorted(folder.glob("**/*.py"))):
+def copy_package(folder: Path, *modules: str) -> None:
+    """Copy ``modules`` of shoal, and the part of shoal that the code in ``folder`` imports, to ``folder/shoal``."""
+    for source in find_carried(sorted(folder.glob("**/*.py")), *modules):
         copy = folder / "shoal" / source.relative_to(_ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
 
 
-def find_carried(sources: Iterable[Path]) -> list[Path]:
-    """Return the files of shoal that ``sources`` need: modules that they import, also indirectly, and data files."""
-    found: set[Path] = set()
-    waiting = list(sources)
+def find_carried(sources: Iterable[Path], *modules: str) -> list[Path]:
+    """Return the files of shoal that ``sources`` need: modules that they import, also indirectly, and data files.
+
+    ``modules`` are modules of shoal that are needed beside what the sources import, by dotted name.
+    """
+    found = {path for module in modules for path in _find_files(module)}
+    waiting = [*sources, *found]
     while waiting:
         source = waiting.pop()
         new = (_find_used_by_own(source) if source.is_relative_to(_ROOT) else set(_find_used(source))) - found

@@ -1,0 +1,129 @@
+"""Adapter between Triton's Python backend and a component."""
+
+from __future__ import annotations
+
+import inspect
+import locale
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from json import loads
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from shoal.component import tensors
+from shoal.component.context import Callees, Context
+from shoal.component.ledger import Beacon, Metrics
+from shoal.component.spec import CALLS, OTHER_REPOSITORY, REPOSITORY, ModelSpec
+from shoal.component.tensors import Arrays, Device
+from shoal.errors import InputError, SetupError, ShoalError
+
+CALLING = "shoal.component.callees"  # module that only the models that call others need
+
+
+class Adapted(Protocol):
+    """Part of ``Component`` that the adapter uses."""
+
+    library: ClassVar[str]
+    context: Context
+
+    def __init__(self, context: Context) -> None: ...
+    def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]: ...
+    def failure(self, error: Exception) -> ShoalError: ...
+    def close(self) -> None: ...
+
+
+class TritonModel:
+    """Adapter between Triton's Python backend and a component."""
+
+    component_class: ClassVar[type[Adapted]]
+    component: Adapted
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Create the component; an exception here makes the model fail to load."""
+        device = Device.from_triton(args, self.component_class.library)
+        # Stubs start in the C locale, where open() without an encoding reads ASCII.
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        folder = Path(args["model_repository"]) / args["model_version"]
+        for place in (folder, Path(inspect.getfile(self.component_class)).parent):
+            _refuse_foreign_package(place)
+        tensors.check_stub()
+        spec = ModelSpec.from_config(loads(args["model_config"]))
+        self.component = self.component_class(
+            Context(
+                spec=spec,
+                folder=folder,
+                device=device,
+                num_threads=_threads(spec),
+                models=_load_callees(spec, device),
+            )
+        )
+        self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
+        self._beacon = Beacon()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Return one response per request, in order."""
+        self._beacon.open_batch()
+        try:
+            read = [self._read(request) for request in requests]
+            answers = iter(self.component.process([inputs for inputs in read if not isinstance(inputs, ShoalError)]))
+            return [self._respond(inputs if isinstance(inputs, ShoalError) else next(answers)) for inputs in read]
+        finally:
+            self._beacon.close_batch()
+
+    # An exception that escaped from the next two methods would fail the whole batch, and Triton would send its message
+    # and a file path to the clients.
+
+    def _read(self, request: Any) -> Arrays | ShoalError:
+        context = self.component.context
+        try:
+            _refuse_foreign_repository(tensors.request_parameters(request), context.spec)
+            return tensors.read_request(request, context.spec, context.device)
+        except Exception as error:
+            return self.component.failure(error)
+
+    def _respond(self, answer: Arrays | ShoalError) -> Any:
+        try:
+            return tensors.make_response(answer)
+        except Exception as error:
+            return tensors.make_response(self.component.failure(error))
+
+    def finalize(self) -> None:
+        """Release the component's resources; called when the model is unloaded."""
+        self._beacon.close()
+        self._metrics.close()
+        self.component.close()
+
+
+def _load_callees(spec: ModelSpec, device: Device) -> Callees:
+    if not spec.parameters.get(CALLS, "").split():
+        return Callees()
+    # Imported by name: only the models that call others have a copy of this module beside their model.py.
+    return import_module(CALLING).TritonCallees(spec, device)  # type: ignore[no-any-return]
+
+
+def _threads(spec: ModelSpec) -> int:
+    """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
+    if "threads" in spec.parameters:
+        return int(spec.parameters["threads"])
+    return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+
+
+def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Refuse a request if its client ran the pipeline's first steps from another repository than this server's."""
+    wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
+    if wanted is not None and wanted != own:
+        raise InputError(
+            f"{OTHER_REPOSITORY}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
+            "Compose on both sides from the same artifacts, with the same version of shoal.",
+        )
+
+
+def _refuse_foreign_package(folder: Path) -> None:
+    """Refuse to start if ``folder`` contains a copy of shoal but another copy was imported."""
+    copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
+    if copy.is_dir() and not imported.samefile(copy):
+        raise SetupError(
+            f"{folder} contains its own copy of shoal, but the one in {imported} was imported.",
+            "Let model.py begin with: import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
+        )
