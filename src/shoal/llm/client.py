@@ -13,28 +13,32 @@ from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
 from shoal.errors import InputError, ServerError, suggest
 from shoal.generation import Piece, join_pieces
+from shoal.generation.sampling import SETTINGS
 from shoal.local import Pipeline
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
-_LISTS = "stop_words", "bad_words"
+_LISTS = {row.name for row in SETTINGS if row.is_list}
 
 
 class Settings(TypedDict, total=False):
     """Settings of one request; for a setting that is left out, the model's default applies.
 
-    ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
-    ``bad_words`` do not occur in it. With a ``seed``, a model in FP32 writes the same text again.
+    ``shoal.generation.sampling`` has their meaning and their limits.
     """
 
+    # settings: types (written by docs/settings.py)
     max_tokens: int
-    min_tokens: int
     temperature: float
     top_k: int
     top_p: float
     repetition_penalty: float
     seed: int
+    min_tokens: int
+    frequency_penalty: float
+    presence_penalty: float
     stop_words: Sequence[str]
     bad_words: Sequence[str]
+    # end of settings
 
 
 class Llm:
