@@ -330,6 +330,33 @@ def test_other_engines_write_the_same(
         check_texts(Llm(client, model), prompts, oracle)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stop", ["", "mat"])
+def test_requests_in_the_form_of_nvidias_openai_front(
+    model: str, stop: str, service: Service, prompts: list[str]
+) -> None:
+    """Its form for all models but vLLM's own; it adds up the output tokens of a stream's answers."""
+    inputs: dict[str, Any] = {
+        "text_input": [[prompts[0]]],
+        "max_tokens": np.int32([[NEW]]),
+        "top_p": np.float32([[1.0]]),
+        "frequency_penalty": np.float32([[0.0]]),
+        "presence_penalty": np.float32([[0.0]]),
+        "seed": np.uint64([[7]]),
+        "temperature": np.float32([[1.0]]),
+        "return_num_input_tokens": np.bool_([[True]]),
+        "return_num_output_tokens": np.bool_([[True]]),
+        **({"stop_words": [[stop]]} if stop else {}),
+    }
+    with Client(service.grpc) as client:
+        (whole,) = client.stream(model, {**inputs, "stream": np.bool_([[False]])})
+        answers = list(client.stream(model, {**inputs, "stream": np.bool_([[True]])}))
+    assert len(answers) > 2
+    assert b"".join(each["text_output"].item() for each in answers) == whole["text_output"].item()
+    assert sum(each["num_output_tokens"].item() for each in answers) == whole["num_output_tokens"].item() > 0
+    assert {each["num_input_tokens"].item() for each in answers} == {whole["num_input_tokens"].item()}
+
+
 # --- the command line --------------------------------------------------------------------------------------------
 
 
@@ -347,10 +374,14 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         found = json.loads(shoal(*served, "--json", *more))
         assert (found["text"], found["num_input_tokens"]) == (oracle.texts[prompt], oracle.counts[prompt][0])
     assert shoal(*served, "--chat", "--system", "Be brief.") != text
+    assert shoal(*served, "--set", "frequency_penalty=-2", "--set", "repetition_penalty=0.5") != text
+    assert shoal(*served, "--set", f"bad_words={text[0]}", "--set", "bad_words=zzz") != text
     for fault, message in (
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
+        (("--set", "top_q=1"), "'top_q=1' is not a setting. Did you mean top_p"),
+        (("--set", "min_tokens=few"), "'min_tokens=few' is not a number. Send from 0 to max_tokens"),
         (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),
     ):
         with pytest.raises(ShoalError, match=message):

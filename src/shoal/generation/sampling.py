@@ -141,7 +141,7 @@ class Sampling:
             value = getattr(self, row.name)
             if value != row.default and row.name not in applied:
                 raise InputError(
-                    f"{row.tensor} is {value}, and this model's engine does not apply {row.tensor}.", "Leave it out."
+                    f"{row.tensor} is {value}, and this model's engine does not apply it.", "Leave it out."
                 )
 
 
