@@ -72,8 +72,7 @@ def expect_penalized(
     tokens: list[int] = []
     gaps = []
     for _ in range(new):
-        with torch.inference_mode():
-            logits = oracle(torch.tensor([[*ids, *tokens]])).logits[0, -1].clone()
+        logits = oracle(torch.tensor([[*ids, *tokens]])).logits[0, -1].detach()
         for token in set(tokens):
             logits[token] -= frequency * tokens.count(token) + presence
         best = logits.topk(2)

@@ -9,7 +9,6 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.generation import Sampling
-from shoal.generation.contract import NAMES
 from shoal.generation.sampling import NUMBERS
 
 
@@ -37,7 +36,7 @@ from shoal.generation.sampling import NUMBERS
 )
 def test_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as error:
-        Sampling(**settings).check(8, NAMES)
+        Sampling(**settings).check(8, by_tensor=True)
     assert words in str(error.value)
 
 

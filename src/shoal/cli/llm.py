@@ -11,12 +11,12 @@ import typer
 from rich.text import Text
 
 from shoal.console import OUT, Json, Protocol, Url, print_json
-from shoal.errors import InputError, suggest
+from shoal.errors import InputError
 from shoal.generation.sampling import SETTINGS
 
-_SAYS = {row.name: row.says for row in SETTINGS}
+_ROWS = {row.name: row for row in SETTINGS}
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
-_OTHERS = ", ".join(name for name in _SAYS if name not in _OPTIONS)
+_OTHERS = ", ".join(name for name in _ROWS if name not in _OPTIONS)
 
 
 def generate(
@@ -28,10 +28,10 @@ def generate(
     ] = False,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = "",
     is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help=_SAYS["max_tokens"])] = None,
-    temperature: Annotated[float | None, typer.Option(help=_SAYS["temperature"])] = None,
-    top_p: Annotated[float | None, typer.Option(help=_SAYS["top_p"])] = None,
-    seed: Annotated[int | None, typer.Option(help=_SAYS["seed"])] = None,
+    max_tokens: Annotated[int | None, typer.Option(help=_ROWS["max_tokens"].says)] = None,
+    temperature: Annotated[float | None, typer.Option(help=_ROWS["temperature"].says)] = None,
+    top_p: Annotated[float | None, typer.Option(help=_ROWS["top_p"].says)] = None,
+    seed: Annotated[int | None, typer.Option(help=_ROWS["seed"].says)] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; may be repeated.")
     ] = None,
@@ -130,20 +130,18 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _read_settings(given: list[str] | None) -> dict[str, Any]:
-    """Read the values of ``--set``; a list is of one text, or the texts of all ``--set`` with its name."""
+    """Read the values of ``--set``: numbers, and lists of the texts that have the same name."""
     settings: dict[str, Any] = {}
     for text in given or ():
-        name, sign, value = text.partition("=")
-        row = next((row for row in SETTINGS if row.name == name), None)
-        if row is None or not sign:
-            raise InputError(f"--set {text!r} is not a setting.", suggest(name, (row.name for row in SETTINGS)))
-        if row.is_list:
-            settings[name] = [*settings.get(name, ()), value]
-            continue
+        name, _, value = text.partition("=")
+        row = _ROWS.get(name)
         try:
-            settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
+            if row is None or row.is_list:  # the client refuses unknown names
+                settings.setdefault(name, []).append(value)
+            else:
+                settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:
-            raise InputError(f"--set {text!r} is not a number.", f"Send {row.allowed}.") from None
+            raise InputError(f"--set {text!r} has no number.", "For example: --set top_k=20") from None
     return settings
 
 

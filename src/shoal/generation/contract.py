@@ -21,9 +21,8 @@ import numpy as np
 
 from shoal.component import Arrays
 from shoal.errors import InputError
-from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
+from shoal.generation.sampling import NUMBERS, Sampling
 
-NAMES = {row.name: row.tensor for row in SETTINGS}
 MOST_CARRY = 4096  # bytes
 MAX_WORDS = 64  # of a word list
 
@@ -88,7 +87,7 @@ class TokenRequest:
             ids=ids,
             max_tokens=max_tokens,
             end_ids=_end_ids(inputs, limits),
-            sampling=_sampling(inputs).check(max_tokens, NAMES),
+            sampling=_sampling(inputs).check(max_tokens, by_tensor=True),
             stops=_words(inputs, "stop_words_list", limits.vocabulary),
             bans=_words(inputs, "bad_words_list", limits.vocabulary),
             carry=_carry(inputs),

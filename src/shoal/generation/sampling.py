@@ -8,7 +8,7 @@ table. What cannot read it (``config.pbtxt``, the types of the client's settings
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -109,24 +109,23 @@ class Sampling:
         """Whether the token with the greatest logit is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
-    def check(self, max_tokens: int | None = None, names: Mapping[str, str] | None = None) -> Sampling:
+    def check(self, max_tokens: int | None = None, *, by_tensor: bool = False) -> Sampling:
         """Check the settings, and return them.
 
-        ``max_tokens`` is the greatest number of new tokens, if it is known. ``names`` maps fields to the names that
-        the client uses, such as ``{"top_k": "runtime_top_k"}``.
+        ``max_tokens`` is the greatest number of new tokens, if it is known. With ``by_tensor``, errors have the names
+        of the engine's tensors.
 
         Raises:
-            InputError: a setting is out of range; the message has the client's name of the setting, and its value.
+            InputError: a setting is out of range; the message has its name and its value.
         """
-        called = names or {}
+        names = {row.name: row.tensor if by_tensor else row.name for row in SETTINGS}
         for row in NUMBERS:
             value = getattr(self, row.name)
             if row.is_valid and not row.is_valid(value):  # NaN is not, either
-                raise InputError(f"{called.get(row.name, row.name)} is {value}.", f"Send {row.allowed}.")
+                raise InputError(f"{names[row.name]} is {value}.", f"Send {row.allowed}.")
         if max_tokens is not None and self.min_tokens > max_tokens:
             raise InputError(
-                f"{called.get('min_tokens', 'min_tokens')} is {self.min_tokens}, and"
-                f" {called.get('max_tokens', 'max_tokens')} is {max_tokens}.",
+                f"{names['min_tokens']} is {self.min_tokens}, and {names['max_tokens']} is {max_tokens}.",
                 "Send a min_tokens that is not greater.",
             )
         return self
