@@ -58,14 +58,13 @@ def _is_penalty(value: float) -> bool:
 class Sampling:
     """Sampling settings of one request; the defaults draw from the model's own distribution.
 
-    With temperature 0 or ``top_k`` 1, decoding is greedy: the token with the greatest logit is taken. ``temperature``,
-    ``top_k`` and ``top_p`` are then ignored and not refused, because many clients always send all settings.
-    ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that are in the prompt or
-    the answer; then ``frequency_penalty`` times the number of times that the answer has a token is subtracted from its
-    logit, and ``presence_penalty`` from the logits of all tokens in the answer. The random numbers depend on ``seed``
-    alone, and without a seed, each request has different ones. In FP32, the same request with the same seed gets the
-    same tokens again; in half precision it does if it is computed alone, because rounding depends on the rest of a
-    batch. Before there are ``min_tokens`` new tokens, the end token is not drawn, and stop words do not end the answer.
+    With temperature 0 or ``top_k`` 1, decoding is greedy; ``temperature``, ``top_k`` and ``top_p`` are then ignored and
+    not refused, because many clients always send all settings. The penalties are applied in any case, in this order:
+    ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer;
+    ``frequency_penalty``, times a token's number in the answer, and ``presence_penalty`` are subtracted from the logits
+    of tokens in the answer. The random numbers depend on ``seed`` alone; without one, each request has different ones.
+    In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is computed
+    alone, because rounding depends on the rest of a batch.
     """
 
     temperature: float = setting(
