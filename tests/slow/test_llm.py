@@ -375,12 +375,12 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         assert (found["text"], found["num_input_tokens"]) == (oracle.texts[prompt], oracle.counts[prompt][0])
     assert shoal(*served, "--chat", "--system", "Be brief.") != text
     assert shoal(*served, "--set", "frequency_penalty=-2", "--set", "repetition_penalty=0.5") != text
-    assert shoal(*served, "--set", f"bad_words={text[0]}", "--set", "bad_words=zzz") != text
     for fault, message in (
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
         (("--set", "top_q=1"), "Unknown setting 'top_q'. Did you mean top_p"),
+        (("--set", "bad_words=a", "--set", "bad_words="), r"bad_words\[1\] is empty"),
         (("--set", "min_tokens=few"), "'min_tokens=few' has no number"),
         (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),
     ):
