@@ -338,19 +338,19 @@ def test_requests_in_the_form_of_nvidias_openai_front(
     """Its form for all models but vLLM's own; it adds up the output tokens of a stream's answers."""
     inputs: dict[str, Any] = {
         "text_input": [[prompts[0]]],
-        "max_tokens": np.int32([[NEW]]),
-        "top_p": np.float32([[1.0]]),
-        "frequency_penalty": np.float32([[0.0]]),
-        "presence_penalty": np.float32([[0.0]]),
-        "seed": np.uint64([[7]]),
-        "temperature": np.float32([[1.0]]),
-        "return_num_input_tokens": np.bool_([[True]]),
-        "return_num_output_tokens": np.bool_([[True]]),
+        "max_tokens": np.array([[NEW]], np.int32),
+        "top_p": np.array([[1.0]], np.float32),
+        "frequency_penalty": np.array([[0.0]], np.float32),
+        "presence_penalty": np.array([[0.0]], np.float32),
+        "seed": np.array([[7]], np.uint64),
+        "temperature": np.array([[1.0]], np.float32),
+        "return_num_input_tokens": np.array([[True]], np.bool_),
+        "return_num_output_tokens": np.array([[True]], np.bool_),
         **({"stop_words": [[stop]]} if stop else {}),
     }
     with Client(service.grpc) as client:
-        (whole,) = client.stream(model, {**inputs, "stream": np.bool_([[False]])})
-        answers = list(client.stream(model, {**inputs, "stream": np.bool_([[True]])}))
+        (whole,) = client.stream(model, {**inputs, "stream": np.array([[False]], np.bool_)})
+        answers = list(client.stream(model, {**inputs, "stream": np.array([[True]], np.bool_)}))
     assert len(answers) > 2
     assert b"".join(each["text_output"].item() for each in answers) == whole["text_output"].item()
     assert sum(each["num_output_tokens"].item() for each in answers) == whole["num_output_tokens"].item() > 0

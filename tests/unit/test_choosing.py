@@ -90,9 +90,13 @@ def test_penalties_over_the_new_tokens(temperature: float) -> None:
         for token in set(ids):
             expected[token] -= np.float32(frequency) * np.float32(ids.count(token))
             expected[token] -= np.float32(presence)
-        settings = {"temperature": temperature, "seed": 1}
+        settings: dict[str, Any] = {"temperature": temperature, "seed": 1}
         wanted = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings))).choose(expected, [])
-        penalties = {"frequency_penalty": frequency, "presence_penalty": presence, "repetition_penalty": repetition}
+        penalties: dict[str, Any] = {
+            "frequency_penalty": frequency,
+            "presence_penalty": presence,
+            "repetition_penalty": repetition,
+        }
         chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings, **penalties)))
         assert np.array_equal(chooser._adjust(logits, ids), expected), penalties
         assert chooser.choose(logits, ids) == wanted

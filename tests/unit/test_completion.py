@@ -96,7 +96,8 @@ def test_counts_of_each_answer() -> None:
     ids = encode("The cat sat on the mat")
     for stops, expected in (((), len(ids)), (("sat on",), tokens_until(BPE, ids, "sat on"))):
         stream, total = TextStream(BPE, stops, 7, counts_each=True), TextStream(BPE, stops, 7)
-        counts, totals = [], []
+        counts: list[Piece] = []
+        totals: list[Piece] = []
         for place in range(0, len(ids) + 2, 2):
             for each, found in ((stream, counts), (total, totals)):
                 piece = each.step(ids[place : place + 2], last=place >= len(ids), reason="length")
