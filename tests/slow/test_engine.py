@@ -65,6 +65,25 @@ def expect(oracle: Any, ids: list[int], new: int, **settings: Any) -> tuple[list
     return out.sequences[0, len(ids) :].tolist(), gaps
 
 
+def expect_penalized(
+    oracle: Any, ids: list[int], new: int, frequency: float, presence: float
+) -> tuple[list[int], list[float]]:
+    """As ``expect``, with penalties over the new tokens as OpenAI and vLLM define them."""
+    tokens: list[int] = []
+    gaps = []
+    for _ in range(new):
+        logits = oracle(torch.tensor([[*ids, *tokens]])).logits[0, -1].detach()
+        for token in set(tokens):
+            logits[token] -= frequency * tokens.count(token) + presence
+        best = logits.topk(2)
+        gaps.append(float(best.values[0] - best.values[1]))
+        tokens.append(int(best.indices[0]))
+    return tokens, gaps
+
+
+PENALTIES = [(0.9, 0.0), (0.0, 1.5), (0.4, 0.6), (-2.0, -2.0)]
+
+
 def check_equal(found: list[int], expected: tuple[list[int], list[float]]) -> None:
     tokens, gaps = expected
     for place, (token, right) in enumerate(zip(found, tokens, strict=False)):
@@ -114,6 +133,20 @@ def test_settings_are_applied_as_by_generate(static: str, folder: Path, oracle: 
     tokens, gaps = expect(oracle, ids, 24, **settings)
     assert tokens != plain
     check_equal(found, ([token for token in tokens if token != end], gaps))
+
+
+@EACH
+def test_frequency_and_presence_penalties(static: str, folder: Path, oracle: Any) -> None:
+    ids = prompts(1, 7)[0]
+    with open_engine(folder, static=static) as component:
+        for frequency, presence in PENALTIES:
+            crowd = component.stream(token_inputs(prompts(1, 8)[0], 40, temperature=1.0))
+            more = {"frequency_penalty": frequency, "presence_penalty": presence}
+            found = tokens_of(component.stream(token_inputs(ids, 32, **more)))
+            assert len(tokens_of(crowd)) == 40
+            expected = expect_penalized(oracle, ids, 32, frequency, presence)
+            assert expected[0] != expect(oracle, ids, 32)[0]
+            check_equal(found, expected)
 
 
 @EACH

@@ -330,6 +330,33 @@ def test_other_engines_write_the_same(
         check_texts(Llm(client, model), prompts, oracle)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stop", ["", "mat"])
+def test_requests_in_the_form_of_nvidias_openai_front(
+    model: str, stop: str, service: Service, prompts: list[str]
+) -> None:
+    """Its form for all models but vLLM's own; it adds up the output tokens of a stream's answers."""
+    inputs: dict[str, Any] = {
+        "text_input": [[prompts[0]]],
+        "max_tokens": np.array([[NEW]], np.int32),
+        "top_p": np.array([[1.0]], np.float32),
+        "frequency_penalty": np.array([[0.0]], np.float32),
+        "presence_penalty": np.array([[0.0]], np.float32),
+        "seed": np.array([[7]], np.uint64),
+        "temperature": np.array([[1.0]], np.float32),
+        "return_num_input_tokens": np.array([[True]], np.bool_),
+        "return_num_output_tokens": np.array([[True]], np.bool_),
+        **({"stop_words": [[stop]]} if stop else {}),
+    }
+    with Client(service.grpc) as client:
+        (whole,) = client.stream(model, {**inputs, "stream": np.array([[False]], np.bool_)})
+        answers = list(client.stream(model, {**inputs, "stream": np.array([[True]], np.bool_)}))
+    assert len(answers) > 2
+    assert b"".join(each["text_output"].item() for each in answers) == whole["text_output"].item()
+    assert sum(each["num_output_tokens"].item() for each in answers) == whole["num_output_tokens"].item() > 0
+    assert {each["num_input_tokens"].item() for each in answers} == {whole["num_input_tokens"].item()}
+
+
 # --- the command line --------------------------------------------------------------------------------------------
 
 
@@ -347,10 +374,14 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         found = json.loads(shoal(*served, "--json", *more))
         assert (found["text"], found["num_input_tokens"]) == (oracle.texts[prompt], oracle.counts[prompt][0])
     assert shoal(*served, "--chat", "--system", "Be brief.") != text
+    assert shoal(*served, "--set", "frequency_penalty=-2", "--set", "repetition_penalty=0.5") != text
     for fault, message in (
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
+        (("--set", "top_q=1"), "Unknown setting 'top_q'. Did you mean top_p"),
+        (("--set", "bad_words=a", "--set", "bad_words="), r"bad_words\[1\] is empty"),
+        (("--set", "min_tokens=few"), "'min_tokens=few' has no number"),
         (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),
     ):
         with pytest.raises(ShoalError, match=message):

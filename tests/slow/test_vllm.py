@@ -28,7 +28,7 @@ from shoal.llm.tiny import make_tiny
 from shoal.processes import Process, find_descendants, find_process
 from shoal.server.launch import Server, serve
 from tests.conftest import Scale
-from tests.slow.test_engine import TIE, check_equal, expect, prompts, wait_for
+from tests.slow.test_engine import PENALTIES, TIE, check_equal, expect, expect_penalized, prompts, wait_for
 from tests.support.environments import RUNNING
 from tests.support.llm import token_inputs, tokens_of
 from tests.support.once import ROOT
@@ -177,6 +177,9 @@ def test_settings(client: Client, oracle: Any) -> None:
     assert tokens != plain
     found = ask(repetition_penalty=1.3, min_tokens=6, bad_words_list=pack_words(bad), end_id=end)
     check_equal(found, ([token for token in tokens if token != end], gaps))
+    for frequency, presence in PENALTIES:
+        found = ask(frequency_penalty=frequency, presence_penalty=presence)
+        check_equal(found, expect_penalized(oracle, ids, 24, frequency, presence))
     sampled = {"temperature": 1.2, "runtime_top_k": 80, "runtime_top_p": 0.95}
     assert ask(seed=2**64 - 1, **sampled) == ask(seed=2**64 - 1, **sampled)
     assert ask(**sampled) != ask(**sampled)

@@ -13,7 +13,8 @@ from google.protobuf import json_format
 from tokenizers import Tokenizer
 
 from shoal.component import Context
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import DTYPES, ModelSpec
+from shoal.generation.sampling import NUMBERS
 from shoal.repository.config import read_config
 from shoal.repository.loading import component_class
 from tests.support.once import ROOT
@@ -41,8 +42,8 @@ def open_engine(model: str | Path, folder: Path = ENGINE, **parameters: str) -> 
 
 def token_inputs(ids: list[int], new: int, **more: Any) -> dict[str, Any]:
     """The inputs of one request, greedy unless ``more`` says otherwise, without an end token."""
-    dtypes: dict[str, Any] = {"runtime_top_p": np.float32, "temperature": np.float32, "repetition_penalty": np.float32}
-    dtypes |= {"seed": np.uint64, "streaming": np.bool_, "stop": np.bool_, "carry": np.object_}
+    dtypes: dict[str, Any] = {row.tensor: DTYPES[f"TYPE_{row.dtype}"] for row in NUMBERS}
+    dtypes |= {"streaming": np.bool_, "stop": np.bool_, "carry": np.object_}
     given = {"input_lengths": len(ids), "request_output_len": new, "end_id": -1, "temperature": 0.0} | more
     arrays = {
         name: np.asarray(value, dtypes.get(name, np.int32)).reshape((1, *(np.shape(value) or (1,))))

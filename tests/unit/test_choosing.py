@@ -76,6 +76,34 @@ def test_the_same_tokens_as_transformers(scale: float) -> None:
             assert (logits == given).all()  # they are the engine's
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_penalties_over_the_new_tokens(temperature: float) -> None:
+    """As OpenAI and vLLM define them, after the repetition penalty; not over the prompt."""
+    random = np.random.default_rng(2)
+    for frequency, presence, repetition in itertools.product((0.0, 0.7, -1.3, 2.0), (0.0, 0.6, -2.0), (1.0, 1.2)):
+        logits = random.normal(size=VOCABULARY).astype(np.float32) * 3
+        ids = random.integers(0, 12, 40).tolist()
+        expected = logits.copy()
+        factor = np.float32(repetition)
+        for token in {*PROMPT, *ids}:
+            expected[token] = expected[token] * factor if expected[token] < 0 else expected[token] / factor
+        for token in set(ids):
+            expected[token] -= np.float32(frequency) * np.float32(ids.count(token))
+            expected[token] -= np.float32(presence)
+        settings: dict[str, Any] = {"temperature": temperature, "seed": 1}
+        wanted = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings))).choose(expected, [])
+        penalties: dict[str, Any] = {
+            "frequency_penalty": frequency,
+            "presence_penalty": presence,
+            "repetition_penalty": repetition,
+        }
+        chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings, **penalties)))
+        assert np.array_equal(chooser._adjust(logits, ids), expected), penalties
+        assert chooser.choose(logits, ids) == wanted
+        plain = Chooser(TokenRequest(PROMPT, 50, (), Sampling(repetition_penalty=repetition)))
+        assert np.array_equal(chooser._adjust(logits, []), plain._adjust(logits, []))
+
+
 def test_draws_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     chooser = Chooser(TokenRequest((0,), 5, (), Sampling(seed=3)))

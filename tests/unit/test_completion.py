@@ -91,6 +91,23 @@ def test_a_stream_of_text() -> None:
     assert end == Piece("", "length", 7, len(ids))
 
 
+def test_counts_of_each_answer() -> None:
+    """With the switch of NVIDIA's vLLM backend, the counts of the packed pieces add up to the number of tokens."""
+    ids = encode("The cat sat on the mat")
+    for stops, expected in (((), len(ids)), (("sat on",), tokens_until(BPE, ids, "sat on"))):
+        stream, total = TextStream(BPE, stops, 7, counts_each=True), TextStream(BPE, stops, 7)
+        counts: list[Piece] = []
+        totals: list[Piece] = []
+        for place in range(0, len(ids) + 2, 2):
+            for each, found in ((stream, counts), (total, totals)):
+                piece = each.step(ids[place : place + 2], last=place >= len(ids), reason="length")
+                if piece.text or piece.finish_reason:  # others are not sent by llm_bls
+                    found.append(read(each.pack(piece)))
+        assert sum(piece.num_output_tokens for piece in counts) == totals[-1].num_output_tokens == expected
+        assert [piece.text for piece in counts] == [piece.text for piece in totals]
+        assert {piece.num_input_tokens for piece in counts} == {7}
+
+
 def test_a_stop_string_ends_text_reason_and_count() -> None:
     """The count is up to the token that completes the stop string, however many tokens come with it."""
     stream = TextStream(BPE, ["sat on"])

@@ -218,6 +218,18 @@ def test_greedy_unless_chance_is_asked_for(prompts: Prompts) -> None:
     assert prompts.request({"text_input": b"a", "seed": 2**64 - 1})["seed"] == 2**64 - 1
 
 
+def test_the_switches_of_nvidias_clients(prompts: Prompts) -> None:
+    row = {"text_input": b"a", "seed": 1}
+    plain = prompts.request(row)
+    assert "counts_each" not in json.loads(plain["carry"])
+    quiet = {"return_num_input_tokens": False, "return_num_output_tokens": False}
+    assert str(prompts.request({**row, **quiet})) == str(plain)
+    asked = prompts.request({**row, **dict.fromkeys(quiet, True), "frequency_penalty": 0.5, "presence_penalty": -0.5})
+    assert json.loads(asked["carry"]) == {**json.loads(plain["carry"]), "counts_each": True}
+    assert (asked["frequency_penalty"], asked["presence_penalty"]) == (0.5, -0.5)
+    assert asked["runtime_top_k"] == 1  # a penalty alone does not ask for chance
+
+
 def test_stop_words_reach_the_engine_where_they_are_exact(tokenizer: Tokenizer) -> None:
     row = {"text_input": b"The", "stop_words": [b"STOP", "é".encode()]}
     exact = Prompts(tokenizer, None, context=100).request(row)

@@ -9,8 +9,7 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.generation import Sampling
-
-NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
+from shoal.generation.sampling import NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -29,12 +28,15 @@ NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "requ
         ({"seed": -1}, "seed is -1."),
         ({"seed": 2**64}, f"seed is {2**64}."),
         ({"min_tokens": -1}, "min_tokens is -1."),
+        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5. Send from -2 to 2."),
+        ({"presence_penalty": -2.5}, "presence_penalty is -2.5."),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan."),
         ({"min_tokens": 9}, "min_tokens is 9, and request_output_len is 8."),
     ],
 )
 def test_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as error:
-        Sampling(**settings).check(8, NAMES)
+        Sampling(**settings).check(8, by_tensor=True)
     assert words in str(error.value)
 
 
@@ -51,3 +53,12 @@ def test_refused(settings: dict[str, Any], words: str) -> None:
 )
 def test_greedy_or_not(settings: dict[str, Any], is_greedy: bool) -> None:
     assert Sampling(**settings).check(8).is_greedy is is_greedy
+
+
+def test_an_engine_refuses_what_it_does_not_apply() -> None:
+    names = {row.name for row in NUMBERS}
+    Sampling(0.5, top_k=4, presence_penalty=1.0).check_applied(names)
+    Sampling(0.5, top_p=1.0).check_applied(names - {"top_k", "top_p"})  # these have their defaults
+    with pytest.raises(InputError) as error:
+        Sampling(0.5, top_k=4).check_applied(names - {"top_k"})
+    assert str(error.value) == "runtime_top_k is 4, and this model's engine does not apply it. Leave it out."

@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.generation import Completions, join_pieces, pack_piece
+from shoal.generation import Completions, join_pieces
 
 
 class LlmBls(StreamingComponent):
@@ -32,11 +32,11 @@ class LlmBls(StreamingComponent):
                 if is_whole:
                     pieces.append(piece)
                 elif piece.text or piece.finish_reason:
-                    yield pack_piece(piece)
+                    yield text.pack(piece)
                 if piece.finish_reason:
                     break
         if is_whole and pieces:
-            yield pack_piece(join_pieces(pieces))
+            yield text.pack(join_pieces(pieces))
 
 
 TritonPythonModel = LlmBls.for_triton()

@@ -12,6 +12,11 @@ from rich.text import Text
 
 from shoal.console import OUT, Json, Protocol, Url, print_json
 from shoal.errors import InputError
+from shoal.generation.sampling import SETTINGS
+
+_ROWS = {row.name: row for row in SETTINGS}
+_OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
+_OTHERS = ", ".join(name for name in _ROWS if name not in _OPTIONS)
 
 
 def generate(
@@ -23,19 +28,17 @@ def generate(
     ] = False,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = "",
     is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Most new tokens. Default: the model's.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="Fewest new tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Randomness; 0: always the most probable token.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many most probable tokens; 0: from all.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most probable tokens that together have this probability.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    seed: Annotated[int | None, typer.Option(help="In FP32, the same seed gives the same text.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help=_ROWS["max_tokens"].says)] = None,
+    temperature: Annotated[float | None, typer.Option(help=_ROWS["temperature"].says)] = None,
+    top_p: Annotated[float | None, typer.Option(help=_ROWS["top_p"].says)] = None,
+    seed: Annotated[int | None, typer.Option(help=_ROWS["seed"].says)] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; may be repeated.")
     ] = None,
-    bad: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never write this; may be repeated.")] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help=f"Another setting; may be repeated. Names: {_OTHERS}."),
+    ] = None,
     url: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
@@ -60,11 +63,8 @@ def generate(
     asked: Any = text
     if is_chat:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
-    given = {
-        "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "stop_words": stop or (), "bad_words": bad or (),
-    }  # fmt: skip
-    settings: Any = {name: value for name, value in given.items() if value is not None}
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop_words": stop}
+    settings: Any = _read_settings(others) | {name: value for name, value in given.items() if value is not None}
     with ExitStack() as held:
         if is_local:
             pipeline = load(repository / model if model else repository)
@@ -127,6 +127,22 @@ def _read_prompt(prompt: str | None) -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("There is no prompt.", 'Give one: shoal generate "Once upon a time"')
     return sys.stdin.read()
+
+
+def _read_settings(given: list[str] | None) -> dict[str, Any]:
+    """Read the values of ``--set``: numbers, and lists of the texts that have the same name."""
+    settings: dict[str, Any] = {}
+    for text in given or ():
+        name, _, value = text.partition("=")
+        row = _ROWS.get(name)
+        try:
+            if row is None or row.is_list:  # the client refuses unknown names
+                settings.setdefault(name, []).append(value)
+            else:
+                settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
+        except ValueError:
+            raise InputError(f"--set {text!r} has no number.", "For example: --set top_k=20") from None
+    return settings
 
 
 def _print(completion: dict[str, Any], *, as_json: bool) -> None:

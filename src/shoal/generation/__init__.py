@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from shoal.generation.completions import Completions as Completions
     from shoal.generation.completions import StopCutter as StopCutter
     from shoal.generation.completions import TextStream as TextStream
-    from shoal.generation.completions import pack_piece as pack_piece
     from shoal.generation.contract import Limits as Limits
     from shoal.generation.contract import TokenRequest as TokenRequest
     from shoal.generation.contract import pack_answer as pack_answer

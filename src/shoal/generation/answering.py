@@ -66,7 +66,13 @@ class Chooser:
 
     The settings are applied in the same order as in ``generate``. The n-th token is drawn with the n-th random number
     of the request's seed, so other requests in the batch influence the token only by the rounding of its logits.
+    ``generate`` has no frequency and presence penalties: they are those of OpenAI and vLLM, over the new tokens.
     """
+
+    SETTINGS = frozenset({  # those that this module applies
+        "temperature", "top_k", "top_p", "repetition_penalty", "seed", "min_tokens", "frequency_penalty",
+        "presence_penalty",
+    })  # fmt: skip
 
     def __init__(self, request: TokenRequest) -> None:
         self._request, self._sampling = request, request.sampling
@@ -85,10 +91,11 @@ class Chooser:
         return int(tokens[min(place, len(tokens) - 1)])
 
     def _adjust(self, logits: NDArray[Any], ids: list[int]) -> NDArray[Any]:
-        """Apply the repetition penalty, the banned words and ``min_tokens`` to the logits."""
+        """Apply the penalties, the banned words and ``min_tokens`` to the logits."""
         sampling, ends = self._sampling, self._request.end_ids
         is_early = bool(ends) and len(ids) < sampling.min_tokens
-        if sampling.repetition_penalty == 1 and not self._bans and not is_early:
+        is_penalized = bool(sampling.frequency_penalty or sampling.presence_penalty)
+        if sampling.repetition_penalty == 1 and not is_penalized and not self._bans and not is_early:
             return logits
         scores = logits.copy()
         seen = [*self._request.ids, *ids]
@@ -96,6 +103,10 @@ class Chooser:
             found = logits[seen]
             penalty = sampling.repetition_penalty
             scores[seen] = np.where(found < 0, found * penalty, found / penalty)
+        if is_penalized and ids:
+            tokens, counts = np.unique(ids, return_counts=True)
+            scores[tokens] -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
+            scores[tokens] -= np.float32(sampling.presence_penalty)
         for *begin, last in self._bans:
             if seen[len(seen) - len(begin) :] == begin:
                 scores[last] = -np.inf

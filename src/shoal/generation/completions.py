@@ -36,9 +36,16 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Iterable[str] = (), num_input_tokens: int = 0, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stops: Iterable[str] = (),
+        num_input_tokens: int = 0,
+        min_tokens: int = 0,
+        counts_each: bool = False,
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
+
+        With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
 
         Raises:
             InputError: a stop string is empty.
@@ -48,7 +55,8 @@ class TextStream:
         marked = [_replace(stop, self._marks) for stop in stops] if self._marks else []
         self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter([*stops, *marked])
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
-        self._min_tokens = min_tokens
+        self._min_tokens, self._counts_each = min_tokens, counts_each
+        self._num_packed = 0  # new tokens in the pieces that were packed
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
 
@@ -110,6 +118,20 @@ class TextStream:
         """
         last = bool(answer["is_last"][0, 0])
         return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
+
+    def pack(self, piece: Piece) -> dict[str, Array]:
+        """Return a piece of this stream, the next one that the client gets, as tensors of one row.
+
+        ``text_output`` and ``finish_reason`` are STRING, the counts UINT32.
+        """
+        count = piece.num_output_tokens - (self._num_packed if self._counts_each else 0)
+        self._num_packed = piece.num_output_tokens
+        return {
+            "text_output": _string(piece.text),
+            "finish_reason": _string(piece.finish_reason),
+            "num_input_tokens": np.array([[piece.num_input_tokens]], np.uint32),
+            "num_output_tokens": np.array([[count]], np.uint32),
+        }
 
 
 def _mark_specials(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, tuple[str, str]]:
@@ -227,13 +249,13 @@ class Completions:
             raise InputError(f"The request has {there} but no {missing}.", "Send both, or neither for a whole answer.")
         with self._lock:
             if "stream_id" not in inputs:
-                piece = self.open(inputs).step(ids, last=True, reason=reason)
-            else:
-                last, stream_id = bool(inputs["is_last"][0, 0]), int(inputs["stream_id"][0, 0])
-                stream = self._streams.get(stream_id) or self.open(inputs)
-                piece = stream.step(ids, last=last, reason=reason)
-                self._keep(stream_id, None if last else stream)
-        return pack_piece(piece)
+                stream = self.open(inputs)
+                return stream.pack(stream.step(ids, last=True, reason=reason))
+            last, stream_id = bool(inputs["is_last"][0, 0]), int(inputs["stream_id"][0, 0])
+            stream = self._streams.get(stream_id) or self.open(inputs)
+            piece = stream.step(ids, last=last, reason=reason)
+            self._keep(stream_id, None if last else stream)
+            return stream.pack(piece)
 
     def _keep(self, stream_id: int, stream: TextStream | None) -> None:
         self._streams.pop(stream_id, None)
@@ -243,22 +265,12 @@ class Completions:
             del self._streams[next(iter(self._streams))]
 
     def open(self, inputs: Arrays) -> TextStream:
-        """Begin a stream. The input ``carry``, if any, has its stop strings, ``min_tokens``, and its prompt's length.
+        """Begin a stream. The input ``carry``, if any, has the arguments of ``TextStream``; ``stops`` are the strings.
 
         Raises:
             InputError: ``carry`` cannot be read.
         """
         return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
-
-
-def pack_piece(piece: Piece) -> dict[str, Array]:
-    """Return a piece as tensors of one row: ``text_output`` and ``finish_reason`` STRING, the counts UINT32."""
-    return {
-        "text_output": _string(piece.text),
-        "finish_reason": _string(piece.finish_reason),
-        "num_input_tokens": np.array([[piece.num_input_tokens]], np.uint32),
-        "num_output_tokens": np.array([[piece.num_output_tokens]], np.uint32),
-    }
 
 
 def _read_ids(inputs: Arrays) -> list[int]:
@@ -284,19 +296,20 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int]:
-    """Return the stop strings, the prompt's number of tokens and ``min_tokens`` from the JSON ``text``.
+def _read_carry(text: str) -> tuple[list[str], int, int, bool]:
+    """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
-    An empty text has no stop strings. ``min_tokens`` may be left out.
+    An empty text has no stop strings. ``min_tokens`` and ``counts_each`` may be left out.
     """
     if not text:
-        return [], 0, 0
+        return [], 0, 0, False
     try:
         carry = json.loads(text)
         stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
+        counts_each = carry.get("counts_each", False)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(number) is int and 0 <= number <= _MOST_TOKENS for number in numbers)
-        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers
+        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -304,7 +317,7 @@ def _read_carry(text: str) -> tuple[list[str], int, int]:
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers
+    return stops, *numbers, counts_each
 
 
 def _string(text: str) -> Any:

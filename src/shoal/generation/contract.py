@@ -1,10 +1,9 @@
 """Tensors of engines (language models that continue token ids): reading requests, and packing answers.
 
 A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1].
-Optional are ``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
-``repetition_penalty`` FP32 [1], ``seed`` UINT64 [1], ``stop_words_list`` and ``bad_words_list`` INT32 [2, -1],
-``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer. ``pack_answer``
-describes the outputs.
+Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``stop_words_list`` and
+``bad_words_list`` INT32 [2, -1], ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its
+first answer. ``pack_answer`` describes the outputs.
 
 Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
 1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
@@ -15,16 +14,15 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from shoal.component import Arrays
 from shoal.errors import InputError
-from shoal.generation.sampling import Sampling
+from shoal.generation.sampling import NUMBERS, Sampling
 
-NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
 MOST_CARRY = 4096  # bytes
 MAX_WORDS = 64  # of a word list
 
@@ -89,7 +87,7 @@ class TokenRequest:
             ids=ids,
             max_tokens=max_tokens,
             end_ids=_end_ids(inputs, limits),
-            sampling=_sampling(inputs).check(max_tokens, NAMES),
+            sampling=_sampling(inputs).check(max_tokens, by_tensor=True),
             stops=_words(inputs, "stop_words_list", limits.vocabulary),
             bans=_words(inputs, "bad_words_list", limits.vocabulary),
             carry=_carry(inputs),
@@ -199,7 +197,7 @@ def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
 
 
 def _sampling(inputs: Arrays) -> Sampling:
-    given = {each.name: _single(inputs, NAMES.get(each.name, each.name), each.default) for each in fields(Sampling)}
+    given = {row.name: _single(inputs, row.tensor, row.default) for row in NUMBERS}
     given["top_p"] = given["top_p"] or 1.0  # 0: off, as in FasterTransformer and TensorRT-LLM
     return Sampling(**given)
 

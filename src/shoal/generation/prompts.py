@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer, refusal
+from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
-from shoal.generation.sampling import Sampling
+from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.weights import TOKENIZER, read_context, read_folder
 
@@ -26,7 +26,7 @@ ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
-_WORDS = ("stop_words", "bad_words")
+_WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -193,8 +193,10 @@ class Prompts:
         stops, bad = (self._words(row, name) for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
-        numbers = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
-        carry = json.dumps({"stops": stops, **numbers}, ensure_ascii=False).encode()
+        rest: dict[str, Any] = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
+        if row.get("return_num_output_tokens"):
+            rest["counts_each"] = True
+        carry = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(carry) > MOST_CARRY:
             raise InputError(
                 f"stop_words has {len(carry)} bytes as JSON; at most {MOST_CARRY} are allowed.", "Shorten them."
@@ -203,12 +205,7 @@ class Prompts:
             "input_ids": ids,
             "input_lengths": len(ids),
             "request_output_len": max_new,
-            "runtime_top_k": sampling.top_k,
-            "min_tokens": sampling.min_tokens,
-            "runtime_top_p": sampling.top_p,
-            "temperature": sampling.temperature,
-            "repetition_penalty": sampling.repetition_penalty,
-            "seed": secrets.randbits(64) if sampling.seed is None else sampling.seed,
+            **{number.tensor: getattr(sampling, number.name) for number in NUMBERS},
             "streaming": row.get("stream", True),
             "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
@@ -310,10 +307,10 @@ class Prompts:
 
 
 def _sampling(row: Mapping[str, Any]) -> Sampling:
-    """Return the sampling settings: greedy, unless the request has a temperature, ``top_k`` or ``top_p``."""
-    given = {name: row[name] for name in (field.name for field in fields(Sampling)) if name in row}
+    """Return the sampling settings, with a seed: greedy, unless there is a temperature, ``top_k`` or ``top_p``."""
+    given = {number.name: row[number.name] for number in NUMBERS if number.name in row}
     is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
-    return Sampling(**{"top_k": 1 if is_greedy else 0, **given})
+    return Sampling(**{"top_k": 1 if is_greedy else 0, "seed": secrets.randbits(64), **given})
 
 
 # --- a model's folder --------------------------------------------------------------------------------------------
@@ -340,17 +337,8 @@ def _read_template(folder: Path) -> ChatTemplate | None:
 
 # --- batches -----------------------------------------------------------------------------------------------------
 
-_DTYPES = {
-    "input_lengths": np.int32,
-    "request_output_len": np.int32,
-    "runtime_top_k": np.int32,
-    "min_tokens": np.int32,
-    "runtime_top_p": np.float32,
-    "temperature": np.float32,
-    "repetition_penalty": np.float32,
-    "seed": np.uint64,
-    "streaming": np.bool_,
-    "carry": np.object_,
+_DTYPES = {"input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "carry": np.object_} | {
+    number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS
 }
 
 

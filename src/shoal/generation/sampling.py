@@ -1,10 +1,16 @@
-"""Sampling settings of one request, the same for every engine."""
+"""Sampling settings of one request, the same for every engine: one table, ``SETTINGS``, from which the rest is derived.
+
+A number that engines apply is a field of ``Sampling``. Checks, the tensors of requests and the command line read the
+table. What cannot read it (``config.pbtxt``, the types of the client's settings, pages) repeats it, and
+``python docs/settings.py`` rewrites these places. An engine refuses the settings that it does not apply.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from shoal.errors import InputError
 
@@ -13,54 +19,146 @@ _MOST_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True)
+class Setting:
+    """One row of the table: an input of ``llm``, called ``name``, and its form as the input ``tensor`` of engines.
+
+    ``dtype`` is Triton's, without ``TYPE_``; the settings of dtype STRING are lists of texts, all others one number.
+    ``allowed`` says in words what ``is_valid`` checks; it is None if the component `prompt` has a check of its own.
+    ``openai`` and ``vllm`` are the names there, empty if there is no such setting.
+    """
+
+    name: str
+    dtype: str
+    allowed: str
+    says: str
+    default: Any
+    tensor: str
+    openai: str = ""
+    vllm: str = ""
+    is_valid: Callable[[Any], bool] | None = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is a list of texts."""
+        return self.dtype == "STRING"
+
+
+def setting(default: Any, dtype: str, is_valid: Callable[[Any], bool], allowed: str, says: str, **names: str) -> Any:
+    """Return a field of ``Sampling``, with the rest of its row; ``tensor`` is the field's name unless given."""
+    return field(
+        default=default, metadata={"dtype": dtype, "is_valid": is_valid, "allowed": allowed, "says": says, **names}
+    )
+
+
+def _is_penalty(value: float) -> bool:
+    return -2 <= value <= 2
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Sampling settings of one request; the defaults draw from the model's own distribution.
 
-    With temperature 0 or ``top_k`` 1, decoding is greedy: the token with the greatest logit is taken. Other settings
-    are then ignored and not refused, because many clients always send all settings. ``top_k`` 0 and ``top_p`` 1 keep
-    every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that are in the
-    prompt or the answer. The random numbers depend on ``seed`` alone, and without a seed, each request has different
-    ones. In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is
-    computed alone, because rounding depends on the rest of a batch. Before there are ``min_tokens`` new tokens, the end
-    token is not drawn, and stop words do not end the answer.
+    With temperature 0 or ``top_k`` 1, decoding is greedy; ``temperature``, ``top_k`` and ``top_p`` are then ignored and
+    not refused, because many clients always send all settings. The penalties are applied in any case, in this order:
+    ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer;
+    ``frequency_penalty``, times a token's number in the answer, and ``presence_penalty`` are subtracted from the logits
+    of tokens in the answer. The random numbers depend on ``seed`` alone; without one, each request has different ones.
+    In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is computed
+    alone, because rounding depends on the rest of a batch.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    min_tokens: int = 0
+    temperature: float = setting(
+        1.0, "FP32", lambda value: value == 0 or COLDEST <= value < math.inf, f"0 or {COLDEST} or more",
+        "Randomness; 0: always the most probable token.", openai="temperature", vllm="temperature",
+    )  # fmt: skip
+    top_k: int = setting(
+        0, "INT32", lambda value: value >= 0, "0 (all tokens) or more",
+        "Draw from this many most probable tokens; 1: always the most probable one.",
+        tensor="runtime_top_k", vllm="top_k",
+    )  # fmt: skip
+    top_p: float = setting(
+        1.0, "FP32", lambda value: 0 < value <= 1, "more than 0, and at most 1",
+        "Draw from the most probable tokens that together have this probability.",
+        tensor="runtime_top_p", openai="top_p", vllm="top_p",
+    )  # fmt: skip
+    repetition_penalty: float = setting(
+        1.0, "FP32", lambda value: 0 < value < math.inf, "more than 0, and finite",
+        "Above 1: repeat less of the prompt and the answer.", vllm="repetition_penalty",
+    )  # fmt: skip
+    seed: int | None = setting(
+        None, "UINT64", lambda value: value is None or 0 <= value <= _MOST_SEED, f"from 0 to {_MOST_SEED}",
+        "In FP32, the same seed gives the same text.", openai="seed", vllm="seed",
+    )  # fmt: skip
+    min_tokens: int = setting(
+        0, "INT32", lambda value: value >= 0, "from 0 to max_tokens",
+        "Before there are as many new tokens, neither the end token nor a stop word ends the answer.",
+        vllm="min_tokens",
+    )  # fmt: skip
+    frequency_penalty: float = setting(
+        0.0, "FP32", _is_penalty, "from -2 to 2", "Above 0: use tokens less, the more often the answer has them.",
+        openai="frequency_penalty", vllm="frequency_penalty",
+    )  # fmt: skip
+    presence_penalty: float = setting(
+        0.0, "FP32", _is_penalty, "from -2 to 2", "Above 0: use tokens less that the answer has.",
+        openai="presence_penalty", vllm="presence_penalty",
+    )  # fmt: skip
 
     @property
     def is_greedy(self) -> bool:
         """Whether the token with the greatest logit is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
-    def check(self, max_tokens: int | None = None, names: Mapping[str, str] | None = None) -> Sampling:
+    def check(self, max_tokens: int | None = None, *, by_tensor: bool = False) -> Sampling:
         """Check the settings, and return them.
 
-        ``max_tokens`` is the greatest number of new tokens, if it is known. ``names`` maps fields to the names that
-        the client uses, such as ``{"top_k": "runtime_top_k"}``.
+        ``max_tokens`` is the greatest number of new tokens, if it is known. With ``by_tensor``, errors have the names
+        of the engine's tensors.
 
         Raises:
-            InputError: a setting is out of range; the message has the client's name of the setting, and its value.
+            InputError: a setting is out of range; the message has its name and its value.
         """
-        called = names or {}
-        for name, is_valid, wanted in (
-            ("temperature", self.temperature == 0 or COLDEST <= self.temperature < math.inf, f"0 or {COLDEST} or more"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0, and at most 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0, and finite"),
-            ("seed", self.seed is None or 0 <= self.seed <= _MOST_SEED, f"from 0 to {_MOST_SEED}"),
-            ("min_tokens", self.min_tokens >= 0, "0 or more"),
-        ):
-            if not is_valid:  # NaN is not, either
-                raise InputError(f"{called.get(name, name)} is {getattr(self, name)}.", f"Send {wanted}.")
+        names = {row.name: row.tensor if by_tensor else row.name for row in SETTINGS}
+        for row in NUMBERS:
+            value = getattr(self, row.name)
+            if row.is_valid and not row.is_valid(value):  # NaN is not, either
+                raise InputError(f"{names[row.name]} is {value}.", f"Send {row.allowed}.")
         if max_tokens is not None and self.min_tokens > max_tokens:
             raise InputError(
-                f"{called.get('min_tokens', 'min_tokens')} is {self.min_tokens}, and"
-                f" {called.get('max_tokens', 'max_tokens')} is {max_tokens}.",
+                f"{names['min_tokens']} is {self.min_tokens}, and {names['max_tokens']} is {max_tokens}.",
                 "Send a min_tokens that is not greater.",
             )
         return self
+
+    def check_applied(self, applied: Container[str]) -> None:
+        """Check that an engine that applies the settings ``applied`` applies all settings that are not the default.
+
+        Raises:
+            InputError: the engine does not apply a setting; the message has the engine's name of the setting.
+        """
+        for row in NUMBERS:
+            value = getattr(self, row.name)
+            if value != row.default and row.name not in applied:
+                raise InputError(
+                    f"{row.tensor} is {value}, and this model's engine does not apply it.", "Leave it out."
+                )
+
+
+NUMBERS = tuple(
+    Setting(**{"name": each.name, "default": each.default, "tensor": each.name, **each.metadata})
+    for each in fields(Sampling)
+)
+_MAX_TOKENS = Setting(
+    "max_tokens", "INT32", "1 or more; prompt and answer together fit the model's context",
+    "Most new tokens.", "256, or what fits", "request_output_len", "max_completion_tokens", "max_tokens",
+)  # fmt: skip
+_WORDS = (
+    Setting(
+        "stop_words", "STRING", "at most 64, none empty, 4,096 bytes as JSON",
+        "Texts that end the answer, and are not a part of it.", "none", "stop_words_list", "stop", "stop",
+    ),
+    Setting(
+        "bad_words", "STRING", "at most 64; the model's tokens can write them",
+        "Texts that do not occur in the answer.", "none", "bad_words_list", "", "bad_words",
+    ),
+)  # fmt: skip
+SETTINGS = (_MAX_TOKENS, *NUMBERS, *_WORDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
@@ -15,25 +15,30 @@ from shoal.errors import InputError, ServerError, suggest
 from shoal.pieces import Piece, join_pieces
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
-_LISTS = "stop_words", "bad_words"
 
 
 class Settings(TypedDict, total=False):
     """Settings of one request; for a setting that is left out, the model's default applies.
 
-    ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
-    ``bad_words`` do not occur in it. With a ``seed``, a model in FP32 writes the same text again.
+    ``shoal.generation.sampling`` has their meaning and their limits.
     """
 
+    # settings: types (written by docs/settings.py)
     max_tokens: int
-    min_tokens: int
     temperature: float
     top_k: int
     top_p: float
     repetition_penalty: float
     seed: int
+    min_tokens: int
+    frequency_penalty: float
+    presence_penalty: float
     stop_words: Sequence[str]
     bad_words: Sequence[str]
+    # end of settings
+
+
+_LISTS = {name for name, kind in get_type_hints(Settings).items() if kind == Sequence[str]}
 
 
 class Pipeline(Protocol):

@@ -11,9 +11,13 @@ from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 
 
 class Engine(Protocol):
-    """Language model that answers many requests from its own threads; the requests must be within ``limits``."""
+    """Language model that answers many requests from its own threads.
+
+    The requests must be within ``limits``; ``settings`` are the names of the sampling settings that it applies.
+    """
 
     limits: Limits
+    settings: frozenset[str]
 
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
@@ -47,8 +51,10 @@ class EngineComponent(StreamingComponent):
         list(warm)
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
-        """Check one request against the engine's limits, and begin to answer it."""
-        self.engine.admit(TokenRequest.read(inputs, self.engine.limits), stream)
+        """Check one request against the engine's limits and settings, and begin to answer it."""
+        request = TokenRequest.read(inputs, self.engine.limits)
+        request.sampling.check_applied(self.engine.settings)
+        self.engine.admit(request, stream)
 
     def close(self) -> None:
         """Close the engine."""

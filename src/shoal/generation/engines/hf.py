@@ -84,6 +84,8 @@ class HfEngine:
     at most as many tokens as the cache holds.
     """
 
+    settings = Chooser.SETTINGS
+
     def __init__(self, model: Any, limits: Limits, *, cache_tokens: int) -> None:
         slots, context = limits.slots, limits.context
         self._free = _pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots

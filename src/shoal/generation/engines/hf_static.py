@@ -51,6 +51,8 @@ class HfStaticEngine:
     a request with more tokens is computed alone.
     """
 
+    settings = Chooser.SETTINGS
+
     def __init__(self, model: Any, limits: Limits, *, together: int) -> None:
         self.limits = limits
         self._model, self._together = model, together

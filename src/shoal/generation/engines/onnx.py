@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.component import Stream
 from shoal.errors import ArtifactError, ShoalError
-from shoal.generation.answering import Seat
+from shoal.generation.answering import Chooser, Seat
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights
 
@@ -155,6 +155,8 @@ class OnnxEngine:
     ``limits.slots`` requests are computed at the same time, further requests wait in order. Memory grows with the
     tokens of the open requests.
     """
+
+    settings = Chooser.SETTINGS
 
     def __init__(self, weights: Weights, limits: Limits, threads: int | None) -> None:
         self.limits = limits

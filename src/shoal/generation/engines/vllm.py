@@ -23,6 +23,7 @@ from shoal.component.ledger import ACCEPTED, DRAFTED
 from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.generation.answering import Answering
 from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.sampling import NUMBERS
 from shoal.generation.weights import Weights
 from shoal.processes import Reaper
 
@@ -72,6 +73,8 @@ class VllmEngine:
     Raises:
         SetupError: vLLM is not installed, or does not start, for example because it does not know one of ``arguments``.
     """
+
+    settings = frozenset(row.name for row in NUMBERS if row.vllm)
 
     def __init__(
         self,
@@ -257,14 +260,14 @@ def _make_params(request: TokenRequest) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = request.sampling
+    given = {row.vllm: getattr(sampling, row.name) for row in NUMBERS if row.vllm}
+    if sampling.is_greedy:
+        given["temperature"] = 0.0
+    if not request.end_ids:
+        given["min_tokens"] = 0
     params = SamplingParams(
-        temperature=0.0 if sampling.is_greedy else sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
+        **given,
         max_tokens=request.max_tokens,
-        min_tokens=sampling.min_tokens if request.end_ids else 0,
         stop_token_ids=list(request.end_ids),
         ignore_eos=True,  # the request's end tokens alone count
         detokenize=False,
