@@ -1,4 +1,4 @@
-"""What the front ends ask of the service: the one way of a request to the active Triton server."""
+"""Gate of the service: the one way of a client's request to the active Triton server."""
 
 from __future__ import annotations
 
