@@ -53,3 +53,46 @@ def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.M
         ("empty", "empty is not a model repository: it holds no MODEL/config.pbtxt."),
     ):
         assert message in str(serve(path).exception)
+
+
+def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:
+    given = ["--http-port", "0", "--open", "--no-resend", "--expose", "a", "--expose", "b", "--client-share", "0.25"]
+    printed = serve("r", "--print-config", *given).stdout
+    assert {"http-port = 0", "open = true", "resend = false", 'expose = ["a", "b"]', "client-share = 0.25"} <= {
+        *printed.splitlines()
+    }
+    file = tmp_path / "serve.toml"
+    file.write_text(printed, encoding="utf-8")
+    assert serve("r", "--print-config", "--config", str(file)).stdout == printed
+    changed = serve("r", "--print-config", "--config", str(file), "--http-port", "9", "--resend").stdout
+    assert changed == printed.replace("http-port = 0", "http-port = 9").replace("resend = false", "resend = true")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("htpp-port = 1", "has an option 'htpp-port', which shoal serve does not have. Did you mean http-port?"),
+        ("config = 'x'", "has an option 'config'"),
+        ("http-port = true", "http-port = True is of the wrong kind. Give one value."),
+        ("open = 'yes'", "open = 'yes' is of the wrong kind. Give true or false."),
+        ("expose = 'a'", "expose = 'a' is of the wrong kind. Give a list of texts."),
+        ("[limits]\nmemory-mib = 1", "has an option 'limits'"),
+        ("http-port", "cannot be read: "),
+        ("host = '0.0.0.0'", "there is no authentication yet"),
+        ("client-share = 2", "--client-share 2 is out of range"),
+    ],
+)
+def test_a_config_that_is_wrong(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(content, encoding="utf-8")
+    result = serve("r", "--print-config", "--config", str(file))
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_a_value_of_a_config_that_is_no_number(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("http-port = 'many'", encoding="utf-8")
+    result = serve("r", "--print-config", "--config", str(file))
+    assert result.exit_code == 2
+    assert "Invalid value for '--http-port'" in result.output

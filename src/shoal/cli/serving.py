@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +14,8 @@ import typer
 
 from shoal.component.spec import DTYPES, STRING
 from shoal.console import OUT, Json, plain, print_copies, print_json
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError, ShoalError, suggest
+from shoal.files import read_text
 
 
 def copies(
@@ -44,7 +47,57 @@ def _limit(help_text: str) -> Any:
     return typer.Option(help=help_text, rich_help_panel="Limits for clients")
 
 
+_NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "help")
+
+
+def _named(context: typer.Context) -> dict[str, Any]:
+    """Return the options that a file may have, by their names on the command line, without dashes."""
+    own = (parameter for parameter in context.command.params if parameter.name not in _NOT_IN_FILES)
+    return {parameter.opts[0].lstrip("-"): parameter for parameter in own}
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options in a TOML file as defaults, which those on the command line replace.
+
+    Raises:
+        InputError: the file cannot be read, or has an option that is not known or of another kind.
+    """
+    if path is None:
+        return None
+    known = _named(context)
+    try:
+        given = tomllib.loads(read_text(path))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}.", "Write options as in --print-config: http-port = 8000"
+        ) from None
+    for name, value in given.items():
+        if name not in known:
+            message = f"{path} has an option {name!r:.60}, which shoal serve does not have."
+            raise InputError(message, suggest(name, known))
+        kinds: tuple[type, ...] = (int, float, str)
+        wanted = "one value"
+        if known[name].multiple:
+            kinds, wanted = (list,), "a list of texts"
+        elif known[name].is_flag:
+            kinds, wanted = (bool,), "true or false"
+        if type(value) not in kinds:
+            raise InputError(f"{path}: {name} = {value!r:.60} is of the wrong kind.", f"Give {wanted}.")
+    context.default_map = {known[name].name: value for name, value in given.items()}
+    return path
+
+
+def _print_config(context: typer.Context) -> None:
+    """Print the TOML file that belongs to this command line."""
+    for name, parameter in _named(context).items():
+        value = context.params[parameter.name]
+        if value is not None:
+            shown = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+            OUT.print(f"{name} = {shown}", soft_wrap=True, markup=False, highlight=False)
+
+
 def serve(
+    context: typer.Context,
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
     http_port: Annotated[int, typer.Option(help="Port for HTTP; 0: any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="Port for gRPC; 0: any free port.")] = 8001,
@@ -90,6 +143,13 @@ def serve(
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
+    config: Annotated[  # noqa: ARG001  # its callback reads it
+        Path | None,
+        typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True),
+    ] = None,
+    is_config_printed: Annotated[
+        bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
+    ] = False,
 ) -> None:
     """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
 
@@ -114,6 +174,9 @@ def serve(
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
         is_open=is_open, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
+    if is_config_printed:
+        _print_config(context)
+        return
     os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)
     if not os.environ.get(SERVER_VARIABLE):
