@@ -7,7 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.gateway.control.process_monitor import (
-    BATCH_SECONDS, HANG_SECONDS, PERIOD, STUCK_SECONDS, ProcessFault, ProcessMonitor,
+    BATCH_SECONDS,
+    HANG_SECONDS,
+    PERIOD,
+    STUCK_SECONDS,
+    ProcessFault,
+    ProcessMonitor,
 )  # fmt: skip
 from tests.support.fake_processes import EXITED, KILLED, MIB, SERVER, FakeProcesses
 from tests.support.fake_upstream import FakeServer
