@@ -39,7 +39,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds."""
         return self.now
 
-    def run_in_executor(self, _: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run_in_executor(self, _: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # type: ignore[override]
         """Run a function in the loop instead of a thread."""
         future = self.create_future()
 

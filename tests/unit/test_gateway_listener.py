@@ -227,6 +227,20 @@ def test_a_connection_in_the_middle_of_a_handshake_counts_and_ends(tls: ssl.SSLC
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
 
+def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: ssl.SSLContext) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.listener._handshakes = asyncio.Semaphore(0)  # others are in the middle of theirs
+        reader, writer = await bench.connect()
+        assert await seconds_until_end(reader) == pytest.approx(5.5, abs=1)
+        assert bench.num_open == 1
+        bench.listener._handshakes.release()
+        await asyncio.sleep(0.1)
+        assert bench.num_open == 0
+        writer.close()
+
+    serve(scene, Limits(head_seconds=5.0), tls=tls)
+
+
 def test_a_request_after_a_handshake(tls: ssl.SSLContext) -> None:
     client = ssl.create_default_context()
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE

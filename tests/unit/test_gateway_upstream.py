@@ -87,7 +87,7 @@ def test_grpc() -> None:
         assert "triton-grpc-protocol-admin-key" not in triton.seen
         await upstream.ask("Echo", b"", is_admin=True)
         assert triton.seen["triton-grpc-protocol-admin-key"] == "key"
-        with pytest.raises(FailedError, match="^it failed$") as caught:
+        with pytest.raises(FailedError, match=r"^it failed$") as caught:
             await upstream.ask("Fail", b"")
         assert (caught.value.status, caught.value.is_fault) == (CODE.INTERNAL, True)
 
