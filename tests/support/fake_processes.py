@@ -53,7 +53,7 @@ class FakeProcesses:
 
     def set(self, pid: int, **values: object) -> None:
         """Change a process: its ``state``, ``seconds``, ``resident_bytes``, ``session`` or ``exit_code``."""
-        self.all[pid] = FakeProcess(**{**vars(self.all[pid]), **values})  # type: ignore[arg-type]
+        self.all[pid] = FakeProcess(**{**vars(self.all[pid]), **values})
 
     def find(self, pid: int) -> FakeProcess | None:
         """Return a process."""

@@ -47,12 +47,12 @@ class FakeService:
         self.failures: list[Exception] = []
         self.unready: list[Exception] = []
         self.launches: list[float] = []
-        self.memory, self.models = 2**40, ("a", "b")
+        self.memory, self.models = 2**40, ["a", "b"]
         self.answer: Callable[[Call], Any] = lambda call: {"Y": np.zeros(1)}
         monkeypatch.setattr(supervisor, "Server", self._launch)
         monkeypatch.setattr(supervisor, "Upstream", self._connect)
         monkeypatch.setattr(supervisor, "available_memory", lambda: self.memory)
-        monkeypatch.setitem(ProcessMonitor.__init__.__kwdefaults__, "clock", lambda: time.monotonic())
+        monkeypatch.setitem(ProcessMonitor.__init__.__kwdefaults__ or {}, "clock", lambda: time.monotonic())
         self.active = Active()
         self.traffic = Traffic(self.active, CONFIGS, self.options.limits, max_wait=1.0, slots={"a": 1})
         gate = Gate(self.active, self.traffic, Exposure(CONFIGS), StreamRequests(CONFIGS), self.options.limits)

@@ -126,7 +126,7 @@ class FakeUpstream(Upstream):
     """A server with no connections. ``client`` answers canaries; ``is_closed`` says that ``close`` was called."""
 
     def __init__(self, server: Any = None, client: Any = None) -> None:
-        self.server, self.client = server or FakeServer(), client
+        self.server, self.client = server or FakeServer(), client  # type: ignore[assignment]
         self.channel = self.fake = FakeChannel()
         self.sent, self.streams = {}, set()
         self.num_lost, self.is_repeat, self.is_closed = 0, False, False

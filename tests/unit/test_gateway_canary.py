@@ -162,7 +162,7 @@ def test_a_decoupled_model_gets_the_canary_of_its_parameter() -> None:
         "over": chain("none", "without"),
         "none": PYTHON,
     }
-    canaries = make_canaries(make_configs(**texts))
+    canaries = make_canaries(make_configs(Path(), **texts))
     assert list(canaries) == ["given"]
     assert canaries["given"].is_decoupled
     assert canaries["given"].inputs["PROMPT"].tolist() == [[b"a", b"b"]]

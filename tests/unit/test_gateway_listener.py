@@ -249,7 +249,7 @@ def test_a_request_after_a_handshake(tls: ssl.SSLContext) -> None:
         reader, writer = await bench.connect(ssl=client)
         writer.write(REQUEST.replace(b"PATH", b""))
         assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
-        writer.transport.abort()  # type: ignore[attr-defined]
+        writer.transport.abort()
         await asyncio.sleep(0.1)
 
     serve(scene, tls=tls)

@@ -98,9 +98,11 @@ def test_the_only_request_in_flight_is_quarantined() -> None:
     run(work())
 
 
-def test_a_server_that_proves_healthy_gets_the_request_again() -> None:
+@pytest.mark.parametrize("blocked", ["", "other"])
+def test_a_server_that_proves_healthy_gets_the_request_again(blocked: str) -> None:
     async def work() -> None:
         service = await bench()
+        service.active.blocked = dict.fromkeys([blocked] * bool(blocked), "it died")
         asked = service.ask(b"x")
         await service.kill(0, next_after=None)
         service.deaths[0].clear()
@@ -229,6 +231,7 @@ def test_a_client_that_disconnects_does_not_cancel_the_call() -> None:
         await settle()
         asked.cancel()
         assert await asked == "x from 0"
+        assert service.calls == [(b"x", 0)]
 
     run(work())
 

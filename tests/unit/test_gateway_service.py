@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, options: Options = OPTIONS) -> None:
         self.fake = FakeService(monkeypatch)
-        self.fake.models = ("first", "second", "other")
+        self.fake.models = ["first", "second", "other"]
         self.repository = make_repository(folder)
         self.service = Service(self.repository, options, self._open)
         self.gate: Gate | None = None

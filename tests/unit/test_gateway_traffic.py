@@ -211,13 +211,12 @@ def test_how_late_a_client_reads() -> None:
 
 def test_a_quiet_stream() -> None:
     async def work() -> None:
-        stream = FakeStream(MINE)
-        await asyncio.sleep(QUIET_SECONDS)
-        assert not stream.is_quiet
-        await asyncio.sleep(0.1)
-        assert stream.is_quiet
-        stream.num_sent = 1
-        assert not stream.is_quiet
+        stream, states = FakeStream(MINE), list[bool]()
+        for seconds, num_sent in ((QUIET_SECONDS, 0), (0.1, 0), (0.1, 1)):
+            await asyncio.sleep(seconds)
+            stream.num_sent = num_sent
+            states.append(stream.is_quiet)
+        assert states == [False, True, False]
 
     run(work())
 
