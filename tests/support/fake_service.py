@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from shoal.gateway.options import Options
 from tests.support.configs import PYTHON, chain, make_configs
 from tests.support.fake_processes import SERVER, FakeProcesses
 from tests.support.fake_upstream import FakeClient, FakeServer, FakeUpstream
+from tests.support.virtual_time import run
 
 A, B = 1, 2  # number of a model's process, after that of its server
 WARMUP = """model_warmup [ { name: "one" batch_size: 1
@@ -47,6 +48,7 @@ class FakeService:
         self.failures: list[Exception] = []
         self.unready: list[Exception] = []
         self.launches: list[float] = []
+        self.was_stopped: list[bool] = []  # whether the first server was, at each launch
         self.memory, self.models = 2**40, ["a", "b"]
         self.answer: Callable[[Call], Any] = lambda call: {"Y": np.zeros(1)}
         monkeypatch.setattr(supervisor, "Server", self._launch)
@@ -67,6 +69,7 @@ class FakeService:
 
     def _launch(self, *_: Any) -> FakeServer:
         self.launches.append(time.monotonic())
+        self.was_stopped.append(bool(self.servers and self.servers[0].stopped))
         if self.failures:
             raise self.failures.pop(0)
         pid = SERVER + 10 * len(self.servers)
@@ -112,3 +115,22 @@ class FakeService:
 def refuse_to_start(number: int) -> list[Exception]:
     """Return failures of launches."""
     return [ServerError("It did not start.") for _ in range(number)]
+
+
+Play = Callable[[Callable[[FakeService], Awaitable[None]]], None]
+
+
+def player(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return what runs a scene with a started service, and stops the service after it."""
+
+    def play(scene: Callable[[FakeService], Awaitable[None]]) -> None:
+        async def work() -> None:
+            service = FakeService(monkeypatch)
+            await service.start()
+            await scene(service)
+            await service.stop()
+            assert all(each.is_closed for each in service.upstreams)
+
+        run(work())
+
+    return play

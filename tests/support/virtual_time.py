@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 T = TypeVar("T")
+MOST_SECONDS = 3000.0  # of virtual time for a test
 DEADLOCK_SECONDS = 20.0  # of real time without any event
 
 
@@ -58,11 +59,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T], patience: float = 0.0) -> T:
-    """Run a coroutine in virtual time, which ``time.monotonic`` returns too."""
+    """Run a coroutine in virtual time, which ``time.monotonic`` returns too, for at most 3000 s of it."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(patience)) as runner:
         loop = runner.get_loop()
         with patch.object(time, "monotonic", loop.time):
-            return runner.run(work)
+            return runner.run(asyncio.wait_for(work, MOST_SECONDS))
 
 
 async def settle() -> None:

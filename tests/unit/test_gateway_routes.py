@@ -202,7 +202,7 @@ def test_outcomes_of_requests(
         else:
             assert await gate.ask(MINE, "plain", b"x", call) == "answer"
         assert gate.traffic.outcomes == {("plain", outcome): 1}
-        assert gate.traffic.in_flight("plain") == 0
+        assert (gate.traffic.in_flight("plain"), gate.traffic._models["plain"]._work) == (0, 0)
         assert (gate.active.answered > before) == (outcome != "lost")
 
     run(work())
