@@ -7,6 +7,7 @@ import errno
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -237,6 +238,25 @@ def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: ssl.SSLC
         await asyncio.sleep(0.1)
         assert bench.num_open == 0
         writer.close()
+
+    serve(scene, Limits(head_seconds=5.0), tls=tls)
+
+
+def test_a_reset_while_it_waits_for_its_handshake_keeps_the_time_outs_of_others(tls: ssl.SSLContext) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.listener._handshakes = asyncio.Semaphore(0)
+        _, writer = await bench.connect()
+        await asyncio.sleep(0.1)
+        reset = struct.pack("ii", 1, 0)  # closing sends a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+        await asyncio.sleep(10)
+        reader, writer = await bench.connect()
+        assert await seconds_until_end(reader) == pytest.approx(5.5, abs=1)
+        writer.close()
+        bench.listener._handshakes.release()
+        await asyncio.sleep(0.1)
+        assert bench.num_open == 0
 
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
