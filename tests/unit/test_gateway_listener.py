@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
 
 from shoal.errors import SetupError
-from shoal.gateway.core.listener import Connection, Listener, listen, mark_busy
+from shoal.gateway.core.listener import Listener, listen
 from shoal.gateway.options import IDLE_SECONDS, Limits
 from tests.support.virtual_time import run, settle
 
@@ -169,6 +168,27 @@ def test_an_answer_may_take_long_and_an_idle_connection_ends() -> None:
     serve(scene, Limits(head_seconds=5.0))
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_head_that_arrives_byte_by_byte_has_no_more_time(is_first: bool) -> None:
+    async def scene(bench: Bench) -> None:
+        reader, writer = await bench.connect()
+        if not is_first:
+            writer.write(REQUEST.replace(b"PATH", b""))
+            await read_head(reader)
+            assert await reader.readexactly(8) == b"answered"
+            await asyncio.sleep(20)
+        start = asyncio.get_running_loop().time()
+        for number in range(30):
+            if bench.num_open == 0:
+                break
+            writer.write(REQUEST[number : number + 1])
+            await asyncio.sleep(0.9)
+        assert asyncio.get_running_loop().time() - start == pytest.approx(6, abs=1.5)
+        writer.close()
+
+    serve(scene, Limits(head_seconds=5.0))
+
+
 def test_an_answer_must_be_read() -> None:
     async def scene(bench: Bench) -> None:
         reader, writer = await bench.connect(limit=2**10)
@@ -273,79 +293,6 @@ def test_a_request_after_a_handshake(tls: ssl.SSLContext) -> None:
         await asyncio.sleep(0.1)
 
     serve(scene, tls=tls)
-
-
-# --- without a socket ------------------------------------------------------------------------------------------------
-
-
-class Pipe(asyncio.Transport):
-    """A transport with so many unsent bytes."""
-
-    unsent, was_aborted = 0, False
-
-    def get_write_buffer_size(self) -> int:
-        """Return the number of unsent bytes."""
-        return self.unsent
-
-    def abort(self) -> None:
-        """Note the end."""
-        self.was_aborted = True
-
-
-class Behind(asyncio.Protocol):
-    """Protocol that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("pause_writing", "resume_writing", "eof_received", "data_received", "connection_lost"):
-            return lambda *_: self.events.append(name)
-        return super().__getattribute__(name)
-
-
-@pytest.mark.parametrize(
-    ("unsent", "is_paused", "moves", "ends"),
-    [
-        (5, False, False, True),
-        (5, False, True, False),
-        (0, True, False, True),  # with TLS, the buffer is empty
-        (0, False, False, False),
-    ],
-)
-def test_a_client_that_reads_nothing(unsent: int, is_paused: bool, moves: bool, ends: bool) -> None:
-    behind, pipe, limits = Behind(), Pipe(), Limits(unread_seconds=30.0)
-    connection = Connection(behind, limits, socket.socket())
-    connection._socket.close()
-    connection.connection_made(pipe)
-    connection.data_received(b"GET")
-    connection.begin()
-    if is_paused:
-        connection.pause_writing()
-    for now in range(100, 131):
-        pipe.unsent = unsent + now * moves
-        connection.look(float(now))
-    assert not pipe.was_aborted
-    connection.look(131.0 + moves)
-    pipe.unsent = unsent
-    assert pipe.was_aborted == ends
-    connection.resume_writing()
-    connection.eof_received()
-    connection.connection_lost(None)
-    told = ["data_received", *["pause_writing"] * is_paused, "resume_writing", "eof_received", "connection_lost"]
-    assert behind.events == told
-    assert connection.ended.is_set()
-
-
-def test_a_request_of_a_client_that_left_is_not_handled() -> None:
-    async def handler(_: web.Request) -> web.StreamResponse:
-        raise AssertionError
-
-    async def work() -> None:
-        with pytest.raises(web.HTTPBadRequest):
-            await mark_busy(make_mocked_request("GET", "/"), handler)
-
-    run(work())
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(errno.EMFILE, 1.0), (errno.ECONNABORTED, 0.0)])
