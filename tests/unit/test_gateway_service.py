@@ -103,7 +103,7 @@ def test_requests_in_flight_have_the_grace(bench: Bench) -> None:
 def test_a_second_signal_ends_at_once(bench: Bench, seconds: float) -> None:
     first, second = send("SIGTERM"), send("SIGINT")
     if seconds == 30.0:  # both before the service has seen the first one
-        bench.schedule = {20.0: bench.admit, 30.0: lambda: (first(), second())}  # type: ignore[func-returns-value]
+        bench.schedule = {20.0: bench.admit, 30.0: lambda: (first(), second())}
     else:
         bench.schedule = {20.0: bench.admit, 30.0: first, seconds: second}
     assert bench.run() == SECOND_SIGNAL
