@@ -76,7 +76,8 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
             else:  # in the middle of a handshake
-                self._socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the client has reset it
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""

@@ -1,0 +1,318 @@
+"""Streams to Triton: the ends of requests, of streams and of clients, and the requests to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import pytest
+from tritonclient.grpc import service_pb2
+
+from shoal.client.calls import WITH_FINAL
+from shoal.gateway.core.active import Active
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.refusals import FailedError, RefusedError
+from shoal.gateway.core.relay import Answer, Relay
+from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.options import Limits
+from tests.support.configs import ENGINE, PYTHON, chain, make_configs
+from tests.support.fake_upstream import FakeCall, FakeUpstream
+from tests.support.virtual_time import run, settle
+
+MINE = Caller("mine")
+CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"), pair=chain("plain", "plain"))
+DEAD = "Failed to process the request(s) for model 'llm_0_0', message: Stub process 'llm_0_0' is not healthy."
+CUT = grpc.StatusCode.UNAVAILABLE, "Socket closed"
+CODE = grpc.StatusCode
+
+
+class Bench:
+    """A relay to a fake server, in a task of its own that keeps the answers."""
+
+    def __init__(self) -> None:
+        self.active, self.upstream = Active(), FakeUpstream()
+        self.active.upstream, self.active.closed = self.upstream, ""
+        self.traffic = Traffic(self.active, CONFIGS, Limits(), max_wait=1.0)
+        self.requests = StreamRequests(CONFIGS)
+        self.relay = Relay(MINE, self.upstream, self.active, self.traffic, self.requests, [("traceparent", "x")])
+        self.answers: list[Answer] = []
+
+    @property
+    def call(self) -> FakeCall:
+        return self.upstream.fake.calls[0]
+
+    @property
+    def stops(self) -> list[FakeCall]:
+        return self.upstream.fake.calls[1:]
+
+    async def send(self, model: str = "llm", request_id: str = "mine", held: Reservation | None = None) -> str:
+        """Send a request and return the id that the service gave it."""
+        await self.relay.send(model, request_id, b"", num_bytes=10, held=held)
+        return list(self.relay.unanswered)[-1]
+
+    async def read(self) -> None:
+        async for answer in self.relay:
+            self.answers.append(answer)
+
+
+def test_answers_until_the_last_one() -> None:
+    async def work() -> None:
+        bench, held = Bench(), Reservation(Bench().traffic.memory, MINE)
+        held.grow(10)
+        with bench.relay as relay:
+            assert bench.upstream.streams == {relay}
+            reading = asyncio.create_task(bench.read())
+            await settle()
+            own_id = await bench.send(held=held)
+            assert bench.call.metadata == [("traceparent", "x")]
+            message = service_pb2.ModelInferRequest.FromString(bench.call.written[0])
+            assert message.id == own_id
+            assert message.parameters[WITH_FINAL].bool_param
+            assert (relay.num_bytes, relay.models, bench.traffic.in_flight("llm")) == (10, {"llm"}, 1)
+            start = relay.unanswered[own_id].sent = asyncio.get_running_loop().time()
+            await asyncio.sleep(2)
+            bench.call.say(own_id, is_final=False)
+            await settle()
+            assert (len(bench.answers), relay.is_answered, held.num_bytes) == (1, False, 10)
+            assert bench.active.answered == relay.moved == start + 2
+            await asyncio.sleep(1)
+            bench.call.say(own_id, is_final=True, outputs=0)
+            await settle()
+            assert (relay.is_answered, held.num_bytes, bench.traffic.in_flight("llm")) == (True, 0, 0)
+            assert relay.settled.is_set()
+            assert [(each.is_last, each.is_empty, each.lost) for each in bench.answers] == [
+                (False, False, None), (True, True, None),
+            ]  # fmt: skip
+            assert bench.requests.first_answers == {"llm": [1, 2.0]}
+            await relay.finish()
+            assert bench.call.is_done_writing
+            bench.call.finish()
+            await reading
+        assert not bench.upstream.streams
+
+    run(work())
+
+
+def test_two_requests_of_one_stream_use_one_call() -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay as relay:
+            first, second = await bench.send(), await bench.send("plain", request_id="")
+            assert len(bench.upstream.fake.calls) == 1
+            assert len(bench.call.written) == 2
+            reading = asyncio.create_task(bench.read())
+            bench.call.say(second, error=f"{second} is wrong\nAt:\n/work/model.py(1)", outputs=0)
+            bench.call.say("unknown", error="what is this\n\nAt:\n/work/model.py")
+            await settle()
+            assert list(relay.unanswered) == [first]
+            assert bench.answers[0].request is not None
+            assert bench.answers[0].message.error_message == "<id_unknown> is wrong"
+            assert (bench.answers[1].request, bench.answers[1].is_last) == (None, False)
+            assert bench.answers[1].message.error_message == "what is this"
+            assert not bench.active.suspected.is_set()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        assert bench.call.cancelled(), "the stream was left with a request in flight"
+        assert bench.traffic.num_requests == 0
+
+    run(work())
+
+
+def test_a_model_that_died_is_reported_in_the_answer() -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay:
+            own_id = await bench.send()
+            bench.call.say(own_id, error=DEAD)
+            bench.call.say("unknown", error=DEAD)
+            bench.call.finish()
+            await bench.read()
+        known, unknown = bench.answers
+        assert bench.active.suspected.is_set()
+        assert known.lost is not None
+        assert known.message.error_message == known.lost.words
+        assert "llm ended while it had this request. Try again in 5 s." in known.lost.words
+        assert unknown.lost is not None
+        assert "this stream" in unknown.lost.message
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (CUT, RefusedError, "The process of llm ended while it had this request."),
+        ((CODE.CANCELLED, ""), RefusedError, "The process of llm ended"),
+        ((CODE.INTERNAL, "no\n\nAt:\n/work"), FailedError, "^no$"),
+        ((CODE.OK, ""), None, ""),
+    ],
+)
+def test_the_status_of_a_stream(status: Any, error: Any, message: str, is_raised: bool) -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay:
+            await bench.send()
+            bench.call.finish(*status, is_raised=is_raised)
+            if error is None:
+                await bench.read()
+            else:
+                with pytest.raises(error, match=message):
+                    await bench.read()
+        assert bench.active.suspected.is_set() == (error is RefusedError)
+
+    run(work())
+
+
+def test_the_service_ends_a_stream() -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            await bench.send()
+            await settle()
+            await bench.active.close("it is stopping")
+            relay.end()
+            with pytest.raises(RefusedError, match="is stopping, and ended this request to llm"):
+                await reading
+            assert relay.has_ended
+            await relay.finish()  # the call has ended: nothing to say
+            assert not bench.call.is_done_writing
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_stream_with_nothing_in_flight_ends_by_sending_no_more(is_answered: bool) -> None:
+    async def work() -> None:
+        bench, said = Bench(), list[str]()
+        bench.relay.stop_sending = lambda: said.append("stop")
+        with bench.relay as relay:
+            if is_answered:
+                own_id = await bench.send("plain")
+                bench.call.say(own_id)
+                bench.call.finish()
+            relay.end()
+            if is_answered:
+                assert bench.call.cancelled(), "an answer is missing until it is read"
+                return
+            assert said == ["stop"]
+            await relay.finish()
+            await bench.read()  # nothing was sent: it ends at once
+            assert not bench.answers
+
+    run(work())
+
+
+def test_answered_and_ended() -> None:
+    async def work() -> None:
+        bench, said = Bench(), list[str]()
+        bench.relay.stop_sending = lambda: said.append("stop")
+        with bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            bench_id = await bench.send("plain")
+            bench.call.say(bench_id)
+            await settle()
+            relay.end()
+            assert (said, bench.call.cancelled()) == (["stop"], False)
+            bench.call.finish()
+            await relay.finish()  # refused by the call, which has ended
+            await reading
+
+    run(work())
+
+
+@pytest.mark.parametrize(("model", "num_stops"), [("llm", 1), ("both", 1), ("plain", 0), ("pair", 0)])
+def test_models_are_asked_to_stop_until_the_last_answer(model: str, num_stops: int) -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            own_id = await bench.send(model)
+            relay.leave()
+            relay.leave()
+            await settle()
+            assert len(bench.stops) == num_stops
+            await asyncio.sleep(0.5)
+            assert len(bench.stops) == 3 * num_stops
+            bench.call.say(own_id, is_final=True)
+            await asyncio.sleep(10)
+            assert len(bench.stops) == 3 * num_stops
+            assert not relay._stopping
+            for stop in bench.stops:
+                message = service_pb2.ModelInferRequest.FromString(stop.written[0])
+                assert (message.model_name, message.id) == ("llm", own_id)
+                given = {each.name: (each.datatype, list(each.shape)) for each in message.inputs}
+                assert given == {"PROMPT": ("BYTES", [1, 2]), "stop": ("BOOL", [1])}
+                assert list(message.raw_input_contents) == [bytes(8), b"\1"]
+            bench.call.finish()
+            await reading
+
+    run(work())
+
+
+def test_what_is_sent_after_the_client_left_is_stopped_too() -> None:
+    async def work() -> None:
+        bench, dropped = Bench(), list[str]()
+        bench.relay.drop = lambda: dropped.append("dropped")
+        with bench.relay as relay:
+            relay.give_up()
+            assert (relay.is_unread, relay.has_left, dropped) == (True, True, ["dropped"])
+            await bench.send()
+            FakeCall.errors = (grpc.aio.AioRpcError(CODE.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()),)
+            try:
+                await settle()
+                assert len(bench.stops) == 1
+                await asyncio.sleep(0.3)
+                assert len(bench.stops) == 2, "a stop request that fails is sent again"
+            finally:
+                FakeCall.errors = ()
+
+    run(work())
+
+
+def test_a_refused_request_is_not_sent() -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay as relay:
+            bench.active.block(["llm"], "it died")
+            with pytest.raises(RefusedError, match="it died"):
+                await bench.send()
+            assert (relay.num_sent, relay.unanswered, bench.traffic.in_flight("llm")) == (0, {}, 0)
+
+    run(work())
+
+
+def test_no_two_requests_have_the_same_id() -> None:
+    requests = StreamRequests(CONFIGS)
+    assert requests.models == ["both", "llm"]
+    assert not requests.is_decoupled("plain")
+    assert len({requests.begin("llm", "same").own_id for _ in range(10)}) == 10
+    assert requests.begin("llm", "").meter is not None
+    assert requests.begin("plain", "").meter is None
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "is_final", "is_last"),
+    [
+        ("plain", "", None, True),
+        ("llm", "", None, False),
+        ("llm", "", True, True),
+        ("llm", "", False, False),
+        ("llm", "wrong", None, True),
+        ("llm", "wrong", False, False),
+    ],
+)
+def test_the_last_answer(model: str, error: str, is_final: bool | None, is_last: bool) -> None:
+    async def work() -> None:
+        call = FakeCall()
+        call.say("x", is_final=is_final, error=error)
+        message = service_pb2.ModelStreamInferResponse.FromString(await call.read())
+        requests = StreamRequests(CONFIGS)
+        assert requests.count(requests.begin(model, ""), message) == is_last
+
+    run(work())

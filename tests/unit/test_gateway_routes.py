@@ -1,0 +1,318 @@
+"""Routes and the gate behind them: scopes, paths, callers, exposure, outcomes and the facts about models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
+from yarl import URL
+
+from shoal.errors import ArtifactError
+from shoal.gateway.control.canary import Canary
+from shoal.gateway.control.health import Health
+from shoal.gateway.core.active import Active
+from shoal.gateway.core.callers import ANYONE, Caller, Scope
+from shoal.gateway.core.exposure import Exposure
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.models import (
+    STREAM_SECONDS,
+    count_processes,
+    find_default,
+    find_exposed,
+    find_slots,
+    read_hang_seconds,
+)  # fmt: skip
+from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why
+from shoal.gateway.core.routes import HttpRoutes, Route
+from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.options import Limits
+from shoal.gateway.v2.grpc_front import GrpcFront
+from shoal.gateway.v2.http_front import HttpFront
+from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.virtual_time import run
+
+CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"))
+MINE = Caller("mine")
+
+
+def make_gate(limits: Limits | None = None, *, is_open: bool = True, resends: bool = False) -> Gate:
+    active, limits = Active(), limits or Limits()
+    if is_open:
+        active.upstream, active.closed = FakeUpstream(), ""
+    traffic = Traffic(active, CONFIGS, limits, max_wait=1.0)
+    exposure = Exposure({"both", "plain"}, {"llm"}, "both")
+    return Gate(active, traffic, exposure, StreamRequests(CONFIGS), limits, resends=resends)
+
+
+async def ask(routes: list[Route], method: str, path: str, gate: Gate | None = None, **headers: str) -> Any:
+    """Ask the application of some routes; the answer is a response, or an error of the server's own."""
+    app = HttpRoutes(gate or make_gate(), routes, lambda path: RefusedError(Why.ABSENT, f"no {path}")).app
+    request = make_mocked_request(method, "/", CIMultiDict({k.replace("_", "-"): v for k, v in headers.items()}))
+    raw_path, _, query = path.partition("?")
+    request = request.clone(rel_url=URL.build(path=raw_path, query_string=query, encoded=True))  # as aiohttp's parser
+    found = await app.router.resolve(request)
+    return await found.handler(request)
+
+
+def route(answer: Callable[..., Awaitable[Any]], path: str = "/v2", scope: Scope = Scope.READ) -> Route:
+    return Route("Metadata", scope, path, answer, "GET")
+
+
+async def say(_: web.Request, caller: Caller, **groups: str) -> web.Response:
+    return web.Response(text=f"{caller.id} {groups}")
+
+
+@pytest.mark.parametrize("scope", [None, "read", ""])
+def test_a_route_needs_a_scope(scope: Any) -> None:
+    with pytest.raises(TypeError, match=r"The route Metadata \(/v2\) has no scope"):
+        Route("Metadata", scope, "/v2", say, "GET")
+
+
+def test_every_route_of_the_fronts_has_a_scope_and_a_path_of_its_own() -> None:
+    async def work() -> None:
+        gate = make_gate()
+        for routes in (HttpFront(gate, {}).routes, GrpcFront(gate, {}).routes):
+            assert all(isinstance(each.scope, Scope) for each in routes)
+            assert len({each.path for each in routes}) == len(routes)
+            assert {each.scope for each in routes} == set(Scope)
+
+    run(work())
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_a_caller_without_the_scope_is_refused(scope: Scope) -> None:
+    one = route(say, scope=scope)
+    one.check(MINE)
+    one.check(Caller("x", scopes=frozenset({scope})))
+    with pytest.raises(RefusedError, match=f"needs the scope {scope.value}") as caught:
+        one.check(Caller("x", scopes=frozenset(set(Scope) - {scope})))
+    assert caught.value.why is Why.CLOSED
+
+    async def work() -> None:
+        gate = make_gate()
+        gate.callers.find = lambda *_: Caller("x", scopes=frozenset())  # type: ignore[method-assign]
+        assert (await ask([one], "GET", "/v2", gate)).status == 403
+        assert gate.refusals == {"closed": 1}
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/v2", 200, "None {}"),
+        ("/v2?x=1", 200, "None {}"),
+        ("/v2/models/a", 200, "None {'model': 'a', 'version': ''}"),
+        ("/v2/models/a/versions/1", 200, "None {'model': 'a', 'version': '1'}"),
+        ("/v2/models/%61", 200, "None {'model': '%61', 'version': ''}"),  # nothing is decoded
+        ("/v2/", 404, "no /v2/"),
+        ("//v2", 404, "no"),
+        ("/%76%32", 404, "no /%76%32"),
+        ("/v2/models/a/", 404, "no"),
+        ("/v2/models/a%2Fb/c", 404, "no"),
+        ("/v2/models/..", 200, "None {'model': '..', 'version': ''}"),
+        ("/V2", 404, "no"),
+    ],
+)
+def test_one_form_of_the_path_decides(path: str, status: int, text: str) -> None:
+    async def work() -> None:
+        pattern = r"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>\d+))?"
+        response = await ask([route(say), route(say, pattern)], "GET", path)
+        assert response.status == status
+        assert text in str(response.text)
+
+    run(work())
+
+
+def test_methods_callers_and_clients_that_left() -> None:
+    async def gone(*_: Any) -> Any:
+        raise ConnectionResetError
+
+    async def work() -> None:
+        gate = make_gate()
+        assert (await ask([route(say)], "POST", "/v2", gate)).status == 405
+        assert gate.refusals == {"method": 1}
+        gate.callers.trusted_proxies = {"None"}  # the address of a mocked request
+        response = await ask([route(say)], "GET", "/v2", gate, X_Forwarded_For="1.2.3.4")
+        assert response.text == "1.2.3.4 {}"
+        assert (await ask([route(gone)], "GET", "/v2", gate)).status == 400
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("why", "retry_after", "status", "keeps"),
+    [
+        (Why.BUSY, 1.4, 429, False), (Why.UNAVAILABLE, 5.0, 503, False), (Why.SLOW, 0.0, 408, False),
+        (Why.LARGE, 0.0, 413, False), (Why.WRONG, 0.0, 400, True), (Why.ENCODING, 0.0, 415, True),
+    ],
+)  # fmt: skip
+def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bool) -> None:
+    async def refuse(*_: Any) -> Any:
+        raise RefusedError(why, "no.", retry_after)
+
+    async def work() -> None:
+        gate = make_gate()
+        response = await ask([route(refuse)], "GET", "/v2", gate)
+        assert response.status == status
+        assert response.headers.get("Retry-After", "") == (str(round(retry_after)) if retry_after else "")
+        assert (response.keep_alive is not False) == keeps
+        assert gate.refusals == ({} if why in (Why.BUSY, Why.UNAVAILABLE) else {why.value: 1})
+
+    run(work())
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "outcome"),
+    [
+        (None, None, "answered"),
+        (FailedError(400, "wrong"), FailedError, "failed"),
+        (FailedError(500, "fault", is_fault=True), FailedError, "failed"),
+        (LostError(), RefusedError, "lost"),
+    ],
+)
+def test_outcomes_of_requests(
+    error: Exception | None, raised: Any, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        gate = make_gate()
+        before = gate.active.answered
+
+        async def call(_: Upstream) -> str:
+            assert gate.traffic.in_flight("plain") == 1
+            await asyncio.sleep(1)
+            if error:
+                raise error
+            return "answer"
+
+        if raised:
+            with pytest.raises(raised):
+                await gate.ask(MINE, "plain", b"x", call, request_id="7")
+        else:
+            assert await gate.ask(MINE, "plain", b"x", call) == "answer"
+        assert gate.traffic.outcomes == {("plain", outcome): 1}
+        assert (gate.traffic.in_flight("plain"), gate.traffic._models["plain"]._work) == (0, 0)
+        assert (gate.active.answered > before) == (outcome != "lost")
+
+    run(work())
+    assert ("A request to plain failed" in caplog.text) == (outcome == "lost" or "fault" in str(error))
+
+
+def test_quarantined_bytes_are_refused() -> None:
+    async def work() -> None:
+        gate = make_gate()
+        gate.resending.quarantine.add("plain", b"x")
+
+        async def call(_: Upstream) -> str:
+            return "answer"
+
+        with pytest.raises(RefusedError, match="The process of plain ended"):
+            await gate.ask(MINE, "plain", b"x", call)
+        assert await gate.ask(MINE, "plain", b"y", call) == "answer"
+        assert gate.traffic.outcomes == {("plain", "refused"): 1, ("plain", "answered"): 1}
+
+    run(work())
+
+
+def test_requests_while_it_starts() -> None:
+    async def work() -> None:
+        gate = make_gate(is_open=False)
+        for begin in (lambda: gate.reserve_memory(MINE, "plain"), lambda: gate.open_stream(MINE, "plain")):
+            with pytest.raises(RefusedError, match="it is starting"):
+                begin()
+        assert gate.is_unready("plain", MINE)
+        gate = make_gate()
+        assert not gate.is_unready("plain", MINE)
+        assert gate.is_unready("llm", MINE)
+        with gate.reserve_memory(MINE) as held:
+            held.grow(5)
+            assert gate.traffic.memory.taken == 5
+        assert gate.traffic.memory.taken == 0
+        assert gate.open_stream(MINE).caller is MINE
+
+    run(work())
+
+
+def test_exposure() -> None:
+    exposure, limited = Exposure({"a", "b"}, {"step"}), Caller("x", models=frozenset({"a", "other"}))
+    names = ("a", "b", "step", "other")
+    assert [exposure.is_exposed(name) for name in names] == [True, True, False, False]
+    assert [exposure.is_visible(name) for name in names] == [True, True, True, False]
+    assert [exposure.is_exposed(name, limited) for name in names] == [True, False, False, False]
+    assert [exposure.is_visible(name, limited) for name in names] == [True, False, False, False]
+    exposure.check_exposed("a", ANYONE)
+    exposure.check_visible("step", ANYONE)
+    with pytest.raises(RefusedError, match=r"'step' is a step, and closed to clients\. Models: a, b\.$") as caught:
+        exposure.check_exposed("step", ANYONE)
+    assert caught.value.why is Why.ABSENT
+    with pytest.raises(RefusedError, match=r"'b' is not found\. Models: a\.$"):
+        exposure.check_visible("b", limited)
+
+
+# --- facts about models, and their metrics ---------------------------------------------------------------------------
+
+
+def test_facts_about_models() -> None:
+    configs = make_configs(
+        a=PYTHON + parameter("slots", "8") + "instance_group [ { count: 3 } ]",
+        b=PYTHON + parameter("slots", "4") + parameter("hang_seconds", "7.5"),
+        llm=ENGINE,
+        llm2=PYTHON + DECOUPLED + parameter("hang_seconds", "9"),
+        onnx='platform: "onnxruntime_onnx"',
+        both=chain("a", "b"),
+        none=chain("llm", "onnx"),
+    )
+    assert find_slots(configs) == {"a": 8, "b": 4, "both": 4}
+    assert read_hang_seconds(configs) == {"b": 7.5, "llm": STREAM_SECONDS, "llm2": 9.0}
+    assert count_processes(configs) == {"a": 3, "b": 1, "llm": 1, "llm2": 1}
+    assert find_exposed(configs, []) == {"both", "none"}
+    assert find_default(configs, {"both"}, []) == "both"
+    assert find_default(configs, {"both", "none"}, []) == ""
+    with pytest.raises(ArtifactError, match="slots"):
+        find_slots(make_configs(a=PYTHON + parameter("slots", "0")))
+
+
+def test_health_and_metrics() -> None:
+    async def work() -> None:
+        gate = make_gate(is_open=False)
+        health = Health(gate, {"plain": Canary("plain", {}, latency=0.5)})
+
+        async def get(path: str) -> web.Response:
+            request = make_mocked_request("GET", path)
+            response = await (await health.app.router.resolve(request)).handler(request)
+            assert isinstance(response, web.Response)
+            return response
+
+        assert (await get("/health/live")).status == 200
+        assert (await get("/health/ready")).status == 503
+        assert "shoal_ready 0.0" in str((await get("/metrics")).text)
+        gate.active.upstream, gate.active.closed = FakeUpstream(), ""
+        assert (await get("/health/ready")).status == 200
+        gate.traffic.admit("plain", 1, MINE)
+        gate.traffic.count("plain", "answered")
+        gate.note_refusal(RefusedError(Why.LARGE, "no"))
+        health.restarts["died"] += 1
+        gate.active.block(["llm"], "it died")
+        text = str((await get("/metrics")).text)  # and Triton does not answer
+        for line in (
+            "shoal_ready 0.0", 'shoal_model_ready{model="plain"} 1.0', 'shoal_model_ready{model="llm"} 0.0',
+            'shoal_in_flight{model="plain"} 1.0', 'shoal_streams{model="both"} 0.0',
+            'shoal_restarts_total{kind="died"} 1.0', 'shoal_refusals_total{kind="large"} 1.0',
+            'shoal_requests_total{model="plain",outcome="answered"} 1.0', "shoal_resent_total 0.0",
+            'shoal_canary_seconds{model="plain"} 0.5',
+        ):  # fmt: skip
+            assert line in text.splitlines()
+        assert 'shoal_streams{model="llm"}' not in text, "it is not exposed"
+
+    asyncio.run(work())
