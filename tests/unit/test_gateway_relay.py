@@ -104,8 +104,8 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
             assert len(bench.upstream.fake.calls) == 1
             assert len(bench.call.written) == 2
             reading = asyncio.create_task(bench.read())
-            bench.call.say(second, error=f"{second} is wrong\nAt:\n/work/model.py(1)", outputs=0)
-            bench.call.say("unknown", error="what is this\n\nAt:\n/work/model.py")
+            bench.call.say(second, error=f"{second} is wrong\nAt:\n/models/m/1/model.py(1)", outputs=0)
+            bench.call.say("unknown", error="what is this\n\nAt:\n/models/m/1/model.py")
             await settle()
             assert list(relay.unanswered) == [first]
             assert bench.answers[0].request is not None

@@ -47,7 +47,7 @@ class Triton(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def answer(request: bytes, context: Any) -> bytes:
             self.seen = dict(context.invocation_metadata())
             if details.method != f"{SERVICE}Echo":
-                await context.abort(CODE.INTERNAL, "it failed\n\nAt:\n/work/model.py(3)")
+                await context.abort(CODE.INTERNAL, "it failed\n\nAt:\n/models/m/1/model.py(3)")
             return request
 
         return grpc.unary_unary_rpc_method_handler(answer)
