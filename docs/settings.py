@@ -1,4 +1,4 @@
-"""What repeats the table ``shoal.generation.sampling.SETTINGS``: ``python docs/settings.py`` writes it again.
+"""Writer of the places that repeat the table ``shoal.generation.sampling.SETTINGS``: ``python docs/settings.py``.
 
 These are the tensors in ``config.pbtxt``, the types of the client's settings, and the table in language-models.md. Each
 place stands between two lines: ``settings: KIND`` and ``end of settings``.
