@@ -174,19 +174,23 @@ class Listener:
         self._open: dict[Connection, asyncio.Task[None]] = {}
         self._handshakes = asyncio.Semaphore(_MOST_HANDSHAKES)
 
-    async def run(self, listening: socket.socket) -> None:
+    async def run(self, *listening: socket.socket) -> None:
         """Accept connections until cancelled, then close them all."""
         await self._runner.setup()
         looking = asyncio.create_task(self._look())
         try:
-            while True:
-                await self._accept(listening)
+            await asyncio.gather(*map(self._accept_all, listening))
         finally:
             looking.cancel()
-            listening.close()
+            for each in listening:
+                each.close()
             await self._runner.cleanup()
             for task in self._open.values():
                 task.cancel()
+
+    async def _accept_all(self, listening: socket.socket) -> None:
+        while True:
+            await self._accept(listening)
 
     async def _accept(self, listening: socket.socket) -> None:
         try:
@@ -246,14 +250,16 @@ async def listen(
         SetupError: the port cannot be used.
     """
     host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = list[socket.socket]()
     try:
-        listening = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, at in dict.fromkeys((each[0], each[4][:2]) for each in found):  # localhost may have two
+            listening.append(socket.create_server(at, family=family, backlog=_BACKLOG))
+            listening[-1].setblocking(False)
     except OSError as error:
         raise SetupError(f"Port {port} cannot be used: {error.strerror}.", "Choose another.") from None
-    listening.setblocking(False)
     listener = Listener(app, limits, most or limits.connections, is_open=is_open)
-    running = asyncio.create_task(listener.run(listening))
+    running = asyncio.create_task(listener.run(*listening))
     try:
         yield
     finally:
