@@ -140,3 +140,4 @@ async def _follow(upstream: Upstream, model: str, call: Callable[[Upstream], Awa
                     raise LostError from None
     finally:
         del upstream.sent[task]
+        del task  # whose exception refers to this frame: only the garbage collector would free the request's body
