@@ -190,7 +190,11 @@ class Listener:
 
     async def _accept_all(self, listening: socket.socket) -> None:
         while True:
-            await self._accept(listening)
+            try:
+                await self._accept(listening)
+            except Exception:  # the port stays open whatever goes wrong with one connection
+                log.exception("A connection could not be accepted.")
+                await asyncio.sleep(_PERIOD)
 
     async def _accept(self, listening: socket.socket) -> None:
         try:
