@@ -324,12 +324,13 @@ def test_a_fault_while_accepting_leaves_the_port_open(monkeypatch: pytest.Monkey
 
     async def scene(bench: Bench) -> None:
         monkeypatch.setattr(listener, "Caller", find)
-        _, refused = await bench.connect()
+        reader, writer = await bench.connect()
+        assert await is_ended(reader)
+        writer.close()
         reader, writer = await bench.connect()
         writer.write(REQUEST.replace(b"PATH", b""))
         assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
         writer.close()
-        refused.close()
 
     serve(scene)
     assert not faults
