@@ -103,7 +103,9 @@ def test_a_request_that_failed_is_freed_at_once(fault: Callable[[], Exception]) 
         return weakref.ref(call)
 
     async def work() -> None:
-        assert (await fail())() is None
+        asked = await fail()
+        await settle()
+        assert asked() is None
 
     gc.disable()
     try:
