@@ -318,7 +318,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
                 until.on_leave(answers.leave)
             yield from answers
 
-    return Model(config.name, ask, ask_stream, component.is_decoupled, component.context.device)
+    return Model(config.name, ask, ask_stream, config.spec.is_decoupled, component.context.device)
 
 
 def load_component(config: ModelConfig, models: Callees | None = None) -> Component:

@@ -126,7 +126,7 @@ def test_settings_are_applied_as_by_generate(static: str, folder: Path, oracle: 
     settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
     more = {"repetition_penalty": 1.3, "min_tokens": 6, "bad_words_list": pack_words(bad), "end_id": end}
     with open_engine(folder, static=static) as component:
-        crowd = [component.stream(token_inputs(each, 40, temperature=1.0)) for each in prompts(3, 8)]
+        crowd = [component.stream(token_inputs(each, 40, temperature=1.0, runtime_top_p=1.0)) for each in prompts(3, 8)]
         found = tokens_of(component.stream(token_inputs(ids, 24, **more)))
         for stream in crowd:
             assert len(tokens_of(stream)) == 40
@@ -140,7 +140,7 @@ def test_frequency_and_presence_penalties(static: str, folder: Path, oracle: Any
     ids = prompts(1, 7)[0]
     with open_engine(folder, static=static) as component:
         for frequency, presence in PENALTIES:
-            crowd = component.stream(token_inputs(prompts(1, 8)[0], 40, temperature=1.0))
+            crowd = component.stream(token_inputs(prompts(1, 8)[0], 40, temperature=1.0, runtime_top_p=1.0))
             more = {"frequency_penalty": frequency, "presence_penalty": presence}
             found = tokens_of(component.stream(token_inputs(ids, 32, **more)))
             assert len(tokens_of(crowd)) == 40
@@ -159,7 +159,7 @@ def test_in_fp32_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(static: str, 
             return tokens_of(component.stream(token_inputs(ids, 40, seed=seed, **settings)))
 
         alone = draw(11)
-        crowd = [component.stream(token_inputs(each, 60, temperature=1.0)) for each in prompts(6, 4)]
+        crowd = [component.stream(token_inputs(each, 60, temperature=1.0, runtime_top_p=1.0)) for each in prompts(6, 4)]
         assert draw(11) == alone
         assert draw(12) != alone
         assert draw(None) != draw(None)

@@ -155,7 +155,8 @@ def test_settings_reach_the_choice(project: Path, oracle: Any) -> None:
 
         assert ask(end_id=plain[4]) == plain[: plain.index(plain[4])]
         assert plain[0] not in ask(bad_words_list=np.array([[plain[0]], [1]]))
-        assert ask(temperature=1.0, seed=5) == ask(temperature=1.0, seed=5) != ask(temperature=1.0, seed=6)
+        drawn = {"temperature": 1.0, "runtime_top_p": 1.0}
+        assert ask(**drawn, seed=5) == ask(**drawn, seed=5) != ask(**drawn, seed=6)
         (only,) = component.stream(token_inputs(ids, 12, streaming=False))
         assert only["output_ids"].ravel().tolist() == plain
         assert only["finish_reason"].item() == b"length"

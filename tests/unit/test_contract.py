@@ -27,8 +27,24 @@ def read(ids: Sequence[int] = (5, 6), new: int = 4, **more: Any) -> TokenRequest
 
 def test_defaults() -> None:
     plain = read(temperature=None, end_id=None)
-    assert plain == TokenRequest((5, 6), 4, (2, 3))
-    assert plain.sampling == Sampling()
+    assert plain == TokenRequest((5, 6), 4, (2, 3), Sampling(top_k=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling"),
+    [
+        ({"runtime_top_k": 0}, Sampling(top_k=1)),
+        ({"runtime_top_k": 0, "runtime_top_p": 0.0}, Sampling(top_k=1)),
+        ({"runtime_top_p": 0.0, "temperature": 1.0, "seed": 5}, Sampling(top_k=1, seed=5)),
+        ({"runtime_top_k": 3}, Sampling(top_k=3)),
+        ({"runtime_top_k": 3, "runtime_top_p": 0.0}, Sampling(top_k=3)),
+        ({"runtime_top_p": 1.0}, Sampling()),
+        ({"runtime_top_k": 0, "runtime_top_p": 0.5}, Sampling(top_p=0.5)),
+    ],
+)
+def test_without_top_k_and_top_p_it_is_greedy(given: dict[str, Any], sampling: Sampling) -> None:
+    """As in FasterTransformer and TensorRT-LLM, also beside a temperature."""
+    assert read(**{"temperature": None, **given}).sampling == sampling
 
 
 def test_everything() -> None:

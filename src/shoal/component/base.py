@@ -38,9 +38,10 @@ class Component:
     library: ClassVar[str] = "cupy"
     is_stateful: ClassVar[bool] = False
     is_decoupled: ClassVar[bool] = False
+    answers_either_way: ClassVar[bool] = False  # in pieces, or whole if the model is not decoupled
 
     def __init__(self, context: Context) -> None:
-        if self.is_decoupled != context.spec.is_decoupled:
+        if self.is_decoupled != context.spec.is_decoupled and not self.answers_either_way:
             raise SetupError(
                 f"{type(self).__name__} answers a request {'in pieces' if self.is_decoupled else 'once'}, but the"
                 f" config.pbtxt of model {context.spec.name} is {'not ' if self.is_decoupled else ''}decoupled.",

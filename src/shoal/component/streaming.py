@@ -7,7 +7,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import Queue
 from typing import Any, ClassVar
 
@@ -25,6 +25,8 @@ from shoal.errors import InputError, ShoalError
 _WAITING = 1024  # answers in the queue to Triton, over all streams; if it is full, engines wait
 _LOOK_SECONDS = 0.05  # least pause between two searches for clients that have left
 _LOOK_SHARE = 4  # a pause takes at least this many times as long as the search before it
+
+_NO_ANSWER = ShoalError("The request was stopped, and has no answer.")
 
 _log = logging.getLogger("shoal")
 
@@ -135,6 +137,9 @@ class QueueStream(Stream):
 class StreamingComponent(Component):
     """Component that answers a request any number of times. Its model must be decoupled.
 
+    If it sets ``answers_either_way = True``, the model may also be one that is not decoupled. The component then sends
+    exactly one answer to each request, at any time, and answers to other requests may come before it.
+
     Write ``answers``, a generator that runs in a thread of its own::
 
         class Count(StreamingComponent):
@@ -194,6 +199,11 @@ class StreamingComponent(Component):
         except Exception as error:
             stream.end(error)
 
+    def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]:
+        """Return the only answer to each request, in order, or its error; for models that are not decoupled."""
+        streams = [self.stream(inputs) for inputs in requests]
+        return [_read_only(stream) for stream in streams]
+
     def stream(self, inputs: Arrays) -> QueueStream:
         """Begin to answer one request in this process, and return the stream of its answers."""
         stream = QueueStream(self, _num_rows(inputs))
@@ -204,6 +214,14 @@ class StreamingComponent(Component):
     def for_triton(cls) -> type[TritonModel]:
         """Return the ``TritonPythonModel`` class that Triton's Python backend looks for in ``model.py``."""
         return type("TritonPythonModel", (StreamingModel,), {"component_class": cls})
+
+
+def _read_only(stream: QueueStream) -> Arrays | ShoalError:
+    try:
+        (answer,) = stream
+    except ShoalError as error:
+        return error
+    return answer
 
 
 def _as_generator(answers: Any) -> Any:
@@ -301,6 +319,7 @@ class StreamingModel(TritonModel):
     def initialize(self, args: dict[str, str]) -> None:
         """Create the component; an exception here makes the model fail to load."""
         super().initialize(args)
+        self._is_whole = not self.component.context.spec.is_decoupled
         self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | None]] = Queue(_WAITING)
         self._open: set[Stream] = set()
         self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
@@ -323,7 +342,7 @@ class StreamingModel(TritonModel):
                 self._make_stream(request, None, rows, has_id=False).end(self._stop(request.request_id()))
                 continue
             try:
-                connection = connect(tensors.request_parameters(request))
+                connection = None if self._is_whole else connect(tensors.request_parameters(request))
             except InputError as error:
                 self._make_stream(request, None, rows).end(error)
                 continue
@@ -376,11 +395,18 @@ class StreamingModel(TritonModel):
 
     def _send_all(self) -> None:
         """Send queued answers and ends of streams, in order; drop the answers to clients that have left."""
+        answers: dict[Stream, Any] = {}  # of models that are not decoupled: Triton takes the only one with the end
         while True:
             stream, item = self.waiting.get()
             try:
                 if item is None:
-                    stream.sender.send(flags=tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
+                    if self._is_whole:
+                        stream.sender.send(answers.pop(stream, None) or self._respond(_NO_ANSWER), **end)
+                    else:
+                        stream.sender.send(**end)
+                elif self._is_whole:
+                    answers[stream] = self._respond(item)
                 elif not stream.has_left:
                     stream.sender.send(self._respond(item))
             except Exception:

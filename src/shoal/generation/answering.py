@@ -57,7 +57,14 @@ class Answering:
     def _send(self, ids: Sequence[int], *, is_last: bool = False, reason: str = "") -> bool:
         carry, self._carry = self._carry, ""
         return self.stream.send(
-            pack_answer(ids, stream_id=self._stream_id, carry=carry, is_last=is_last, reason=reason)
+            pack_answer(
+                ids,
+                stream_id=self._stream_id,
+                carry=carry,
+                is_last=is_last,
+                reason=reason,
+                dtype=self.request.dtype,
+            )
         )
 
 

@@ -60,6 +60,7 @@ class TokenRequest:
     bans: tuple[tuple[int, ...], ...] = ()
     carry: str = ""
     is_streaming: bool = True
+    dtype: Any = np.int32  # of the ids, in requests and answers
 
     @classmethod
     def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
@@ -92,11 +93,18 @@ class TokenRequest:
             bans=_words(inputs, "bad_words_list", limits.vocabulary),
             carry=_carry(inputs),
             is_streaming=bool(_single(inputs, "streaming", True)),
+            dtype=np.asarray(inputs["input_ids"]).dtype,
         )
 
 
 def pack_answer(
-    ids: Sequence[int], *, stream_id: int, carry: str = "", is_last: bool = False, reason: str = ""
+    ids: Sequence[int],
+    *,
+    stream_id: int,
+    carry: str = "",
+    is_last: bool = False,
+    reason: str = "",
+    dtype: Any = np.int32,
 ) -> dict[str, Any]:
     """Return the outputs of one answer to a request of one row.
 
@@ -106,8 +114,8 @@ def pack_answer(
     (``stop`` or ``length``) for its last answer.
     """
     return {
-        "output_ids": np.array([[ids]], np.int32).reshape(1, 1, len(ids)),
-        "sequence_length": np.array([[len(ids)]], np.int32),
+        "output_ids": np.array([[ids]], dtype).reshape(1, 1, len(ids)),
+        "sequence_length": np.array([[len(ids)]], dtype),
         "stream_id": np.array([[stream_id]], np.int64),
         "is_last": np.array([[is_last]], np.bool_),
         "carry": np.array([[carry.encode()]], np.object_),
@@ -198,7 +206,9 @@ def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
 
 def _sampling(inputs: Arrays) -> Sampling:
     given = {row.name: _single(inputs, row.tensor, row.default) for row in NUMBERS}
-    given["top_p"] = given["top_p"] or 1.0  # 0: off, as in FasterTransformer and TensorRT-LLM
+    top_k, top_p = (_single(inputs, name, 0) for name in ("runtime_top_k", "runtime_top_p"))
+    # 0: off; and with both off greedy, whatever the temperature, as in FasterTransformer and TensorRT-LLM
+    given |= {"top_k": top_k if top_k or top_p else 1, "top_p": top_p or 1.0}
     return Sampling(**given)
 
 

@@ -210,7 +210,7 @@ class TokenCounts:
         """Names of the models whose tokens are counted."""
         return sorted(self._models)
 
-    def meter(self, model: str, message: bytes) -> TokenMeter | None:
+    def meter(self, model: str, message: bytes = b"") -> TokenMeter | None:
         """Return a meter for a serialised request to ``model``; None if the model does not report its tokens."""
         if model not in self._models:
             return None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
+from shoal.component.spec import ModelSpec
 from shoal.component.streaming import QueueStream
+from shoal.errors import SetupError
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
+from shoal.generation.whole import WholeAnswer, read_rows
+
+_IDS = ("input_ids", "output_ids", "sequence_length")
+_WARM = {"input_ids": 0, "input_lengths": 1, "request_output_len": 2}
 
 
 class Engine(Protocol):
@@ -32,7 +40,13 @@ class EngineComponent(StreamingComponent):
     All engines have the parameters ``model`` (the weights folder), ``slots`` (the number of requests computed at the
     same time) and ``context`` (the greatest number of tokens of a prompt and its answer). If ``model`` is empty and the
     version folder contains ``decoder.onnx``, the version folder is the weights folder.
+
+    A model that is not decoupled takes requests of several rows, and answers each request once (see ``whole.py``). Its
+    parameter ``exclude_input_in_output`` says whether answers are new tokens alone (true, the default) or begin with
+    the prompt, as in FasterTransformer.
     """
+
+    answers_either_way = True
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
@@ -45,17 +59,37 @@ class EngineComponent(StreamingComponent):
         weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
         length = min(parameters.whole("context", weights.context), weights.context)
         limits = Limits(weights.vocabulary, length, parameters.whole("slots", 16, most=1024), weights.end_ids)
+        self.has_prompt = not parameters.flag("exclude_input_in_output", default=True)
+        if self.has_prompt and context.spec.is_decoupled:
+            raise parameters.refusal(
+                "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
+            )
+        ids = _check_ids_dtype(context.spec)
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
-        self.engine.admit(TokenRequest((0,), 2), warm)
+        self.open({name: np.array([[value]], ids) for name, value in _WARM.items()}, warm)
         list(warm)
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request against the engine's limits and settings, and begin to answer it."""
-        request = TokenRequest.read(inputs, self.engine.limits)
-        request.sampling.check_applied(self.engine.settings)
-        self.engine.admit(request, stream)
+        engine, is_whole = self.engine, not self.context.spec.is_decoupled
+        rows = read_rows(inputs, engine.limits, has_prompt=self.has_prompt) if is_whole else []
+        asked = [row.request for row in rows] if is_whole else [TokenRequest.read(inputs, engine.limits)]
+        for request in asked:
+            request.sampling.check_applied(engine.settings)
+        streams = WholeAnswer(self, rows, stream).streams if is_whole else [stream]
+        for request, each in zip(asked, streams, strict=True):
+            engine.admit(request, each)
 
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+
+
+def _check_ids_dtype(spec: ModelSpec) -> Any:
+    """Return the dtype of token ids, INT32 or UINT32, which must be the same in all tensors of ids."""
+    found = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs) if tensor.name in _IDS}
+    if len(set(found.values())) != 1 or not set(found.values()) <= {"TYPE_INT32", "TYPE_UINT32"}:
+        kinds = ", ".join(f"{name} {dtype.removeprefix('TYPE_')}" for name, dtype in found.items())
+        raise SetupError(f"Token ids of model {spec.name} are {kinds}.", "Declare all of them INT32, or all UINT32.")
+    return np.int32 if "TYPE_INT32" in found.values() else np.uint32

@@ -18,12 +18,12 @@ from transformers import GenerationConfig
 from transformers import __version__ as version
 
 from shoal.component import Component
-from shoal.component.streaming import QueueStream
 from shoal.errors import ArtifactError, ShoalError
 from shoal.generation.answering import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.engines.hf import HfEngine
 from shoal.generation.engines.hf_static import HfStaticEngine
+from shoal.generation.whole import TrialStream
 
 _SIZES = ((1, 3, 9, 24), 8)  # tokens per prompt, and new tokens
 _LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
@@ -157,7 +157,7 @@ def _find_fault(engine: HfEngine | HfStaticEngine, component: Component, cases: 
     """Let an engine continue the prompts beside each other, then two of them alone, and return what is wrong."""
     held = [case for case in cases if len(case.request.ids) + case.request.max_tokens <= engine.limits.context]
     for together in (held, held[1:2], held[:1]):
-        asked = [(case, QueueStream(component, 1), _Follower(case)) for case in together]
+        asked = [(case, TrialStream(component, 1), _Follower(case)) for case in together]
         for case, stream, follower in asked:
             engine.admit(case.request, stream, follower)
         for case, stream, follower in asked:

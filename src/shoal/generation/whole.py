@@ -1,0 +1,138 @@
+"""Whole answers of engines: a request of several rows, each computed by itself, and one answer to all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.component import Array, Arrays, Component, Stream
+from shoal.component.spec import ModelSpec
+from shoal.component.streaming import QueueStream
+from shoal.errors import InputError, ShoalError
+from shoal.generation.contract import Limits, TokenRequest, new_stream_id
+
+
+@dataclass
+class Row:
+    """One row of a request: what is asked, whether its answer begins with the prompt, and the answer so far."""
+
+    request: TokenRequest
+    pad_id: int
+    has_prompt: bool
+    ids: list[int]
+    reason: str = ""
+
+
+class WholeAnswer:
+    """Collects the answers to the rows of one request, and sends them as one answer when all of them are there.
+
+    The first row that fails ends the request with its error, and the other rows are given up. So are all rows when the
+    client leaves. ``streams`` has one stream for each row, for the engine.
+    """
+
+    def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
+        self._spec, self._rows, self._stream = component.context.spec, rows, stream
+        self._lock, self._num_open = threading.Lock(), len(rows)
+        self.streams = [_RowStream(component, self, number, stream.request_id) for number in range(len(rows))]
+        stream.on_leave(self._leave)
+
+    def add(self, number: int, item: Arrays | ShoalError | None) -> None:
+        """Take an answer to the row ``number``, its error or, with None, its end."""
+        row = self._rows[number]
+        if isinstance(item, ShoalError):
+            place = f"Row {number}: " if len(self._rows) > 1 else ""
+            self._stream.end(type(item)(f"{place}{item.what}", item.fix))
+            self._leave()
+        elif item is not None:
+            row.ids += item["output_ids"][0, 0].tolist()
+            row.reason = bytes(item["finish_reason"][0, 0]).decode()
+        else:
+            with self._lock:
+                self._num_open -= 1
+                is_complete = not self._num_open
+            if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
+                self._stream.end()
+
+    def _leave(self) -> None:
+        for each in self.streams:
+            each.leave()
+
+
+class UncheckedStream(Stream):
+    """Stream of an engine's own answers, which are not yet those that the model declares."""
+
+    def send(self, outputs: Arrays) -> bool:
+        """Send one answer of an engine; return False if the stream is closed."""
+        with self._lock:
+            if self._is_open:
+                self._deliver(outputs)
+            return self._is_open
+
+
+class TrialStream(UncheckedStream, QueueStream):
+    """Stream of the answers to a trial request, read in this process."""
+
+
+class _RowStream(UncheckedStream):
+    """Stream for the engine's answers to one row."""
+
+    def __init__(self, component: Component, whole: WholeAnswer, number: int, request_id: str) -> None:
+        super().__init__(component, 1, request_id)
+        self._whole, self._number = whole, number
+
+    def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        self._whole.add(self._number, item)
+
+
+def read_rows(inputs: Arrays, limits: Limits, *, has_prompt: bool) -> list[Row]:
+    """Read the rows of a request. ``has_prompt``: answers begin with the prompt, unless the request says otherwise.
+
+    Raises:
+        InputError: a value is out of range, or there are no rows; the message has the row.
+    """
+    count = len(inputs["input_ids"])
+    if not count:
+        raise InputError("The request has no rows.", "Send one prompt or more.")
+    rows = []
+    for number in range(count):
+        given = {name: array[number : number + 1] for name, array in inputs.items()}
+        try:
+            if count > 1 and "input_lengths" not in given:
+                raise InputError(f"input_lengths is missing, and there are {count} rows.", "Send each row's length.")
+            request = TokenRequest.read(given, limits)
+        except InputError as error:
+            raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
+        pads = [int(given[name].reshape(-1)[0]) for name in ("pad_id", "end_id") if name in given]
+        pad = next((pad for pad in [*pads, *request.end_ids] if pad >= 0), 0)
+        excludes = (
+            bool(given["exclude_input_in_output"].any()) if "exclude_input_in_output" in given else not has_prompt
+        )
+        rows.append(Row(request, pad, not excludes, [] if excludes else list(request.ids)))
+    return rows
+
+
+def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
+    """Return those outputs that ``spec`` declares, for rows that are complete.
+
+    ``output_ids`` [rows, 1, longest], padded with each row's ``pad_id``; ``sequence_length`` [rows, 1], with the prompt
+    where it is returned; and ``finish_reason``, ``stream_id``, ``is_last``, ``carry``, each [rows, 1].
+    """
+    width, dtype = max(len(row.ids) for row in rows), rows[0].request.dtype
+    ids = np.array([row.ids + [row.pad_id] * (width - len(row.ids)) for row in rows], dtype)
+    texts: dict[str, Any] = {
+        "finish_reason": [row.reason.encode() for row in rows],
+        "carry": [row.request.carry.encode() for row in rows],
+    }
+    outputs: dict[str, Array] = {
+        "output_ids": ids.reshape(len(rows), 1, width),
+        "sequence_length": np.array([[len(row.ids)] for row in rows], dtype),
+        "stream_id": np.array([[new_stream_id()] for _ in rows], np.int64),
+        "is_last": np.ones((len(rows), 1), np.bool_),
+        **{name: np.array(values, np.object_).reshape(-1, 1) for name, values in texts.items()},
+    }
+    declared = {tensor.name for tensor in spec.outputs}
+    return {name: array for name, array in outputs.items() if name in declared}

@@ -1,0 +1,195 @@
+"""Engines that are not decoupled: requests of many rows and one answer, in this process and through the service."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.composition.compose import compose
+from shoal.llm.tiny import make_tiny
+from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
+from tests.support.planted import write
+from tests.support.service import Service
+
+WAYS = ["grpc", "http", "local"]
+ROWS = [1, 2, 16, 64]
+
+
+def make_config(dtype: str = "INT32", *, has_prompt: bool = False) -> str:
+    """The engine's configuration without its line about pieces, and with rows."""
+    text = (ENGINE / "config.pbtxt").read_text(encoding="utf-8")
+    text = text.replace("model_transaction_policy { decoupled: true }\n", "").replace(": 1\n", ": 64\n", 1)
+    ids = "input_ids|input_lengths|request_output_len|end_id|pad_id|output_ids|sequence_length"
+    text = re.sub(rf'(name: "(?:{ids})" data_type: TYPE_)INT32', rf"\1{dtype}", text)
+    exclude = 'parameters { key: "exclude_input_in_output" value { string_value: "false" } }\n'
+    return text + (exclude if has_prompt else "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``INT32`` gives new tokens, ``UINT32`` the prompt first."""
+    home = tmp_path_factory.mktemp("whole")
+    for name in ("INT32", "UINT32"):
+        config = make_config(name, has_prompt=name == "UINT32").replace('"llm-hf"', f'"{name}"')
+        write(home / "models" / name / "config.pbtxt", config)
+        write(home / "models" / name / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
+    out = home / "repository"
+    compose(["INT32", "UINT32"], out, weights=folder, projects=[home])
+    return out
+
+
+@pytest.fixture(scope="module")
+def service(repository: Path) -> Iterator[Service]:
+    with Service(repository, repository.parent / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def singles(folder: Path) -> dict[tuple[int, ...], list[int]]:
+    """The tokens of each prompt asked alone, from the engine in pieces."""
+    with open_engine(folder) as component:
+        asked = {tuple(ids): component.stream(token_inputs(ids, 6)) for ids in prompts(64)}
+        return {ids: tokens_of(stream) for ids, stream in asked.items()}
+
+
+def prompts(number: int) -> list[list[int]]:
+    random = np.random.default_rng(5)
+    return [random.integers(4, 480, random.integers(1, 40)).tolist() for _ in range(number)]
+
+
+def stack(asked: list[list[int]], dtype: str, new: int = 6, **more: Any) -> dict[str, Any]:
+    """One request: prompts padded with 0."""
+    kind = np.dtype(dtype.lower())
+    ids = np.zeros((len(asked), max(map(len, asked))), kind)
+    for row, prompt in zip(ids, asked, strict=True):
+        row[: len(prompt)] = prompt
+    return {
+        "input_ids": ids,
+        "input_lengths": np.array([[len(each)] for each in asked], kind),
+        "request_output_len": np.full((len(asked), 1), new, kind),
+        **({"end_id": np.full((len(asked), 1), -1, kind)} if dtype == "INT32" else {}),
+        **more,
+    }
+
+
+def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> Any:
+    if way == "local":
+        with closing(shoal.load(repository / model)) as pipeline:
+            return pipeline(**inputs)
+    with shoal.Client(getattr(service, way), protocol=way, retries=0, timeout=120) as client:  # type: ignore[arg-type]
+        return client.infer(model, inputs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["INT32", "UINT32"])
+def test_each_row_is_the_single_request(
+    way: str, model: str, service: Service, repository: Path, singles: dict[tuple[int, ...], list[int]]
+) -> None:
+    for number in ROWS:
+        asked = prompts(64)[:number]
+        answer = ask(way, service, repository, model, stack(asked, model))
+        assert answer["output_ids"].dtype == np.dtype(model.lower())
+        for ids, row, length in zip(asked, answer["output_ids"], answer["sequence_length"], strict=True):
+            right = singles[tuple(ids)] if model == "INT32" else [*ids, *singles[tuple(ids)]]
+            assert row[0, : length[0]].tolist() == right
+            assert set(row[0, length[0] :].tolist()) <= {0 if model == "INT32" else 1}  # 1 is the model's end token
+        assert answer["is_last"].all()
+        assert set(answer["finish_reason"].ravel()) == {b"length"} or set(answer["finish_reason"].ravel()) == {"length"}
+
+
+def test_many_requests_at_once(service: Service, repository: Path, singles: dict[tuple[int, ...], list[int]]) -> None:
+    """Each caller gets its own rows, while others with other numbers of rows are computed."""
+    faults = list[str]()
+
+    def call(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        way = ["grpc", "http"][seed % 2]
+        for _ in range(4):
+            asked = [prompts(64)[at] for at in random.choice(64, random.choice([1, 2, 5]), replace=False)]
+            answer = ask(way, service, repository, "INT32", stack(asked, "INT32"))
+            for ids, row, length in zip(asked, answer["output_ids"], answer["sequence_length"], strict=True):
+                if row[0, : length[0]].tolist() != singles[tuple(ids)]:
+                    faults.append(f"{way} {ids}")
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_end_and_are_padded(way: str, service: Service, repository: Path, folder: Path) -> None:
+    asked = prompts(3)
+    with open_engine(folder) as component:
+        ends = [tokens_of(component.stream(token_inputs(ids, 6)))[2] for ids in asked]
+        right = [tokens_of(component.stream(token_inputs(ids, 6, end_id=ends[0]))) for ids in asked]
+    more = {"end_id": np.full((3, 1), ends[0], np.int32), "pad_id": np.full((3, 1), 9, np.int32)}
+    answer = ask(way, service, repository, "INT32", stack(asked, "INT32") | more)
+    for row, length, tokens in zip(answer["output_ids"], answer["sequence_length"], right, strict=True):
+        assert row[0, : length[0]].tolist() == tokens
+        assert set(row[0, length[0] :].tolist()) <= {9}
+    assert answer["sequence_length"][0, 0] == 2
+
+
+BAD = [
+    ({"input_ids": np.zeros((0, 3), np.int32), "input_lengths": np.zeros((0, 1), np.int32)}, "0|row"),
+    ({"request_output_len": np.array([[4], [0]], np.int32)}, "Row 1: request_output_len is 0. Ask for 1 new token"),
+    ({"input_lengths": None}, "input_lengths"),
+    ({"input_lengths": np.array([[2], [99]], np.int32)}, "Row 1: input_lengths is 99, and input_ids has"),
+    ({"runtime_top_k": np.array([[1], [-1]], np.int32)}, "Row 1: runtime_top_k is -1"),
+    ({"carry": np.array([[b"a"], [b"\xff"]], np.object_)}, "Row 1: carry is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("more", "words"), BAD)
+def test_bad_rows(way: str, more: dict[str, Any], words: str, service: Service, repository: Path) -> None:
+    inputs = {name: value for name, value in (stack([[5, 6], [7]], "INT32") | more).items() if value is not None}
+    if len(inputs["input_ids"]) == 0:
+        inputs = {name: value[:0] for name, value in inputs.items()}
+    with pytest.raises(shoal.ShoalError, match=words):
+        ask(way, service, repository, "INT32", inputs)
+    assert ask(way, service, repository, "INT32", stack([[5]], "INT32"))["sequence_length"].item() == 6
+
+
+def test_more_rows_than_the_model_takes(service: Service, repository: Path) -> None:
+    """The client divides them; a pipeline in this process refuses them."""
+    inputs = stack([[5]] * 65, "INT32")
+    assert ask("grpc", service, repository, "INT32", inputs)["sequence_length"].shape == (65, 1)
+    with pytest.raises(shoal.ShoalError, match="64"):
+        ask("local", service, repository, "INT32", inputs)
+
+
+def test_a_stream_has_one_answer(service: Service) -> None:
+    with shoal.Client(service.grpc) as client, client.stream("INT32", stack([[5], [6]], "INT32")) as answers:
+        (answer,) = answers
+    assert answer["output_ids"].shape == (2, 1, 6)
+
+
+def test_declarations_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+    def load(config: str) -> None:
+        write(tmp_path / "llm-hf" / "config.pbtxt", config)
+        write(tmp_path / "llm-hf" / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
+        with open_engine(folder, tmp_path / "llm-hf"):
+            pass
+
+    mixed = make_config().replace('"output_ids" data_type: TYPE_INT32', '"output_ids" data_type: TYPE_UINT32')
+    with pytest.raises(shoal.ShoalError, match=r"input_ids INT32, output_ids UINT32, .* Declare all of them INT32"):
+        load(mixed)
+    with pytest.raises(shoal.ShoalError, match=r"exclude_input_in_output .* decoupled gives new tokens alone"):
+        load(make_config(has_prompt=True) + "model_transaction_policy { decoupled: true }\n")
