@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(home / "models" / name / "config.pbtxt", config)
         write(home / "models" / name / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
     out = home / "repository"
-    compose(["INT32", "UINT32"], out, weights=folder, projects=[home])
+    compose(["INT32", "UINT32", "llm-hf"], out, weights=folder, projects=[home])
     return out
 
 
@@ -179,6 +180,31 @@ def test_a_stream_has_one_answer(service: Service) -> None:
     with shoal.Client(service.grpc) as client, client.stream("INT32", stack([[5], [6]], "INT32")) as answers:
         (answer,) = answers
     assert answer["output_ids"].shape == (2, 1, 6)
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+def test_a_stop_request_ends_its_own_request(way: Literal["grpc", "http"], service: Service) -> None:
+    """At once, with a marked last answer; and what other requests and callers asked goes on."""
+    long, outputs = token_inputs([5], 900), ["is_last", "finish_reason"]  # what HTTP carries without shapes
+    with shoal.Client(getattr(service, way), protocol=way) as client, shoal.Client(service.grpc) as other:
+        with (
+            client.stream("llm-hf", long, request_id="other", outputs=outputs) as kept,
+            other.stream("llm-hf", long) as nameless,
+        ):
+            with client.stream("llm-hf", long, request_id="mine", outputs=outputs) as answers:
+                found = [next(iter(answers))]
+                stop = token_inputs([5], 1, stop=True)
+                asked = time.monotonic()
+                assert not list(other.stream("llm-hf", stop, request_id="mine"))
+                found += answers
+                seconds = time.monotonic() - asked
+            assert len(list(kept)) == len(list(nameless)) == 900
+        assert seconds < 5
+        assert len(found) < 900
+        assert [answer["is_last"].item() for answer in found] == [False] * (len(found) - 1) + [True]
+        assert found[-1]["finish_reason"].item() in (b"cancelled", "cancelled")
+        with pytest.raises(shoal.ShoalError, match="Stop: no request of yours with id 'mine' to llm-hf is in flight"):
+            list(client.stream("llm-hf", stop, request_id="mine", outputs=outputs))
 
 
 def test_declarations_that_do_not_fit(folder: Path, tmp_path: Path) -> None:

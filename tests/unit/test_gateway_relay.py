@@ -275,6 +275,40 @@ def test_what_is_sent_after_the_client_left_is_stopped_too() -> None:
     run(work())
 
 
+def make_stop(*, is_set: bool = True) -> bytes:
+    message = service_pb2.ModelInferRequest()
+    message.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
+    message.raw_input_contents.append(bytes([is_set]))
+    return message.SerializeToString()
+
+
+def test_a_clients_own_stop_request() -> None:
+    """It ends the caller's requests of its id, on other streams too, and no others."""
+
+    async def work() -> None:
+        bench = Bench()
+        other, foreign = (
+            Relay(caller, bench.upstream, bench.active, bench.traffic, bench.requests, [])
+            for caller in (MINE, Caller("other"))
+        )
+        with bench.relay as relay, other, foreign:
+            for each in (relay, foreign):
+                assert await each.send("llm", "same", b"", num_bytes=1)
+            await relay.send("llm", "another", b"", num_bytes=1)
+            await other.send("llm", "elsewhere", b"", num_bytes=1)
+            before = len(bench.upstream.fake.calls)
+            assert not await other.send("llm", "same", make_stop(), num_bytes=1)
+            await settle()
+            (stop,) = bench.upstream.fake.calls[before:]
+            assert service_pb2.ModelInferRequest.FromString(stop.written[0]).id == next(iter(relay.unanswered))
+            assert await other.send("llm", "same", make_stop(is_set=False), num_bytes=1)
+            for request_id, words in [("unknown", "id 'unknown' to llm is in flight"), ("", "an empty id")]:
+                with pytest.raises(RefusedError, match=words):
+                    await other.send("llm", request_id, make_stop(), num_bytes=1)
+
+    run(work())
+
+
 def test_a_refused_request_is_not_sent() -> None:
     async def work() -> None:
         bench = Bench()

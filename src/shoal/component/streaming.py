@@ -45,6 +45,7 @@ class Stream:
         self._is_open = True
         self._has_left = False
         self._calls: list[Callable[[], None]] = []
+        self.farewell: Arrays | None = None  # the last answer if the client asks for the end, every declared output
 
     @property
     def is_open(self) -> bool:
@@ -93,10 +94,19 @@ class Stream:
 
     def leave(self) -> None:
         """Close the stream, because its client no longer wants answers. Components do not call this."""
+        self._give_up(None)
+
+    def stop(self) -> None:
+        """Close the stream, because its client asked for the end; it still gets ``farewell``."""
+        self._give_up(self.farewell)
+
+    def _give_up(self, last: Arrays | None) -> None:
         with self._lock:
             if not self._is_open:
                 return
             self._is_open, self._has_left = False, True
+            if last is not None:
+                self._deliver(last)
             self._deliver(None)
             calls = list(self._calls)
         for call in calls:
@@ -370,7 +380,7 @@ class StreamingModel(TritonModel):
             return InputError("A request with stop has no request id.", "Send it with the id of the request to stop.")
         for stream in list(self._open):
             if stream.request_id == request_id:
-                stream.leave()
+                stream.stop()
         return None
 
     def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
@@ -407,7 +417,7 @@ class StreamingModel(TritonModel):
                         stream.sender.send(**end)
                 elif self._is_whole:
                     answers[stream] = self._respond(item)
-                elif not stream.has_left:
+                elif not stream.has_left or item is stream.farewell:
                     stream.sender.send(self._respond(item))
             except Exception:
                 _log.exception("model %s could not send an answer", self.component.context.spec.name)

@@ -31,6 +31,9 @@ class Answering:
         self._waiting: list[int] = []  # new tokens that are not sent yet
         self._carry = request.carry
         self._stream_id = new_stream_id()
+        stream.farewell = pack_answer(
+            (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
+        )
 
     def add(self, token: int) -> bool:
         """Take the next token; return whether the request needs more tokens."""

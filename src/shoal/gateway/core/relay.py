@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.refusals import LostError, RefusedError, clean, is_dead, log_failure
+from shoal.gateway.core.refusals import LostError, RefusedError, Why, clean, is_dead, log_failure
 from shoal.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Stream, Upstream, judge_status
@@ -99,13 +99,19 @@ class Relay(Stream):
         num_bytes: int,
         is_end_wanted: bool = False,
         held: Reservation | None = None,
-    ) -> None:
+    ) -> bool:
         """Send a serialised ``ModelInferRequest``, of ``num_bytes`` when the client sent it.
 
+        A stop request is not sent, and the result is False: the caller's requests of its id, on any of the caller's
+        streams, are stopped.
+
         Raises:
-            RefusedError: the model is unavailable, or too many requests to it are in flight.
+            RefusedError: the model is unavailable, too many requests to it are in flight, or there is nothing to stop.
         """
         self._traffic.find(model)
+        if self._requests.is_stop(model, message):
+            self._stop_others(model, request_id)
+            return False
         self._traffic.admit(model, num_bytes, self.caller)
         request = self._requests.begin(
             model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held
@@ -120,6 +126,7 @@ class Relay(Stream):
             self._call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
             self._begun.set()
         await self._call.write(request.mark(message))
+        return True
 
     async def finish(self) -> None:
         """Send no more requests."""
@@ -196,6 +203,23 @@ class Relay(Stream):
         self.has_left = True
         for own_id in self.unanswered:
             self._stop(own_id)
+
+    def _stop_others(self, model: str, request_id: str) -> None:
+        relays = [each for each in self._upstream.streams if isinstance(each, Relay) and each.caller == self.caller]
+        found = [
+            (relay, own_id)
+            for relay in relays
+            for own_id, request in relay.unanswered.items()
+            if request_id and (request.model, request.request_id) == (model, request_id)
+        ]
+        if not found:
+            what = f"id {request_id!r:.60}" if request_id else "an empty id"
+            raise RefusedError(
+                Why.WRONG,
+                f"Stop: no request of yours with {what} to {model} is in flight. Send the id of a request that is.",
+            )
+        for relay, own_id in found:
+            relay._stop(own_id)
 
     def _stop(self, own_id: str) -> None:
         work = self._requests.stop(self._upstream, self.unanswered[own_id], lambda: own_id not in self.unanswered)

@@ -32,6 +32,7 @@ from shoal.repository.config import ModelConfig
 
 METHOD = f"{SERVICE}ModelStreamInfer"
 _AGAIN_SECONDS = 0.2  # until the next stop request: the first may come before the request reaches its engine
+_MOST_STOP_BYTES = 2**16  # of a stop request, which asks for nothing
 _KINDS = {"num_input_tokens": "input", "num_output_tokens": "output"}  # by the output that counts them
 KINDS = tuple(_KINDS.values())
 
@@ -96,6 +97,9 @@ class StreamRequests:
             for name, config in configs.items()
             if is_decoupled(config, configs.get)
         }
+        self._stoppable = {
+            name for name in self._stops if any(tensor.name == STOP for tensor in configs[name].spec.inputs)
+        }
         self.tokens = TokenCounts(config.spec for config in configs.values())
         self.first_answers: dict[str, list[float]] = {}  # by model: how many, and the sum of their seconds
         self._numbers = itertools.count()
@@ -108,6 +112,10 @@ class StreamRequests:
     def is_decoupled(self, model: str) -> bool:
         """Whether a model is decoupled: it may give any number of answers to a request."""
         return model in self._stops
+
+    def is_stop(self, model: str, message: bytes) -> bool:
+        """Whether a serialised request to ``model`` is a client's stop request: it ends the request of the same id."""
+        return model in self._stoppable and len(message) <= _MOST_STOP_BYTES and _is_set(message, STOP)
 
     def begin(
         self,

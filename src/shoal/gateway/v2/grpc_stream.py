@@ -10,6 +10,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
+from shoal.client.calls import IS_FINAL
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, kept
@@ -102,10 +103,16 @@ class GrpcStream:
                 self._gate.traffic.grow(held, size)
                 model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
                 self._gate.exposure.check_exposed(model, self._caller)
-                await relay.send(model, request_id, message, num_bytes=size, is_end_wanted=is_end_wanted, held=held)
+                is_sent = await relay.send(
+                    model, request_id, message, num_bytes=size, is_end_wanted=is_end_wanted, held=held
+                )
             except BaseException:
                 held.release()
                 raise
+            if not is_sent:
+                held.release()
+                if is_end_wanted:
+                    await self._write(_make_end(model, request_id))
         except RefusedError as refused:
             self._gate.note_refusal(refused)
             await self._write(_make_refusal(refused, request_id or refused.request_id))
@@ -140,6 +147,14 @@ def _serialize(answer: Answer) -> bytes | None:
         if request.is_decoupled and answer.is_last and answer.is_empty and not request.is_end_wanted:
             return None
         message.infer_response.id = request.request_id
+    return bytes(message.SerializeToString())
+
+
+def _make_end(model: str, request_id: str) -> bytes:
+    """Build the empty answer that marks the end of a request that had no other."""
+    message = service_pb2.ModelStreamInferResponse()
+    message.infer_response.model_name, message.infer_response.id = model, request_id
+    message.infer_response.parameters[IS_FINAL].bool_param = True
     return bytes(message.SerializeToString())
 
 
