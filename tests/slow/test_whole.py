@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import shoal
+from shoal import cli
 from shoal.composition.compose import compose
 from shoal.llm.tiny import make_tiny
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
@@ -182,6 +184,73 @@ def test_a_stream_has_one_answer(service: Service) -> None:
     assert answer["output_ids"].shape == (2, 1, 6)
 
 
+COUNTS = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """A stand-in for FasterTransformer: counts on from the last id; the prompt comes first, and then padding."""
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        ids, length, new = (
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            for name in ("input_ids", "input_lengths", "request_output_len")
+        )
+        rows = []
+        for row, size, count in zip(ids, length[:, 0], new[:, 0]):
+            found = [*row[:size], *range(row[size - 1] + 1, row[size - 1] + 1 + count)]
+            rows.append([found + [0, 0], [token + 1 for token in found] + [0, 0]])
+        out = np.array(rows, np.uint32)
+        lengths = np.full(out.shape[:2], out.shape[2] - 2, np.uint32)
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("output_ids", out), pb_utils.Tensor("sequence_length", lengths)]
+        )
+'''
+COUNTS_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [
+  { name: "input_ids" data_type: TYPE_UINT32 dims: [ -1 ] },
+  { name: "input_lengths" data_type: TYPE_UINT32 dims: [ 1 ] },
+  { name: "request_output_len" data_type: TYPE_UINT32 dims: [ 1 ] },
+  { name: "runtime_top_k" data_type: TYPE_UINT32 dims: [ 1 ] optional: true }
+]
+output [
+  { name: "output_ids" data_type: TYPE_UINT32 dims: [ -1, -1 ] },
+  { name: "sequence_length" data_type: TYPE_UINT32 dims: [ -1 ] }
+]
+instance_group [ { kind: KIND_CPU } ]
+parameters { key: "public" value { string_value: "true" } }
+"""
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_the_command_tokens(way: str, is_ours: bool, service: Service, tmp_path: Path) -> None:
+    """New tokens alone, of a model that gives the prompt first, two beams and padding, and of our own."""
+
+    def tokens(query: str, server: str, *arguments: str) -> list[str]:
+        asked = ["tokens", query, "--server", server, "--protocol", way, *arguments]
+        result = CliRunner().invoke(cli.app, asked, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    if is_ours:
+        single, prompted = (tokens("5,6,7", getattr(service, way), "--model", name) for name in ("INT32", "UINT32"))
+        assert single == prompted
+        return
+    write(tmp_path / "repository" / "gpt3_1.3b" / "config.pbtxt", COUNTS_CONFIG)
+    write(tmp_path / "repository" / "gpt3_1.3b" / "1" / "model.py", COUNTS)
+    with shoal.serve(tmp_path / "repository") as server:
+        url = server.grpc_url if way == "grpc" else server.http_url
+        found = tokens("1 2 3 4 5 6", url, "--model", "gpt3_1.3b", "--output-length", "30")
+    assert found == [",".join(map(str, range(7, 37))), ",".join(map(str, [2, 3, 4, 5, 6, 7, *range(8, 38)]))]
+
+
 @pytest.mark.parametrize("way", ["grpc", "http"])
 def test_a_stop_request_ends_its_own_request(way: Literal["grpc", "http"], service: Service) -> None:
     """At once, with a marked last answer; and what other requests and callers asked goes on."""
@@ -217,5 +286,8 @@ def test_declarations_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     mixed = make_config().replace('"output_ids" data_type: TYPE_INT32', '"output_ids" data_type: TYPE_UINT32')
     with pytest.raises(shoal.ShoalError, match=r"input_ids INT32, output_ids UINT32, .* Declare all of them INT32"):
         load(mixed)
+    unknown = make_config().replace("input [", 'input [ { name: "beam_with" data_type: TYPE_INT32 dims: [ 1 ] },')
+    with pytest.raises(shoal.ShoalError, match=r"input beam_with, which engines do not read. Did you mean beam_width?"):
+        load(unknown)
     with pytest.raises(shoal.ShoalError, match=r"exclude_input_in_output .* decoupled gives new tokens alone"):
         load(make_config(has_prompt=True) + "model_transaction_policy { decoupled: true }\n")

@@ -15,7 +15,7 @@ from shoal.component.base import check_outputs
 from shoal.errors import InputError
 from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
 from shoal.generation.answering import Answering
-from shoal.generation.contract import pack_words
+from shoal.generation.contract import NEUTRAL, pack_words
 from tests.support.llm import ENGINE, engine_spec, token_inputs
 
 LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))
@@ -45,6 +45,19 @@ def test_defaults() -> None:
 def test_without_top_k_and_top_p_it_is_greedy(given: dict[str, Any], sampling: Sampling) -> None:
     """As in FasterTransformer and TensorRT-LLM, also beside a temperature."""
     assert read(**{"temperature": None, **given}).sampling == sampling
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_inputs_of_other_clients_are_taken_at_their_neutral_values(name: str) -> None:
+    neutral, why = NEUTRAL[name]
+    for value in neutral:
+        assert read(**{name: value}) == read()
+    with pytest.raises(InputError, match=f"{name} is 2, and {why}. Send {neutral[0]}"):
+        read(**{name: 2})
+
+
+def test_random_seed_is_the_seed() -> None:
+    assert read(random_seed=5).sampling.seed == 5
 
 
 def test_everything() -> None:

@@ -113,12 +113,14 @@ def tokens(
     own = open_tokenizer(tokenizer) if tokenizer else None
     ids = read_ids(query, own)
     with Client(server, protocol=protocol, timeout=timeout) as client:
-        found = ask(client, model, ids, output_length)
-    text = str(own.decode([*ids, *found])) if own else ""
+        beams = ask(client, model, ids, output_length)
+    texts = [str(own.decode([*ids, *beam])) if own else "" for beam in beams]
     if as_json:
-        print_json({"input_ids": ids, "output_ids": found, **({"text": text} if own else {})})
+        more: dict[str, Any] = {"beams": beams} if len(beams) > 1 else {}
+        print_json({"input_ids": ids, "output_ids": beams[0], **({"text": texts[0]} if own else {}), **more})
         return
-    typer.echo(text if own else ",".join(map(str, found)))
+    for beam, text in zip(beams, texts, strict=True):
+        typer.echo(text if own else ",".join(map(str, beam)))
 
 
 def _read_prompt(prompt: str | None) -> str:

@@ -5,6 +5,9 @@ Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUM
 ``bad_words_list`` INT32 [2, -1], ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its
 first answer. ``pack_answer`` describes the outputs.
 
+Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: ``random_seed`` is ``seed``
+by another name, and those in ``NEUTRAL`` are taken at the values that change nothing.
+
 Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
 1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
 """
@@ -26,6 +29,26 @@ from shoal.generation.sampling import NUMBERS, Sampling
 MOST_CARRY = 4096  # bytes
 MAX_WORDS = 64  # of a word list
 
+SEED_ALIAS = "random_seed"
+_NO_BEAMS, _NO_DRAFT = "answers have one beam", "draft tokens are not taken"
+_NO_LOGITS = "log probabilities and logits are not returned"
+NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change nothing, and why others are refused
+    "beam_width": ((1,), _NO_BEAMS),
+    "num_return_sequences": ((1,), _NO_BEAMS),
+    "beam_search_diversity_rate": ((0,), _NO_BEAMS),
+    "len_penalty": ((0, 1), _NO_BEAMS),
+    "early_stopping": ((0, 1), _NO_BEAMS),
+    "num_draft_tokens": ((0,), _NO_DRAFT),
+    "is_return_log_probs": ((0,), _NO_LOGITS),
+    "return_log_probs": ((0,), _NO_LOGITS),
+    "return_context_logits": ((0,), _NO_LOGITS),
+    "return_generation_logits": ((0,), _NO_LOGITS),
+    "return_perf_metrics": ((0,), "measurements are on the server's metrics"),
+}
+INPUTS = frozenset({  # that a model may declare
+    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
+    "carry", "streaming", "stop", "exclude_input_in_output", SEED_ALIAS, *NEUTRAL, *(row.tensor for row in NUMBERS),
+})  # fmt: skip
 _first_stream = secrets.randbits(31) << 32
 _streams = itertools.count()
 
@@ -84,6 +107,9 @@ class TokenRequest:
                 f"Ask for at most {room} new tokens." if room > 0 else "Shorten the prompt.",
             )
         _check_ids("input_ids has", ids, limits.vocabulary)
+        for name, (neutral, why) in NEUTRAL.items():
+            if (value := _single(inputs, name, neutral[0])) not in neutral:
+                raise InputError(f"{name} is {value}, and {why}.", f"Send {' or '.join(map(str, neutral))}.")
         return cls(
             ids=ids,
             max_tokens=max_tokens,
@@ -206,6 +232,8 @@ def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
 
 def _sampling(inputs: Arrays) -> Sampling:
     given = {row.name: _single(inputs, row.tensor, row.default) for row in NUMBERS}
+    if SEED_ALIAS in inputs:
+        given["seed"] = _single(inputs, SEED_ALIAS, None)
     top_k, top_p = (_single(inputs, name, 0) for name in ("runtime_top_k", "runtime_top_p"))
     # 0: off; and with both off greedy, whatever the temperature, as in FasterTransformer and TensorRT-LLM
     given |= {"top_k": top_k if top_k or top_p else 1, "top_p": top_p or 1.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,28 +48,51 @@ def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
     return ids
 
 
-def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[int]:
-    """Return at most ``output_length`` tokens that continue ``ids``; each is the most probable token at its place.
+def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[list[int]]:
+    """Return at most ``output_length`` tokens that continue ``ids``, for each beam that the model answers with.
 
-    Tensors get the dtypes that the server declares (INT32 or UINT32), and inputs that it does not declare are left out.
+    Each is the most probable token at its place. Tensors get the dtypes that the server declares (INT32 or UINT32), and
+    inputs that it does not declare are left out. A prompt at the beginning of the answer, as FasterTransformer and
+    TensorRT-LLM return it, is taken away.
 
     Raises:
         InputError: the model is not an engine, or refused the request.
         ServerError: no server answers in time, or the answer ended early.
     """
-    declared = {tensor.name for tensor in client.describe(model).inputs}
+    spec = client.describe(model)
+    declared = {tensor.name for tensor in spec.inputs}
     inputs: dict[str, Any] = {
         "input_ids": [list(ids)], "input_lengths": [[len(ids)]], "request_output_len": [[output_length]],
         **{name: [[value]] for name, value in _SETTINGS.items()},
     }  # fmt: skip
     if missing := [name for name in ("input_ids", "request_output_len") if name not in declared]:
         raise InputError(f"Model {model} has no input {missing[0]}: it is not an engine.", "Name one: --model llm-hf")
-    found: list[int] = []
+    given = {name: value for name, value in inputs.items() if name in declared}
+    if not spec.is_decoupled:
+        has_prompt = spec.parameters.get("exclude_input_in_output", "") == "false" or not any(
+            tensor.name == "finish_reason"
+            for tensor in spec.outputs  # which those of others do not have
+        )
+        return [_new_tokens(beam, ids if has_prompt else ()) for beam in _read_beams(client.infer(model, given))]
+    found: list[list[int]] = [[]]
     is_whole = True
-    for answer in client.stream(model, {name: value for name, value in inputs.items() if name in declared}):
-        new = np.asarray(answer["output_ids"]).reshape(-1)
-        found += new.tolist()
+    for answer in client.stream(model, given):
+        beams = _read_beams(answer)
+        found = [
+            begin + new for begin, new in zip(found * len(beams) if len(found) == 1 else found, beams, strict=True)
+        ]
         is_whole = bool(np.asarray(answer.get("is_last", True)).all())
     if not is_whole:
         raise ServerError("The answer ended before its last token.", "The server's log says why; try again.")
     return found
+
+
+def _read_beams(answer: Mapping[str, Any]) -> list[list[int]]:
+    """Return the tokens of each beam of an answer of one row, without padding."""
+    rows = np.atleast_2d(np.asarray(answer["output_ids"])[0])
+    lengths = np.asarray(answer.get("sequence_length", [[rows.shape[1]] * len(rows)])).reshape(-1)
+    return [row[:length].tolist() for row, length in zip(rows, lengths, strict=False)]
+
+
+def _new_tokens(beam: list[int], ids: Sequence[int]) -> list[int]:
+    return beam[len(ids) :] if beam[: len(ids)] == list(ids) else beam

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from shoal.component import Arrays, Context, Parameters, Stream, StreamingCompon
 from shoal.component.spec import ModelSpec
 from shoal.component.streaming import QueueStream
 from shoal.errors import SetupError
-from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.contract import INPUTS, Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 from shoal.generation.whole import WholeAnswer, read_rows
 
@@ -64,7 +65,7 @@ class EngineComponent(StreamingComponent):
             raise parameters.refusal(
                 "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
             )
-        ids = _check_ids_dtype(context.spec)
+        ids = _check_tensors(context.spec)
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
         self.open({name: np.array([[value]], ids) for name, value in _WARM.items()}, warm)
@@ -86,8 +87,14 @@ class EngineComponent(StreamingComponent):
         self.engine.close()
 
 
-def _check_ids_dtype(spec: ModelSpec) -> Any:
-    """Return the dtype of token ids, INT32 or UINT32, which must be the same in all tensors of ids."""
+def _check_tensors(spec: ModelSpec) -> Any:
+    """Check the declared inputs, and return the dtype of token ids, INT32 or UINT32, which all tensors of ids have."""
+    if unknown := [tensor.name for tensor in spec.inputs if tensor.name not in INPUTS]:
+        near = "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], INPUTS, 1))
+        raise SetupError(
+            f"Model {spec.name} declares the input {unknown[0]}, which engines do not read.{near}",
+            "Remove it from config.pbtxt, so that clients learn that it has no effect.",
+        )
     found = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs) if tensor.name in _IDS}
     if len(set(found.values())) != 1 or not set(found.values()) <= {"TYPE_INT32", "TYPE_UINT32"}:
         kinds = ", ".join(f"{name} {dtype.removeprefix('TYPE_')}" for name, dtype in found.items())
