@@ -69,11 +69,11 @@ def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> l
         raise InputError(f"Model {model} has no input {missing[0]}: it is not an engine.", "Name one: --model llm-hf")
     given = {name: value for name, value in inputs.items() if name in declared}
     if not spec.is_decoupled:
-        has_prompt = spec.parameters.get("exclude_input_in_output", "") == "false" or not any(
-            tensor.name == "finish_reason"
-            for tensor in spec.outputs  # which those of others do not have
-        )
-        return [_new_tokens(beam, ids if has_prompt else ()) for beam in _read_beams(client.infer(model, given))]
+        is_ours = any(tensor.name == "finish_reason" for tensor in spec.outputs)  # gives new tokens unless told
+        return [
+            beam[len(ids) :] if beam[: len(ids)] == list(ids) and (not is_ours or len(beam) > output_length) else beam
+            for beam in _read_beams(client.infer(model, given))
+        ]
     found: list[list[int]] = [[]]
     is_whole = True
     for answer in client.stream(model, given):
@@ -92,7 +92,3 @@ def _read_beams(answer: Mapping[str, Any]) -> list[list[int]]:
     rows = np.atleast_2d(np.asarray(answer["output_ids"])[0])
     lengths = np.asarray(answer.get("sequence_length", [[rows.shape[1]] * len(rows)])).reshape(-1)
     return [row[:length].tolist() for row, length in zip(rows, lengths, strict=False)]
-
-
-def _new_tokens(beam: list[int], ids: Sequence[int]) -> list[int]:
-    return beam[len(ids) :] if beam[: len(ids)] == list(ids) else beam
