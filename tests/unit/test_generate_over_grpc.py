@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.component.spec import REPOSITORY, ModelSpec, TensorSpec
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.generate import to_json, to_message
-from shoal.gateway.v2.screening import SMALL, Rules, screen_message
+from shoal.gateway.v2.screening import READ, SMALL, Rules, read_rules, screen_message
+from tests.support.configs import PYTHON, chain, make_configs
 
 KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}
 TENSORS = [TensorSpec(name, f"TYPE_{kind}", (-1,), is_optional=True) for name, kind in KINDS.items()]
@@ -31,9 +32,9 @@ def spec(*tensors: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
 
 def convert(document: Any, **options: Any) -> Any:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    wanted = options.pop("spec", spec())
-    message, _ = to_message(body, wanted, "")
-    screen_message(message, {"m": Rules(wanted)})
+    rules = Rules(options.pop("spec", spec()), takes_any=options.pop("takes_any", True))
+    message, _ = to_message(body, rules, "")
+    screen_message(message, {"m": rules})
     return message
 
 
@@ -80,8 +81,30 @@ def test_other_members_are_parameters() -> None:
     message = convert({"I": 1, "a": 3, "b": "s", "parameters": {"c": True, "d": 1.5}})
     found = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in message.parameters.items()}
     assert found == {"a": 3, "b": "s", "c": True, "d": 1.5}
-    assert to_message(b'{"id": "me"}', spec(), "3")[1] == "me"
-    assert to_message(b"{}", spec(), "3")[0].model_version == "3"
+    assert to_message(b'{"id": "me"}', Rules(spec()), "3")[1] == "me"
+    assert to_message(b"{}", Rules(spec()), "3")[0].model_version == "3"
+
+
+@settings(max_examples=300)
+@given(st.text(min_size=1).filter(lambda name: name not in {*KINDS, "M", "id", "parameters", *READ, REPOSITORY}))
+def test_a_member_that_is_no_input_is_refused(name: str) -> None:
+    """Triton would take it as a parameter, which nothing reads."""
+    for document in ({"I": 1, name: 1}, {"I": 1, "parameters": {name: "a"}}):
+        with pytest.raises(RefusedError, match=r"Model m has no input .*\. (Did you mean|It has B, I, U,)"):
+            convert(document, takes_any=False)
+
+
+def test_the_nearest_name_is_named_and_tritons_own_parameters_pass() -> None:
+    with pytest.raises(RefusedError, match=r"Model m has no input 'max_token'. Did you mean 'max_tokens'?"):
+        convert({"max_token": 1}, spec=spec(TensorSpec("max_tokens", "TYPE_INT32", (1,))), takes_any=False)
+    message = convert({"I": 1, "timeout": 100, "sequence_id": 5, REPOSITORY: "x"}, takes_any=False)
+    assert set(message.parameters) == {"timeout", "sequence_id", REPOSITORY}
+
+
+def test_models_that_stand_on_nvidias_vllm_backend_take_any_member() -> None:
+    configs = make_configs(vllm=PYTHON.replace('"python"', '"vllm"'), plain=PYTHON, both=chain("plain", "vllm"))
+    assert {name for name, rules in read_rules(configs).items() if rules.takes_any} == {"vllm", "both"}
+    assert all(rules.takes_any for rules in read_rules(configs, is_lenient=True).values())
 
 
 @pytest.mark.parametrize(
@@ -187,7 +210,7 @@ def test_odd_json_is_refused_or_converted(document: Any, at: int, noise: bytes, 
     body = json.dumps(document).encode()
     body = body[:at] + noise + body[at + is_cut * len(noise) :]
     with contextlib.suppress(RefusedError):
-        message, given_id = to_message(body, spec(), "")
+        message, given_id = to_message(body, Rules(spec()), "")
         screen_message(message, {"m": Rules(spec())})
         message.SerializeToString()
         json.loads(to_json(service_pb2.ModelInferResponse(model_name="m"), given_id).decode(errors="replace"))

@@ -126,6 +126,9 @@ def serve(
     resends: Annotated[
         bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
     ] = True,
+    is_lenient: Annotated[
+        bool, typer.Option("--lenient", help="Pass members of generate that are no inputs on, as Triton does.")
+    ] = False,
     memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
     client_share: Annotated[float, _limit("Share of memory, connections and streams for one address.")] = 0.5,
@@ -172,7 +175,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        is_open=is_open, exposed=tuple(expose or ()), limits=limits,
+        is_open=is_open, is_lenient=is_lenient, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         _print_config(context)

@@ -81,7 +81,8 @@ class Options:
     ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
     of each process of a model; 0 means no limit. All models together may take ``load_seconds`` to load. After more than
     ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
-    true, a request that was in flight when its model died is resent once; it may then run twice.
+    true, a request that was in flight when its model died is resent once; it may then run twice. ``is_lenient`` passes
+    members of ``generate`` requests that are no inputs of the model on as parameters, as Triton itself does.
     """
 
     host: str = "127.0.0.1"
@@ -95,6 +96,7 @@ class Options:
     load_seconds: float = 600.0
     resends: bool = True
     is_open: bool = False
+    is_lenient: bool = False
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 

@@ -71,6 +71,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("dtype", "float32, bfloat16 or float16", "float32", COMPONENT, "llm-hf, llamav2", "Dtype of the weights."),
     ("dtype", "auto or a dtype", "auto", COMPONENT, "llm-vllm", "Dtype of the weights; auto is their own."),
     ("engine_args", _JSON, "{}", COMPONENT, "llm-vllm", "vLLM's own arguments."),
+    ("exclude_input_in_output", _FLAG, "true", COMPONENT, _ENGINES,
+     "Whether whole answers are new tokens alone; otherwise the prompt comes first."),
     ("k", _WHOLE, "", COMPONENT, "top_k", "How many classes are returned; if empty, all."),
     ("labels", _TEXTS, "", COMPONENT, "label, top_k", "Names of the classes; if empty, their numbers from 0."),
     ("least", _NUMBER, "", COMPONENT, "label", "Least best score; below it, the label is `otherwise`."),

@@ -22,7 +22,7 @@ async def open_fronts(
 
     Requests that arrive before Triton is ready are refused with the reason.
     """
-    rules = read_rules(configs)
+    rules = read_rules(configs, is_lenient=options.is_lenient)
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits)
     async with listen(HttpFront(gate, rules).app, at.http, options.limits, is_open=options.is_open):
         await server.start()

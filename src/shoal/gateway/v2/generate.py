@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,14 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 from shoal.client.calls import IS_FINAL, Call, Method
 from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import HEADERS, FailedError, RefusedError, Why
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.upstream import PIECE, cut
-from shoal.gateway.v2.screening import SMALL, Rules, scan, screen_message, screen_nesting
+from shoal.gateway.v2.screening import READ, SMALL, Rules, scan, screen_message, screen_nesting
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request
@@ -65,7 +66,7 @@ class Generate:
         """
 
         def work() -> tuple[Any, str]:
-            message, given_id = to_message(body, self._rules[model].spec, version)
+            message, given_id = to_message(body, self._rules[model], version)
             screen_message(message, self._rules)
             return message, given_id
 
@@ -200,7 +201,7 @@ class _Output:
 # --- requests from JSON ----------------------------------------------------------------------------------------------
 
 
-def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
+def to_message(body: bytes, rules: Rules, version: str) -> tuple[Any, str]:
     """Convert a request's JSON to a ``ModelInferRequest``; return the message and the client's request id.
 
     Each input gets the shape that Triton would give it. The input's last dimension of -1 becomes the number of values,
@@ -208,8 +209,9 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     input without a dimension of -1, each group of values that fills the fixed dimensions is a row.
 
     Raises:
-        RefusedError: a value does not fit its input.
+        RefusedError: a value does not fit its input, or a member is no input; Triton would ignore it.
     """
+    spec = rules.spec
     if len(body) > MOST_BODY:
         raise RefusedError(Why.LARGE, f"The JSON has {len(body)} bytes; generate takes {MOST_BODY}. Use infer.")
     if len(body) > SMALL:
@@ -231,8 +233,12 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     for name, value in _members(document, nested):
         if name in inputs:
             arrays[name] = _to_array(inputs[name], value, spec)
-        else:
+        elif rules.takes_any or name in READ or name == REPOSITORY:
             parameters[name] = value
+        else:
+            near = get_close_matches(name, inputs, 1)
+            fix = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(inputs)}."
+            raise RefusedError(Why.WRONG, f"Model {spec.name} has no input {name!r:.60}. {fix}")
     if any(np.isinf(array).any() for array in arrays.values() if array.dtype.kind == "f") and b"Infinity" not in body:
         raise RefusedError(Why.WRONG, "The request has a number that an input of FP32 or FP64 cannot hold.")
     message = to_grpc(Call(Method.INFER, spec.name, arrays, request_id=given_id)).message

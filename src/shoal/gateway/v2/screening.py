@@ -65,18 +65,28 @@ class Rules(NamedTuple):
     """Facts about a model that decide what a request to it may ask for.
 
     ``num_priorities`` is the greatest number of priority levels of the model and of the models that it calls.
+    ``takes_any``: members of the generate extension's JSON that are no inputs pass as parameters, as in Triton.
     """
 
     spec: ModelSpec
     num_priorities: int = 0
+    takes_any: bool = False
 
 
-def read_rules(configs: Mapping[str, ModelConfig]) -> dict[str, Rules]:
-    """Return the rules for requests to each model of a repository."""
+def read_rules(configs: Mapping[str, ModelConfig], *, is_lenient: bool = False) -> dict[str, Rules]:
+    """Return the rules for requests to each model of a repository.
+
+    NVIDIA's vLLM backend takes its settings as parameters, so what stands on it takes any; ``is_lenient``: all do.
+    """
     below = find_below(configs)
     levels = {name: config.message.dynamic_batching.priority_levels for name, config in configs.items()}
     return {
-        name: Rules(config.spec, max(levels.get(each, 0) for each in (name, *below[name])))
+        name: Rules(
+            config.spec,
+            max(levels.get(each, 0) for each in (name, *below[name])),
+            takes_any=is_lenient
+            or any(configs[each].backend == "vllm" for each in (name, *below[name]) if each in configs),
+        )
         for name, config in configs.items()
     }
 
@@ -382,7 +392,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 # Parameters of a request that Triton itself reads: a check, and what it wants.
-_READ: dict[str, tuple[Callable[[Any], bool], str]] = {
+READ: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sequence_id": (_is_sequence, "a whole number from 0, or a text of at most 128 characters"),
     "sequence_start": (_is_flag, "true or false"),
     "sequence_end": (_is_flag, "true or false"),
@@ -411,8 +421,8 @@ def _judge(
     if len(parameters) > MOST_PARAMETERS:
         raise _too_many("parameters", len(parameters), MOST_PARAMETERS)
     for name, value in parameters.items():
-        is_right, wanted = _READ.get(name, _ANY)
-        if name.startswith("triton_") and name not in _READ:
+        is_right, wanted = READ.get(name, _ANY)
+        if name.startswith("triton_") and name not in READ:
             raise RefusedError(Why.WRONG, f"Parameter {name!r:.60}: names that begin with triton_ are Triton's own.")
         if not is_right(value):
             raise RefusedError(Why.WRONG, f"Parameter {name!r:.60} is {_show(value)}. Give {wanted}.")
