@@ -92,7 +92,7 @@ def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[s
     if way == "local":
         with closing(shoal.load(repository / model)) as pipeline:
             return pipeline(**inputs)
-    with shoal.Client(getattr(service, way), protocol=way, retries=0, timeout=120) as client:  # type: ignore[arg-type]
+    with shoal.Client(getattr(service, way), protocol=way, retries=0, timeout=120) as client:
         return client.infer(model, inputs)
 
 

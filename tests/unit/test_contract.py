@@ -51,9 +51,9 @@ def test_without_top_k_and_top_p_it_is_greedy(given: dict[str, Any], sampling: S
 def test_inputs_of_other_clients_are_taken_at_their_neutral_values(name: str) -> None:
     neutral, why = NEUTRAL[name]
     for value in neutral:
-        assert read(**{name: value}) == read()
+        assert read((5, 6), 4, **{name: value}) == read()
     with pytest.raises(InputError, match=f"{name} is 2, and {why}. Send {neutral[0]}"):
-        read(**{name: 2})
+        read((5, 6), 4, **{name: 2})
 
 
 def test_random_seed_is_the_seed() -> None:

@@ -279,7 +279,7 @@ def make_stop(*, is_set: bool = True) -> bytes:
     message = service_pb2.ModelInferRequest()
     message.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
     message.raw_input_contents.append(bytes([is_set]))
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def test_a_clients_own_stop_request() -> None:
