@@ -24,6 +24,7 @@ from shoal.repository.placement import Plan
 from shoal.server.container import container_command
 from tests.conftest import Scale
 from tests.support.containers import find_installed, write_weights
+from tests.support.environments import skip_without
 from tests.support.planted import MODEL, config
 
 RELEASES = ("22.11", "25.01", "26.06", "26.11")
@@ -43,7 +44,8 @@ REPOSITORIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 GPU = ("cupy", "pylibcudf", "rmm")
 LOADS = """
-import importlib.util, sys
+import importlib.util, sys, types
+sys.modules["triton_python_backend_utils"] = types.ModuleType("")  # Triton puts it there
 spec = importlib.util.spec_from_file_location("model", sys.argv[1])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 """
@@ -61,7 +63,8 @@ def made(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
     for number, (name, (model, options)) in enumerate(REPOSITORIES.items()):
         for target in RELEASES:
             plan = Plan(placement=options.get("placement", "cpu"), target=target)
-            where, more = place / f"r{number}-{target}", {"artifacts": artifacts, "weights": weights, "plan": plan}
+            where = place / f"r{number}-{target}"
+            more: dict[str, Any] = {"artifacts": artifacts, "weights": weights, "plan": plan}
             if not model:
                 found[name, target] = by_hand
             elif target == "22.11" and name != "encoder":  # no component runs there, and FIL reads Treelite 3
@@ -88,8 +91,8 @@ def shellcheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(folder: Path, python: str | Path, lines: list[str]) -> Path:
     """Make an environment of a Python's own library and ``lines``."""
-    subprocess.run([python, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
     subprocess.run([*pip, *lines], check=True)
     return folder
 
@@ -98,7 +101,7 @@ def test_shellcheck_finds_nothing(commands: Mapping[tuple[str, str], str], shell
     assert len(commands) == 12 * 3 + 2
     for command in commands.values():
         for script in (command, shlex.split(command.replace("\\\n", " "))[-1]):
-            check = [shellcheck, "--shell=bash", "-"]
+            check = [str(shellcheck), "--shell=bash", "-"]
             checked = subprocess.run(check, input=script, capture_output=True, text=True, check=False)
             assert checked.returncode == 0, (script, checked.stdout)
 
@@ -137,14 +140,6 @@ def test_gpu_libraries_resolve(commands: Mapping[tuple[str, str], str], tmp_path
         pytest.skip("with --verify")
     for key in (("readability on a GPU", "25.01"), ("readability on a GPU", "26.11")):
         skip_without(python := find_target(key[1]).python)
-        pip = [
-            find_python(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--dry-run",
-            "--ignore-installed",
-            "--only-binary=:all:",
-        ]
-        subprocess.run([*pip, *find_installed(commands[key])], cwd=tmp_path, check=True)
+        pip = [str(find_python(python)), "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+        lines = ["--only-binary=:all:", *find_installed(commands[key])]
+        subprocess.run([*pip, *lines], cwd=tmp_path, check=True)

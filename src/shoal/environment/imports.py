@@ -47,7 +47,9 @@ def find_imports(folder: Path) -> Imports:
     code without imports, since ``shoal check`` reports it.
     """
     model = folder / "model.py"
-    found, waiting, first, later, is_ours = {model}, [model], set(), set(), False
+    found, waiting, is_ours = {model}, [model], False
+    first: set[str] = set()
+    later: set[str] = set()
     while waiting:
         for name, is_first in _read(waiting.pop()):
             beside = [folder / f"{name}.py", *(folder / name).glob("**/*.py")]

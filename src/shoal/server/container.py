@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _choose_target(repository: Path, composed: str, wanted: str) -> str:
     return composed or wanted or LATEST
 
 
-def _find_image(server: Target, backends: Iterable[str], modules: Iterable[str]) -> Image:
+def _find_image(server: Target, backends: Collection[str], modules: Collection[str]) -> Image:
     image = server.find_image({backend for backend in backends if backend}, modules)
     if image is None:
         special = [name for name in sorted(backends) if server.find_image({name}) is None] or sorted(backends)
