@@ -98,5 +98,5 @@ def _describe_backend(backend: str, others: Collection[str], target: Target) -> 
 
 
 def _brings_backend(model: Model) -> bool:
-    name = f"libtriton_{model.backend}.so"
+    name = model.message.runtime or f"libtriton_{model.backend}.so"
     return any(is_file(path / name) for path in (model.folder, *(model.folder / str(v) for v in model.versions)))

@@ -225,17 +225,11 @@ def _check(repository: Path) -> None:
     Raises:
         InputError: there are such mistakes.
     """
-    from shoal.check import check
     from shoal.cli.check import print_findings
-    from shoal.environment.targets import EMBEDDED
-    from shoal.repository.manifest import MANIFEST
-    from shoal.server.runtime import SERVER_VARIABLE
+    from shoal.server.checks import find_mistakes
 
     try:
-        # The start itself compares the files with the manifest, with --no-check too.
-        is_composed = (repository / MANIFEST).exists() or os.environ.get(SERVER_VARIABLE)
-        target = None if is_composed else EMBEDDED
-        errors = [each for each in check(repository, target=target, hashes=False) if each.severity == "error"]
+        errors = find_mistakes(repository)
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:

@@ -78,8 +78,8 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
     NumPy 2. With ``model``, it lists the packages of that model, which needs an environment of its own.
 
     Raises:
-        InputError: the stub of ``target`` does not support NumPy 2, which RAPIDS needs; or ``model`` does not need an
-            environment of its own.
+        InputError: the stub of ``target`` does not support NumPy 2, which RAPIDS needs, or its CUDA is older than that
+            of the file; or ``model`` does not need an environment of its own.
     """
     is_old = not find_target(target).supports_numpy_2
     if model:
@@ -91,6 +91,11 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
         raise InputError(
             f"RAPIDS needs NumPy 2, whose tensors the stub of target {target} corrupts.",
             "Name a release from 24.11 on, such as --target 26.06; or a file of your own, and --stub compile.",
+        )
+    if is_for_gpu and (cuda := find_target(target).cuda) < 13:
+        raise InputError(
+            f"This file has RAPIDS for CUDA 13, and the images of {target} have CUDA {cuda}.",
+            "Name a release from 25.08 on, such as --target 26.06; or a file of your own.",
         )
     flavour = "-gpu" if is_for_gpu else "-embedded" if is_old else ""
     name = f"requirements{flavour}.txt" if engine == VENV else f"environment{flavour}.yml"

@@ -158,6 +158,11 @@ class Target:
         return self.release <= NEWEST
 
     @property
+    def cuda(self) -> int:
+        """Major version of CUDA in the release's image ``-py3``."""
+        return _find_row(self.release).cuda
+
+    @property
     def treelite(self) -> Versions:
         """Versions of Treelite whose checkpoints the release's FIL reads: ranges, from and up to."""
         return _find_row(self.release).treelite
