@@ -19,9 +19,8 @@ from tests.support.planted import Plant, config
 from tests.support.planted_environments import GOOD
 from tests.support.planted_targets import OURS
 
-RELEASES = [
-    f"{year}.{month:02}" for year in range(22, 27) for month in range(1, 13) if (22, 11) <= (year, month) <= NEWEST
-]
+MONTHS = [(year, month) for year in range(22, 27) for month in range(1, 13)]
+RELEASES = [show_release(month) for month in MONTHS if (22, 11) <= month <= NEWEST]
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -90,9 +89,9 @@ def test_gpu_components_on_the_embedded_server(artifacts: Path, tmp_path: Path) 
 
 def test_the_doctor_finds_what_check_does(tmp_path: Path) -> None:
     Plant("", "", "", "", {"first/config.pbtxt": ('backend: "python"', 'backend: "vllm"')}).write(tmp_path, is_bad=True)
-    (fault,) = [each for each in examine(tmp_path) if each.check == f"{tmp_path.name}: check" and each.level == FAULT]
-    assert "first/config.pbtxt:" in fault.found
-    assert "the embedded server does not have it" in fault.found
+    name = f"{tmp_path.name}: check"
+    faults = [each.found for each in examine(tmp_path) if each.check == name and each.level == FAULT]
+    assert any("first/config.pbtxt:2: unable to find backend library for backend 'vllm'" in each for each in faults)
 
 
 def test_an_environment_for_a_gpu_has_its_libraries(tmp_path: Path) -> None:

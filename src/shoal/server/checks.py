@@ -30,8 +30,8 @@ def check_start(repository: Path) -> Runtime:
         ArtifactError: a file of the repository is missing or changed.
         SetupError: this machine lacks something that the server needs.
     """
-    for _, check in checks(repository):
-        check()
+    for _, passes in checks(repository):
+        passes()
     check_glibc()
     return find_runtime()
 
