@@ -110,7 +110,7 @@ def test_a_model_without_its_copy_of_shoal(tmp_path: Path) -> None:
         ("vllm", "26.06", "vllm-python-py3"),
         ("tensorrtllm", "25.12", "trtllm-python-py3"),
         ("tensorflow", "24.10", "py3"),
-        ("one_of_my_own", "24.10", ""),
+        ("one_of_my_own", "24.10", "py3"),
         ("tensorflow", "25.03", ""),
         ("tensorrtllm", "26.10", ""),
         ("vllm", "23.08", ""),
@@ -122,18 +122,18 @@ def test_the_image_has_the_backends(backend: str, target: str, image: str, tmp_p
     if image:
         assert f"tritonserver:{target}-{image} " in container_command(tmp_path, target=target)
         return
-    with pytest.raises(InputError, match=f"No image of Triton {target} has the backends {backend}"):
+    with pytest.raises(InputError, match=f"Model m needs the backend {backend}: no image of Triton {target} has it"):
         container_command(tmp_path, target=target)
 
 
 def test_two_backends_that_no_image_has_together(tmp_path: Path) -> None:
     write(write(tmp_path, "a", native("vllm")), "b", native("onnxruntime"))
-    with pytest.raises(InputError, match=r"No image of Triton 26\.06 has the backends onnxruntime, vllm"):
+    with pytest.raises(InputError, match=r"no image of Triton 26\.06 has all of onnxruntime, vllm\. Divide"):
         container_command(tmp_path, target="26.06")
 
 
 @pytest.mark.parametrize(
-    ("group", "has_gpus"), [("KIND_CPU", False), ("KIND_GPU", True), ("KIND_MODEL", False), ("KIND_AUTO", False)]
+    ("group", "has_gpus"), [("KIND_CPU", False), ("KIND_GPU", True), ("KIND_MODEL", True), ("KIND_AUTO", False)]
 )
 def test_gpus_are_given_to_models_that_name_them(group: str, has_gpus: bool, tmp_path: Path) -> None:
     write(tmp_path, "m", native("onnxruntime", KIND.format(group)))

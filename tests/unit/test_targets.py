@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from shoal.cli import app
 from shoal.composition.compose import compose
 from shoal.doctor import FAULT, examine
 from shoal.environment.building import find_file
-from shoal.environment.targets import IMAGES, NEWEST, explain_backend, find_target, parse_release, show_release
+from shoal.environment.targets import IMAGES, NEWEST, TABLE, explain_backend, find_target, parse_release, show_release
 from shoal.errors import ArtifactError, InputError
 from shoal.repository.placement import Plan
+from tests.support.once import ROOT
 from tests.support.planted import Plant, config
 from tests.support.planted_environments import GOOD
 from tests.support.planted_targets import OURS
@@ -52,8 +54,7 @@ def test_every_release_has_one_image_of_each_kind(name: str) -> None:
 )
 def test_what_a_release_has(name: str, python: str, cuda: int, has_numpy_2: bool, onnx: tuple[int, int]) -> None:
     target = find_target(name)
-    assert (target.python, target.supports_numpy_2, target.onnx) == (python, has_numpy_2, onnx)
-    assert target.is_known == (name != "31.01")
+    assert (target.python, target.supports_numpy_2, target.row.opset, target.row.ir) == (python, has_numpy_2, *onnx)
     image = target.find_image({"python", "fil"})
     assert image is not None
     assert image.row(target.release).cuda == cuda
@@ -65,6 +66,17 @@ def test_an_image_may_be_behind_its_release() -> None:
         assert image is not None
         row = image.row(parse_release(name))
         assert (row.python, row.cuda) == (python, cuda)
+
+
+def test_the_page_has_the_table() -> None:
+    rows = re.findall(
+        r"^\| (2\d\.\d\d) \| (.*) \|$", (ROOT / "docs" / "targets.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == len(TABLE)
+    for (first, text), (release, row) in zip(rows, TABLE.items(), strict=True):
+        treelite = "2.4, 3" if row.treelite[1][0] == (3, 0) else "3.9, 4"
+        has = (row.ubuntu, row.python, row.cuda, "yes" if row.numpy_2 else "no", treelite, row.opset, row.ir)
+        assert (first, text) == (show_release(release), " | ".join(map(str, has)))
 
 
 def test_when_a_backend_is_in_the_images() -> None:
@@ -112,7 +124,7 @@ def test_a_backend_that_a_model_brings(tmp_path: Path) -> None:
 
 
 def test_models_of_one_project_may_need_several_images() -> None:
-    found = check(Path(__file__).parents[2], target="26.06")
+    found = check(ROOT, target="26.06")
     assert [each for each in found if each.rule.id == "backend-not-in-target"] == []
 
 

@@ -157,7 +157,7 @@ def _find_version(model: Model, path: Path, trees: Trees, target: Target | None)
     is_ours = _is_in_python(model, target)
     if target is None and not is_ours:
         return
-    readable: Any = _BACKEND_IN_PYTHON if is_ours or target is None else target.treelite
+    readable: Any = _BACKEND_IN_PYTHON if is_ours or target is None else target.row.treelite
     if any(low <= trees.version[:2] < high for low, high in readable):
         return
     known = ", ".join(f"{low[0]}.{low[1]} to below {high[0]}.{high[1]}" for low, high in readable)

@@ -15,7 +15,7 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
-from shoal.environment.targets import Target
+from shoal.environment.targets import NEWEST, Target
 from shoal.files import MAX_BINARY, read_bytes
 
 BACKEND = "onnxruntime"
@@ -65,8 +65,8 @@ def _find_version(path: Path, model: Any, target: Target | None) -> Findings:
     if target is None or target.is_embedded:  # the embedded server has the ONNX Runtime that is installed here
         return
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    for name, version, most in zip(("opset", "IR version"), (opset, model.ir_version), target.onnx, strict=True):
-        if version > most and target.is_known:
+    for name, version, most in (("opset", opset, target.row.opset), ("IR version", model.ir_version, target.row.ir)):
+        if version > most and target.release <= NEWEST:
             what = f"Its {name} is {version}; ONNX Runtime in the image of Triton {target.version} has {most}."
             yield VERSION.at(Place(path), what, f"Export it with at most {name} {most}, or use a newer release.")
 

@@ -92,7 +92,7 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
             f"RAPIDS needs NumPy 2, whose tensors the stub of target {target} corrupts.",
             "Name a release from 24.11 on, such as --target 26.06; or a file of your own, and --stub compile.",
         )
-    if is_for_gpu and (cuda := find_target(target).cuda) < 13:
+    if is_for_gpu and (cuda := find_target(target).row.cuda) < 13:
         raise InputError(
             f"This file has RAPIDS for CUDA 13, and the images of {target} have CUDA {cuda}.",
             "Name a release from 25.08 on, such as --target 26.06; or a file of your own.",

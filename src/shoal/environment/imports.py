@@ -34,10 +34,13 @@ class Imports:
     is_ours: bool
     uses_cupy: bool
 
-    def find_needed(self, requires: Collection[str] = (), *, on_gpu: bool = False) -> frozenset[str]:
-        """Return the modules that a model needs, with those that its parameter ``requires`` names."""
-        later = (_TEXT | DEVICE if on_gpu and self.uses_cupy else _TEXT) if self.is_ours else frozenset()
-        return self.first.union(requires, self.later & later)
+    def find_needed(self, *, on_gpu: bool = False, is_beside_gpu: bool = False) -> frozenset[str]:
+        """Return the modules that a model needs on the host or a GPU.
+
+        A component on the host needs CuPy if another model may leave a tensor on a GPU (``is_beside_gpu``).
+        """
+        device = DEVICE if on_gpu and self.uses_cupy else {"cupy"} if is_beside_gpu else frozenset()
+        return self.first | (self.later & (_TEXT | device)) if self.is_ours else self.first
 
 
 def find_imports(folder: Path) -> Imports:

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 # Python, Ubuntu, CUDA and images: build.py and docs/introduction/compatibility.md of the server's release branches up
 # to 26.08, and the release notes up to 26.11. Treelite: docs/model_support.md of fil_backend up to 26.06. ONNX: tried
 # with the ONNX Runtime of each release up to 26.08; 1.15 names opset 19 as supported, without all of its operators.
-_TABLE: dict[Release, Row] = {
+TABLE: dict[Release, Row] = {
     (22, 11): Row("20.04", "3.8", 11, False, _TREELITE_3, 17, 8),  # ONNX Runtime 1.13
     (23, 1): Row("20.04", "3.8", 12, False, _TREELITE_3, 17, 8),
     (23, 3): Row("20.04", "3.8", 12, False, _TREELITE_3, 18, 8),  # 1.14
@@ -87,7 +87,7 @@ class Image:
 
     def row(self, release: Release) -> Row:
         """Return what the image has in a release."""
-        return _find_row(self.like or release)
+        return find_row(self.like or release)
 
 
 _EVER = (99, 12)
@@ -99,7 +99,7 @@ _VLLM = (frozenset({"python", "vllm"}), _LLM | {"vllm"})
 _TRTLLM = (frozenset({"python", "tensorrtllm"}), _LLM | {"tensorrt_llm"})
 # The release notes of 26.08 and later list no image of TensorRT-LLM.
 IMAGES = (
-    Image("py3", min(_TABLE), (25, 2), _NATIVE | {"tensorflow", "tensorflow1", "tensorflow2"}),
+    Image("py3", min(TABLE), (25, 2), _NATIVE | {"tensorflow", "tensorflow1", "tensorflow2"}),
     Image("py3", (25, 3), _EVER, _NATIVE),
     Image("vllm-python-py3", (23, 10), _EVER, *_VLLM),
     Image("trtllm-python-py3", (23, 10), (24, 10), *_TRTLLM),
@@ -145,7 +145,7 @@ class Target:
     @property
     def supports_numpy_2(self) -> bool:
         """Whether the server's own stub handles tensors of NumPy 2 correctly."""
-        return _find_row(self.release).numpy_2
+        return self.row.numpy_2
 
     @property
     def is_embedded(self) -> bool:
@@ -153,25 +153,9 @@ class Target:
         return self.name == EMBEDDED
 
     @property
-    def is_known(self) -> bool:
-        """Whether the release is in the table; a later one is taken to be like the newest that is."""
-        return self.release <= NEWEST
-
-    @property
-    def cuda(self) -> int:
-        """Major version of CUDA in the release's image ``-py3``."""
-        return _find_row(self.release).cuda
-
-    @property
-    def treelite(self) -> Versions:
-        """Versions of Treelite whose checkpoints the release's FIL reads: ranges, from and up to."""
-        return _find_row(self.release).treelite
-
-    @property
-    def onnx(self) -> tuple[int, int]:
-        """Newest opset and newest IR version of ONNX that the release's ONNX Runtime loads."""
-        row = _find_row(self.release)
-        return row.opset, row.ir
+    def row(self) -> Row:
+        """Contents of NVIDIA's images of the release."""
+        return find_row(self.release)
 
     def find_image(self, backends: Collection[str], modules: Collection[str] = ()) -> Image | None:
         """Return the image of the release that has all ``backends``, and if possible vLLM if ``modules`` name it."""
@@ -207,8 +191,8 @@ def parse_release(name: str) -> Release:
         return EMBEDDED_RELEASE
     found = re.fullmatch(r"([0-9]{2})\.([0-9]{2})", name)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
-    if release < min(_TABLE) or not 1 <= release[1] <= 12:
-        first = show_release(min(_TABLE))
+    if release < min(TABLE) or not 1 <= release[1] <= 12:
+        first = show_release(min(TABLE))
         raise InputError(
             f"Unknown target {name!r}.", f"Known: {EMBEDDED}, or a release from {first} on, such as 26.06."
         )
@@ -229,12 +213,13 @@ def find_target(name: str) -> Target:
         glibc = parse_version(version) if library == "glibc" else ()
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return Target(name, release, f"this machine ({library} {version})", "x86_64", python, glibc, None)
-    row = _find_row(release)
+    row = find_row(release)
     return Target(name, release, f"Ubuntu {row.ubuntu}", "x86_64", row.python, *_SYSTEMS[row.ubuntu])
 
 
-def _find_row(release: Release) -> Row:
-    return _TABLE[max(first for first in _TABLE if first <= release)]
+def find_row(release: Release) -> Row:
+    """Return what NVIDIA's images of a release have; those of a later release than is known, what the newest has."""
+    return TABLE[max(first for first in TABLE if first <= release)]
 
 
 def _system_glibcxx() -> Version:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.check.targets import check_backends
 from shoal.environment.imports import find_imports, find_requirements
-from shoal.environment.targets import EMBEDDED, LATEST, Image, Target, explain_backend, find_target
+from shoal.environment.targets import BACKENDS, EMBEDDED, IMAGES, LATEST, find_target
 from shoal.errors import InputError
 from shoal.files import read_json
 from shoal.repository.config import ModelConfig
@@ -20,6 +21,7 @@ REPOSITORY = "nvcr.io/nvidia/tritonserver"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _ENGINES = ("gpt_model_path", "engine_dir")  # parameters of TensorRT-LLM's models: the folder of an engine
 _ON_GPUS = frozenset({"tensorrt", "tensorrtllm", "vllm"})  # backends that need a GPU, whatever the instance groups
+_GPU, _MODEL = 1, 3  # instance kinds KIND_GPU and KIND_MODEL; a model of the latter chooses its devices itself
 _LEAST_MIB = 1024  # of shared memory, as in NVIDIA's guides; it is taken only when it is used
 _ULIMITS = ("--ulimit memlock=-1", "--ulimit stack=67108864")
 
@@ -50,30 +52,35 @@ def container_command(
             f"{repository} is not a model repository: it holds no MODEL/config.pbtxt.", "Name another one."
         )
     server = find_target(_choose_target(repository, manifest.get("target", ""), target))
-    backends = {config.backend for config in configs.values() if not config.is_ensemble}
-    needs = {name: _find_needs(config, configs.values()) for name, config in configs.items()}
-    modules = frozenset[str]().union(*needs.values())
-    image = _find_image(server, backends, modules)
+    members = [config for config in configs.values() if not config.is_ensemble]
+    check_backends(members, server.name)
+    kinds = {group.kind for config in members for group in config.message.instance_group}
+    needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
     for name in (name for name, needed in needs.items() if "shoal" in needed):
         raise InputError(
             f"Model {name} imports shoal, of which it has no copy, and the image has none either.",
             f"Compose it: shoal compose {name} REPOSITORY --project FOLDER --target {server.version}",
         )
+    modules = frozenset[str]().union(*needs.values())
+    image = server.find_image({config.backend for config in members} & BACKENDS, modules) or IMAGES[0]
     lines = find_requirements(modules - image.modules - {"numpy"}, image.row(server.release).cuda)
-    install = f"pip install {' '.join(map(_quote, lines))} && " if lines else ""
+    # In double quotes, since the whole script is in single ones.
+    install = f"pip install {' '.join(map(json.dumps, lines))} && " if lines else ""
+    uses_gpus = kinds & {_GPU, _MODEL} or any(c.backend in _ON_GPUS or "vllm" in c.requires for c in members)
+    address = f"[{host}]" if ":" in host else host.replace("localhost", "127.0.0.1")
     options = [
         "--rm",
-        *(["--gpus all"] if _uses_gpus(configs.values(), modules) else []),  # a subset would be renumbered inside
+        *(["--gpus all"] if uses_gpus else []),  # a subset would be renumbered inside
         f"--shm-size={max(_LEAST_MIB, -(-int(manifest.get('launch', {}).get('shared_memory', 0)) // 2**20))}m",
         *_ULIMITS,
-        *([f"--memory={_find_memory(configs.values(), model_memory_mib)}m"] if model_memory_mib else []),
-        *(f"-p {_bracket(host)}:{port or ''}:{inside}" for port, inside in zip(ports, (8000, 8001, 8002), strict=True)),
-        *(f"--mount {shlex.quote(f'type=bind,src={path},dst={path},readonly')}" for path in _mounts(manifest, configs)),
+        *([f"--memory={_find_memory(members, model_memory_mib)}m"] if model_memory_mib else []),
+        *(f"-p {address}:{port or ''}:{inside}" for port, inside in zip(ports, (8000, 8001, 8002), strict=True)),
+        *(f"--mount {shlex.quote(f'type=bind,src={path},dst={path},readonly')}" for path in _mounts(manifest, members)),
         "-e PYTHONNOUSERSITE=1",
         f"-v {shlex.quote(f'{repository.resolve()}:/models:ro')}",
         f"{REPOSITORY}:{server.version}-{image.suffix}",
     ]
-    script = shlex.quote(f"{install}exec {_launch(manifest, configs.values())}")
+    script = shlex.quote(f"{install}exec {_launch(manifest, members)}")
     return " \\\n  ".join([f"docker run {options[0]}", *options[1:], f"bash -c {script}"])
 
 
@@ -88,36 +95,14 @@ def _choose_target(repository: Path, composed: str, wanted: str) -> str:
     return composed or wanted or LATEST
 
 
-def _find_image(server: Target, backends: Collection[str], modules: Collection[str]) -> Image:
-    image = server.find_image({backend for backend in backends if backend}, modules)
-    if image is None:
-        special = [name for name in sorted(backends) if server.find_image({name}) is None] or sorted(backends)
-        raise InputError(
-            f"No image of Triton {server.version} has the backends {', '.join(special)}.",
-            " ".join(map(explain_backend, special)),
-        )
-    return image
-
-
-def _find_needs(config: ModelConfig, others: Iterable[ModelConfig]) -> frozenset[str]:
+def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
     """Return the modules that a Python model needs in the server's own Python; none if it has an environment."""
-    if config.backend != "python" or config.spec.parameters.get(_ENVIRONMENT):
+    if config.backend not in ("python", "") or config.spec.parameters.get(_ENVIRONMENT):
         return frozenset()
-    needs: set[str] = set()
-    for folder in sorted(path.parent for path in config.folder.glob("[0-9]*/model.py")):
-        found = find_imports(folder)
-        needs |= found.find_needed(config.requires, on_gpu=_is_on_gpu(config))
-        if found.is_ours and any(map(_is_on_gpu, others)):  # it may get tensors that another model left on a GPU
-            needs |= found.later & {"cupy"}
-    return frozenset(needs)
-
-
-def _is_on_gpu(config: ModelConfig) -> bool:
-    return any(group.kind == group.KIND_GPU for group in config.message.instance_group)
-
-
-def _uses_gpus(configs: Iterable[ModelConfig], modules: Iterable[str]) -> bool:
-    return "vllm" in modules or any(_is_on_gpu(config) or config.backend in _ON_GPUS for config in configs)
+    kinds = {group.kind for group in config.message.instance_group}
+    found = (find_imports(path.parent) for path in config.folder.glob("[0-9]*/model.py"))
+    needed = (each.find_needed(on_gpu=_GPU in kinds, is_beside_gpu=is_beside_gpu) for each in found)
+    return frozenset(config.requires).union(*needed)
 
 
 def _find_memory(configs: Iterable[ModelConfig], each: float) -> int:
@@ -125,13 +110,9 @@ def _find_memory(configs: Iterable[ModelConfig], each: float) -> int:
     return int(each * (1 + sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups)))
 
 
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
-
-
-def _mounts(manifest: Mapping[str, Any], configs: Mapping[str, ModelConfig]) -> list[str]:
+def _mounts(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> list[str]:
     """Return the folders outside of the repository that its models read: environments, weights, tokenizers, engines."""
-    values = (value for config in configs.values() for value in config.spec.parameters.values())
+    values = (value for config in configs for value in config.spec.parameters.values())
     folders = {value for value in values if value.startswith("/") and Path(value).is_dir()}
     folders |= {path for path in manifest.get("environments", {}).values() if path.startswith("/")}
     if weights := manifest.get("weights"):
@@ -168,7 +149,3 @@ def _world_size(config: ModelConfig) -> int:
         return int(about["pretrained_config"]["mapping"]["world_size"])
     except (OSError, ValueError, LookupError, TypeError):
         return 1
-
-
-def _quote(line: str) -> str:
-    return json.dumps(line)  # in double quotes, since the whole script is in single ones
