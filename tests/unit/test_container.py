@@ -165,6 +165,7 @@ def test_options_of_serve_are_obeyed_or_named(tmp_path: Path) -> None:
     assert "-p 127.0.0.1:8002:8002" in said.stdout
     assert "--memory=1000m" in said.stdout  # Triton's own, and one process of m
     assert "Left out, since the container has no proxy of shoal's: --max-wait" in said.stderr
+    assert said.stdout == container_command(tmp_path, ports=(9000, 0, 8002), model_memory_mib=500) + "\n"
     said = printed(tmp_path, "--host", "::", "--open")
     assert "-p [::]:8000:8000" in said.stdout
     assert said.stderr == ""

@@ -90,7 +90,7 @@ def test_when_a_backend_is_in_the_images() -> None:
 
 
 def test_gpu_components_on_the_embedded_server(artifacts: Path, tmp_path: Path) -> None:
-    ways = r"\(--target 26\.11\), or with an environment that has CuPy and a stub compiled for NumPy 2 \(--env PATH"
+    ways = r"\(--target 26\.11\); or install CuPy here, and name a stub compiled for NumPy 2 \(SHOAL_STUB\)"
     for placement in ("gpu", "hybrid"):
         with pytest.raises(ArtifactError, match=rf"needs CuPy on a GPU, which is not installed here.*{ways}"):
             compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=Plan(placement=placement))

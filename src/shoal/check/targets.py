@@ -75,8 +75,8 @@ def explain_cupy(name: str) -> tuple[str, str] | None:
     return (
         f"{name} needs CuPy on a GPU, which is not installed here: it needs NumPy 2, with which the embedded server's"
         " own stub corrupts tensors.",
-        f"Compose it for NVIDIA's container (--target {LATEST}), or with an environment that has CuPy and a stub"
-        " compiled for NumPy 2 (--env PATH: docs/environments.md).",
+        f"Compose it for NVIDIA's container (--target {LATEST}); or install CuPy here, and name a stub compiled for"
+        " NumPy 2 (SHOAL_STUB). A component may have both in an environment (--env PATH). See docs/environments.md.",
     )
 
 

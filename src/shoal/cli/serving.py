@@ -201,7 +201,7 @@ def serve(
             repository, target=target, host=host, ports=ports, model_memory_mib=model_memory_mib
         )
         for line in command.splitlines():
-            OUT.print(plain(line), soft_wrap=True)
+            OUT.print(line, soft_wrap=True, markup=False)
         return
     os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)
