@@ -183,8 +183,25 @@ Protocol: TypeAlias = Literal["grpc", "http"]
 Url = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1, at the protocol's usual port.")
 ]
+
+
+def check_target(target: str | None) -> str | None:
+    """Check a target, and tell if its release is newer than what is known; an option's callback."""
+    from shoal.environment.targets import LATEST, NEWEST, parse_release
+
+    if target and parse_release(target) > NEWEST:
+        told = f"Release {target} is not known: it is taken to be like {LATEST}, the newest that is."
+        ERR.print(f"[yellow]warning:[/] {told}", soft_wrap=True)
+    return target
+
+
 Target = Annotated[
-    str, typer.Option(metavar="RELEASE", help="embedded, or a release of NVIDIA's container such as 26.06.")
+    str,
+    typer.Option(
+        metavar="RELEASE",
+        help="embedded, or a release of NVIDIA's container such as 26.06.",
+        callback=check_target,
+    ),
 ]
 Gpu = Annotated[
     str,

@@ -20,7 +20,7 @@ from shoal.environment.engines import CONDAS, RATTLER, VENV
 from shoal.environment.stub import read_stub
 from shoal.errors import ShoalError
 from shoal.paths import check_path_supported
-from shoal.server.checks import check_glibc, check_shared_memory, checks
+from shoal.server.checks import check_glibc, check_shared_memory, checks, find_mistakes
 from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
@@ -51,7 +51,18 @@ def examine(repository: Path | None = None) -> list[Finding]:
     if repository is not None:
         for name, check in checks(repository.resolve()):
             found += _passes(f"{repository.name}: {name}", "fit", check)
+        found += _mistakes(repository)
     return found
+
+
+def _mistakes(repository: Path) -> Iterator[Finding]:
+    """Yield the errors that ``shoal check`` finds, for which ``shoal serve`` starts nothing."""
+    try:
+        errors = find_mistakes(repository)
+    except ShoalError:
+        return  # not a repository: the other checks report this
+    for error in errors:
+        yield Finding(f"{repository.name}: check", FAULT, f"{error.place}: {error.what}", error.fix)
 
 
 def _python() -> Iterator[Finding]:

@@ -145,7 +145,7 @@ def test_every_block_of_the_environments_page_works(reader: Reader) -> None:
     reader.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS)}
     printed = [reader.type(language, block) for language, block in ENVIRONMENTS]
     assert "The cat sat on the mat." in printed[1]
-    assert "fits embedded: Python 3." in printed[2]
+    assert "fits embedded: Python 3." in printed[3]
 
 
 def test_every_block_of_the_training_page_works(reader: Reader, tmp_path: Path) -> None:

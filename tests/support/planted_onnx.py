@@ -22,7 +22,7 @@ instance_group [ { kind: KIND_CPU } ]
 
 
 @cache
-def graph(batch: int | str = "batch") -> bytes:
+def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10) -> bytes:
     """A graph of the inputs ids and mask and the output score, with a weight among the inputs."""
     onnx: Any = import_module("onnx")
     helper = onnx.helper
@@ -37,7 +37,9 @@ def graph(batch: int | str = "batch") -> bytes:
     ]
     inputs.append(describe("weight", single, [128, 1]))
     made = helper.make_graph(nodes, "net", inputs, [describe("score", single, [batch, 1])], [weight])
-    content: bytes = helper.make_model(made).SerializeToString()
+    content: bytes = helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir
+    ).SerializeToString()
     return content
 
 
@@ -67,5 +69,7 @@ PLANTS = (
     sequences("a control of a sequence", CONTROL),
     Plant("a fixed batch", "onnx-tensors", CONFIG, "ids", {FILE: lambda: graph(1)}, GOOD),
     Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
+    Plant("a newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=22)}, GOOD, target="24.10"),
+    Plant("a newer IR version", "onnx-version", FILE, "", {FILE: lambda: graph(ir=11)}, GOOD, target="25.07"),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
 )

@@ -27,6 +27,7 @@ from tests.support import (
     planted_scheduling,
     planted_security,
     planted_streams,
+    planted_targets,
     planted_tensors,
     planted_torchscript,
     planted_warmups,
@@ -55,6 +56,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_modules.PLANTS,
     *planted_streams.PLANTS,
     *planted_engines.PLANTS,
+    *planted_targets.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 

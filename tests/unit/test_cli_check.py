@@ -15,7 +15,7 @@ from shoal.check import check
 from shoal.cli import app
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.placement import PLACEMENTS, Plan
+from shoal.repository.placement import CPU, PLACEMENTS, Plan
 from tests.support.once import ROOT
 from tests.support.planted import Plant, config
 
@@ -77,7 +77,7 @@ def test_json(here: Path) -> None:
         (["nowhere"], "nowhere does not exist. Name a model repository"),
         (["empty"], "holds no model: no folder in it has a config.pbtxt or a version folder."),
         (["file"], "file is not a folder."),
-        (["r", "--target", "1.1"], "Unknown target '1.1'. Known: embedded, or a release from 23.01 on, such as 26.06."),
+        (["r", "--target", "1.1"], "Unknown target '1.1'. Known: embedded, or a release from 22.11 on, such as 26.06."),
         (["--explain", "tensor-dim"], "Unknown rule 'tensor-dim'. Do you mean tensor-dims"),
         ([], "Name a repository, or --explain RULE."),
     ],
@@ -118,8 +118,7 @@ def test_shoals_own_leaf_folders(here: Path) -> None:
         assert run(path).stdout == "No mistakes found.\n", here
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("target", ["embedded", "26.06"])
+@pytest.mark.parametrize(("target", "placement"), [("embedded", CPU), *(("26.06", each) for each in PLACEMENTS)])
 def test_shoals_own_repositories(artifacts: Path, tmp_path: Path, placement: str, target: str) -> None:
     plan = Plan(placement, target)
     findings = check(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))

@@ -13,23 +13,15 @@ from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import read_config
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.placement import Plan
-from shoal.server.runtime import container_command
-from tests.support.tokenizers import byte_level
+from shoal.server.container import container_command
+from tests.support.containers import find_installed, write_weights
 
 MEMBERS = ("prompt", "llm-hf", "completion")
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A folder without a chat template, whose weights nothing here reads."""
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    tokenizer = byte_level()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
+    return write_weights(tmp_path / "weights")
 
 
 def test_models_get_the_folder(weights: Path, tmp_path: Path) -> None:
@@ -121,6 +113,18 @@ def test_the_vllm_backend_gets_the_folder_in_its_arguments(placement: str, weigh
     assert "tritonserver:26.01-vllm-python-py3" in container_command(repository)
 
 
+def test_a_language_model_gets_what_its_engine_imports(weights: Path, tmp_path: Path) -> None:
+    llm = compose("llm", tmp_path / "llm", weights=weights, plan=Plan(target="26.06"))
+    names = [line.partition(">")[0] for line in find_installed(container_command(llm))]
+    assert names == ["array-api-compat", "jinja2", "tokenizers", "torch", "transformers"]
+    assert "transformers>=5.23" in find_installed(container_command(llm)), "the bound of the extra llm"
+    swap = {"llm-hf": "llm-vllm"}
+    vllm = container_command(compose("llm", tmp_path / "v", weights=weights, plan=Plan(target="26.06"), swap=swap))
+    assert find_installed(vllm) == ["array-api-compat>=1.11"]  # the image has the others
+    assert "tritonserver:26.06-vllm-python-py3 " in vllm
+    assert "--gpus all" in vllm
+
+
 def test_the_embedded_server_lacks_the_vllm_backend(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vllm needs the backend vllm, which the embedded .* Compose it for NVIDIA's"):
+    with pytest.raises(InputError, match=r"vllm needs the backend vllm: the embedded .* Compose it for NVIDIA's"):
         compose("vllm", tmp_path / "repository", weights=weights)

@@ -59,7 +59,8 @@ def on_gpu(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(local, "_device", place)
     monkeypatch.setattr(reader, "GpuText", EmulatedText)
     monkeypatch.setitem(sys.modules, "nvforest", StandIn())
-    repository = compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=Plan(placement="gpu"))
+    plan = Plan(placement="gpu", target="26.06")
+    repository = compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=plan)
     loaded = load(repository / "ensemble_all")
     yield loaded
     loaded.close()

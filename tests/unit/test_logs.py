@@ -27,3 +27,24 @@ def test_a_long_log_is_emptied_and_followed_on(
         assert path.stat().st_size <= 100 + len("line 10\nhalf of ")
     assert [record.message for record in caplog.records] == expected
     assert path.stat().st_size < 100
+
+
+def test_the_tables_are_in_the_file_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Triton prints its options as a table, over several lines."""
+    row = "| server_version                   | 2.51.0 |"
+    try:
+        logs.configure(tmp_path / "service.log")
+        for line in (
+            "+----------------------------------+--------+",
+            row,
+            "I1125 10:00:00.000001 1 server.cc:631] loaded",
+        ):
+            logs.forward(line)
+    finally:
+        logging.basicConfig(force=True)
+    written = (tmp_path / "service.log").read_text(encoding="utf-8")
+    assert row in written
+    shown = capfd.readouterr().err
+    assert row not in shown
+    assert "loaded" in shown
+    assert "loaded" in written

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.composition.compose import compose
 from shoal.doctor import examine
 from shoal.environment.stub import STUB
-from shoal.errors import InputError, SetupError
-from shoal.repository.placement import Plan
+from shoal.errors import SetupError
 from shoal.server import runtime
-from shoal.server.runtime import check_numpy, container_command, find_runtime
+from shoal.server.runtime import check_numpy, find_runtime
 
 
 def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,16 +59,6 @@ def test_other_machines_are_pointed_to_the_container(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"pip install 'shoal\[serve\]'"):
         find_runtime()
-
-
-def test_the_container_command(repository: Path, artifacts: Path, tmp_path: Path) -> None:
-    made = compose("ensemble_all", tmp_path / "made", artifacts=artifacts, plan=Plan(target="26.06"))
-    command = container_command(made)
-    assert f"-v {made}:/models:ro nvcr.io/nvidia/tritonserver:26.06-py3 bash -c 'pip install tokenizers" in command
-    assert "exec tritonserver --model-repository=/models" in command
-    for other in (repository, tmp_path):
-        with pytest.raises(InputError, match=r"was not composed for NVIDIA's container\. Type: shoal compose"):
-            container_command(other)
 
 
 def test_numpy_2_is_refused_for_the_packaged_stub() -> None:

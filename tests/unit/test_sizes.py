@@ -15,7 +15,7 @@ from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
-from shoal.server.runtime import container_command
+from shoal.server.container import container_command
 
 LARGEST = Largest(rows=512, width=256, text_bytes=1000)
 IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000
@@ -84,7 +84,9 @@ def contents(repository: Path) -> dict[str, str]:
 
 def test_placements_differ_in_configs(artifacts: Path, tmp_path: Path) -> None:
     made = {
-        name: contents(compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name)))
+        name: contents(
+            compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name, target="26.06"))
+        )
         for name in ("cpu", "hybrid", "gpu")
     }
     assert set(made["cpu"]) == set(made["hybrid"]) == set(made["gpu"])
@@ -99,6 +101,6 @@ def test_placements_differ_in_configs(artifacts: Path, tmp_path: Path) -> None:
 def test_the_container_gets_its_gpus_and_pools(artifacts: Path, tmp_path: Path) -> None:
     plan = Plan(placement="gpu", target="26.06", gpus=(1, 3))
     command = container_command(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
-    assert "--gpus all --shm-size=" in command  # a choice of GPUs would be renumbered inside
-    assert "--cuda-memory-pool-byte-size=3:134217728 --pinned-memory-pool-byte-size=268435456'" in command
+    assert "--gpus all \\\n" in command  # a choice of GPUs would be renumbered inside
+    assert "--cuda-memory-pool-byte-size=3:134217728 --pinned-memory-pool-byte-size=268435456 " in command
     assert "pylibcudf-cu13" in command

@@ -181,5 +181,5 @@ def test_old_artifacts_are_for_the_host_alone(artifacts: Path, tmp_path: Path, m
     pipeline = load(repository / "ensemble_all")
     assert np.isfinite(pipeline(excerpt=["The cat sat."])["SCORE"]).all()
     with pytest.raises(ArtifactError, match=r"model\.pt:\d+ has an error.*torchscript-device.*\s+.*shoal train"):
-        compose("ensemble_all", tmp_path / "gpu", artifacts=old, plan=Plan(placement="gpu"))
-    compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=Plan(placement="gpu"))
+        compose("ensemble_all", tmp_path / "gpu", artifacts=old, plan=Plan(placement="gpu", target="26.06"))
+    compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=Plan(placement="gpu", target="26.06"))

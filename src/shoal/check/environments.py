@@ -15,6 +15,7 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
 from shoal.check.python.source import PB, Source, examine
 from shoal.environment.fit import Misfit, find_misfits
+from shoal.environment.imports import find_imports
 from shoal.environment.inspection import Environment, glance
 from shoal.environment.stub import STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target
@@ -36,6 +37,7 @@ IMPORT = Rule("import-not-in-environment", Severity.ERROR, is_core=True)
 # C++ backends; `runtime` selects a Python backend of the same name, which Triton also uses if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _ANY_RELEASE = (99, 12)
+_ON_GPU = frozenset({"cupy", "pylibcudf"})  # without rmm, which components do not need
 # Modules of the Python backend itself, and of the standard libraries of older Pythons.
 _KNOWN = frozenset({PB, "c_python_backend_utils", "asynchat", "asyncore", "distutils", "imp", "smtpd"})
 _KNOWN |= sys.stdlib_module_names
@@ -196,6 +198,15 @@ def _find_imports(model: Model, environment: Environment, name: str) -> Findings
                 model.at_entry("parameters", key=REQUIRES),
                 f"ModuleNotFoundError: No module named '{module}': {name} does not contain it.",
                 f"Add its package to the environment, or make one: shoal env build --for {model.name}",
+            )
+    if any(group.kind == group.KIND_GPU for group in model.message.instance_group):
+        found = [find_imports(path.parent) for path, text in model.sources if "shoal" in text]
+        needed = {module for imports in found if imports.uses_cupy for module in imports.later & _ON_GPU}
+        for module in sorted(needed - {*environment.modules}):
+            yield IMPORT.at(
+                model.at("instance_group"),
+                f"No module named '{module}', with which {model.name} computes on a GPU: {name} does not contain it.",
+                "Add its package to the environment, or make one: shoal env build --gpu; or compose it for the host.",
             )
 
 

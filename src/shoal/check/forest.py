@@ -34,13 +34,6 @@ UNREADABLE = Rule("forest-unreadable", Severity.ERROR)
 
 _FIRST_UBJSON = (24, 10)
 _FIRST_CLASSIFIER = (25, 9)  # is_classifier replaces output_class, which is still accepted
-# By Triton release, the first with them: ranges of Treelite versions that FIL reads, from and up to.
-# docs/model_support.md of fil_backend.
-_READABLE = {
-    (22, 7): (((2, 4), (2, 5)),),
-    (22, 8): (((2, 4), (2, 5)), ((3, 0), (4, 0))),
-    (24, 3): (((3, 9), (3, 10)), ((4, 0), (5, 0))),
-}
 _BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.forests.checkpoints
 
 # By `model_type`: the file that FIL reads. Source: fil_backend, src/model.h: model_file.
@@ -162,12 +155,9 @@ def _find_version(model: Model, path: Path, trees: Trees, target: Target | None)
     if trees.version is None:
         return
     is_ours = _is_in_python(model, target)
-    readable: Any = _BACKEND_IN_PYTHON
-    if not is_ours:
-        first = max((first for first in _READABLE if target and first <= target.release), default=None)
-        if target is None or first is None:
-            return
-        readable = _READABLE[first]
+    if target is None and not is_ours:
+        return
+    readable: Any = _BACKEND_IN_PYTHON if is_ours or target is None else target.row.treelite
     if any(low <= trees.version[:2] < high for low, high in readable):
         return
     known = ", ".join(f"{low[0]}.{low[1]} to below {high[0]}.{high[1]}" for low, high in readable)

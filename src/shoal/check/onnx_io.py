@@ -15,6 +15,7 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.artifact_files import describe_bytes
+from shoal.environment.targets import NEWEST, Target
 from shoal.files import MAX_BINARY, read_bytes
 
 BACKEND = "onnxruntime"
@@ -23,6 +24,7 @@ _MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, whic
 
 TENSORS = Rule("onnx-tensors", Severity.ERROR)
 UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
+VERSION = Rule("onnx-version", Severity.ERROR)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
 TYPES = {
@@ -40,7 +42,6 @@ class _Tensor:
 
 def find(model: Model, repository: Repository) -> Findings:
     """Find differences between an ONNX graph and the model's configuration."""
-    del repository
     if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
     if importlib.util.find_spec("onnx") is None:
@@ -50,13 +51,24 @@ def find(model: Model, repository: Repository) -> Findings:
         try:
             if not path.is_file() or path.stat().st_size > _MAX_BYTES:
                 continue
-            graph = read_onnx(path).graph
+            read = read_onnx(path)
         except OSError as error:
             yield UNREADABLE.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
         except ValueError as error:
             yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {error}.", "Export or copy it again.")
         else:
-            yield from _compare(model, graph)
+            yield from _compare(model, read.graph)
+            yield from _find_version(path, read, repository.target)
+
+
+def _find_version(path: Path, model: Any, target: Target | None) -> Findings:
+    if target is None or target.is_embedded:  # the embedded server has the ONNX Runtime that is installed here
+        return
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    for name, version, most in (("opset", opset, target.row.opset), ("IR version", model.ir_version, target.row.ir)):
+        if version > most and target.release <= NEWEST:
+            what = f"Its {name} is {version}; ONNX Runtime in the image of Triton {target.version} has {most}."
+            yield VERSION.at(Place(path), what, f"Export it with at most {name} {most}, or use a newer release.")
 
 
 def read_onnx(path: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.console import ERR, OUT, Json, plain, print_json
+from shoal.console import ERR, OUT, Json, check_target, plain, print_json
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def check(
             return
         if not paths:
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
+        check_target(target)
         findings = [finding for path in paths for finding in find(path, target=target)]
     except ShoalError as error:
         if output == "json":

@@ -146,6 +146,8 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
+    from shoal.check.targets import explain_cupy
+    from shoal.environment.targets import EMBEDDED
     from shoal.repository.call_graph import collect
     from shoal.repository.graph import Graph
     from shoal.repository.model_folders import find_model_folders
@@ -154,6 +156,8 @@ def plan(
 
     chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
     models = collect(ensemble, find_model_folders(projects or ()))
+    if target == EMBEDDED and placement == "gpu" and (fault := explain_cupy(models[0].name)):
+        ERR.print(f"[yellow]warning:[/] {plain(' '.join(fault))}", soft_wrap=True)
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(drawn.config.spec.max_batch_size, text_bytes=text_bytes))
     places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.component.spec import DTYPES, STRING
-from shoal.console import OUT, Json, plain, print_copies, print_json
+from shoal.console import ERR, OUT, Json, check_target, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.files import read_text
 
@@ -47,7 +47,8 @@ def _limit(help_text: str) -> Any:
     return typer.Option(help=help_text, rich_help_panel="Limits for clients")
 
 
-_NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "help")
+_NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "target", "help")
+_PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
 
 
 def _named(context: typer.Context) -> dict[str, Any]:
@@ -94,6 +95,14 @@ def _print_config(context: typer.Context) -> None:
         if value is not None:
             shown = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
             OUT.print(f"{name} = {shown}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _tell_left_out(context: typer.Context) -> None:
+    """Name the options that are given, and that the container has nothing for."""
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in _PRINTED}
+    given = {name for name, source in sources.items() if source and source.name in ("COMMANDLINE", "DEFAULT_MAP")}
+    if left_out := [f"--{name}" for name, parameter in _named(context).items() if parameter.name in given]:
+        ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
 def serve(
@@ -146,6 +155,14 @@ def serve(
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="RELEASE",
+            help="With --print, the release for a repository that was not composed; by default the newest known.",
+            callback=check_target,
+        ),
+    ] = "",
     config: Annotated[  # noqa: ARG001  # its callback reads it
         Path | None,
         typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True),
@@ -162,11 +179,11 @@ def serve(
     from shoal.gateway.logs import log as told
     from shoal.gateway.options import Addresses, Limits, Options
     from shoal.gateway.run import run_service
-    from shoal.server.runtime import SERVER_VARIABLE, container_command
+    from shoal.server.container import container_command
+    from shoal.server.runtime import SERVER_VARIABLE
 
-    if is_printed:
-        OUT.print(container_command(repository), soft_wrap=True)
-        return
+    if target and not is_printed:
+        raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
     limits = Limits(
         max_request_mib=max_request_mib, memory_mib=memory_mib, max_streams=max_streams, client_share=client_share,
         trusted_proxies=tuple(trusted_proxy or ()), head_seconds=head_seconds, body_seconds=body_seconds,
@@ -179,6 +196,15 @@ def serve(
     )  # fmt: skip
     if is_config_printed:
         _print_config(context)
+        return
+    if is_printed:
+        _tell_left_out(context)
+        ports = (http_port, grpc_port, metrics_port)
+        command = container_command(
+            repository, target=target, host=host, ports=ports, model_memory_mib=model_memory_mib
+        )
+        for line in command.splitlines():
+            OUT.print(line, soft_wrap=True, markup=False)
         return
     os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)
@@ -202,12 +228,11 @@ def _check(repository: Path) -> None:
     Raises:
         InputError: there are such mistakes.
     """
-    from shoal.check import check
     from shoal.cli.check import print_findings
+    from shoal.server.checks import find_mistakes
 
     try:
-        # The start itself compares the files with the manifest, with --no-check too.
-        errors = [finding for finding in check(repository, hashes=False) if finding.severity == "error"]
+        errors = find_mistakes(repository)
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import shoal
+from shoal.check.targets import check_backends
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import REPOSITORY
 from shoal.component.triton import CALLING
@@ -30,14 +31,14 @@ from shoal.composition.weights import find as find_weights
 from shoal.composition.weights import give as give_weights
 from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
-from shoal.errors import InputError, SetupError
+from shoal.errors import SetupError
 from shoal.paths import aside, check_path_supported, check_replaceable, exchange
 from shoal.repository.call_graph import collect
 from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
+from shoal.repository.placement import Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
 from shoal.vendoring import copy_package
 
@@ -96,7 +97,7 @@ def compose(
     used = {*names, *(step.model for model in models for step in model.steps)}
     called = dict.fromkeys(name for model in models for name in model.calls if name not in used)
     all_graphs = [*graphs, *(Graph.build(members[name], members) for name in called)]
-    _check_backends(models, plan)
+    check_backends(models, plan.target)
     load_seconds = max(model.load_seconds for model in models)
     try:
         check_replaceable(target, MANIFEST)
@@ -169,16 +170,6 @@ def version_files(model: Path) -> Iterator[Path]:
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
-
-
-def _check_backends(models: Iterable[ModelConfig], plan: Plan) -> None:
-    known = ("python", *PYTHON_BASED_BACKENDS)
-    for model in models if plan.target == EMBEDDED else ():
-        if not model.is_ensemble and model.backend not in known:
-            raise InputError(
-                f"Model {model.name} needs the backend {model.backend}, which the embedded server does not have.",
-                "Compose it for NVIDIA's container, with --target 26.06.",
-            )
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -21,14 +21,14 @@ from shoal.environment.inspection import inspect
 from shoal.environment.spec import Job, Request, Wanted, read_wanted
 from shoal.environment.stub import RECORD, STUB, parse_version, read_stub, show_version
 from shoal.environment.stub_source import GIVEN, check_choice, provide_stub
-from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
+from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.files import read_json
 from shoal.paths import alone, aside, check_path_supported, check_replaceable, exchange, shipped_root
 from shoal.progress import OnProgress
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
-_OLDEST_PYTHON = (3, 11)  # the oldest Python on which shoal's components run
+OLDEST_PYTHON = (3, 11)  # the oldest Python on which shoal's components run
 _OWN = {"llm-vllm": "-vllm"}  # models that need an environment of their own, and the ending of its file name
 _COMPRESS_LEVEL = 4  # conda-pack's default; 9 takes three times as long, for a few per cent less
 
@@ -78,10 +78,10 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
     NumPy 2. With ``model``, it lists the packages of that model, which needs an environment of its own.
 
     Raises:
-        InputError: the stub of ``target`` does not support NumPy 2, which RAPIDS needs; or ``model`` does not need an
-            environment of its own.
+        InputError: the stub of ``target`` does not support NumPy 2, which RAPIDS needs, or its CUDA is older than that
+            of the file; or ``model`` does not need an environment of its own.
     """
-    is_old = parse_release(target) < FIRST_NUMPY_2
+    is_old = not find_target(target).supports_numpy_2
     if model:
         if model not in _OWN:
             raise InputError(f"{model} does not need an environment of its own.", f"Known: {', '.join(_OWN)}.")
@@ -91,6 +91,11 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
         raise InputError(
             f"RAPIDS needs NumPy 2, whose tensors the stub of target {target} corrupts.",
             "Name a release from 24.11 on, such as --target 26.06; or a file of your own, and --stub compile.",
+        )
+    if is_for_gpu and (cuda := find_target(target).row.cuda) < 13:
+        raise InputError(
+            f"This file has RAPIDS for CUDA 13, and the images of {target} have CUDA {cuda}.",
+            "Name a release from 25.08 on, such as --target 26.06; or a file of your own.",
         )
     flavour = "-gpu" if is_for_gpu else "-embedded" if is_old else ""
     name = f"requirements{flavour}.txt" if engine == VENV else f"environment{flavour}.yml"
@@ -103,7 +108,7 @@ def find_overrides(target: str, model: str) -> tuple[str, ...]:
     For ``llm-vllm`` on a server that does not support NumPy 2, this is NumPy 1. Some packages that vLLM depends on
     require NumPy 2, but the parts of them that vLLM uses also work with NumPy 1.
     """
-    return ("numpy>=1.26,<2",) if model in _OWN and parse_release(target) < FIRST_NUMPY_2 else ()
+    return ("numpy>=1.26,<2",) if model in _OWN and not find_target(target).supports_numpy_2 else ()
 
 
 def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
@@ -237,7 +242,7 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
 def _default_python(target: Target) -> str:
     """Return the target's Python version if shoal's components support it, else this process's Python version."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return target.python if parse_version(target.python) >= _OLDEST_PYTHON else running
+    return target.python if parse_version(target.python) >= OLDEST_PYTHON else running
 
 
 def _digest(request: Request, wanted: Wanted, python: str) -> str:

@@ -133,8 +133,8 @@ def _check_builder(builder: Path | None, what: str) -> Path:
     if builder is None:
         raise InputError(
             f"{what} needs a program that compiles a stub, and none is named.",
-            f"Put NVIDIA's commands ({_README}) into a program and name it, --stub-builder PROGRAM;"
-            " give a finished stub, --stub FILE; or use versions that need no compiled stub: see docs/environments.md.",
+            f"Save the program that docs/environments.md shows, of NVIDIA's commands ({_README}), and name it:"
+            " --stub-builder PROGRAM; give a finished stub, --stub FILE; or use versions that need no compiled stub.",
         )
     return builder.absolute()
 

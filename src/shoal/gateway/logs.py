@@ -105,12 +105,13 @@ class _File(RotatingFileHandler):
 def configure(file: Path | None) -> None:
     """Send log records of shoal and Triton to standard error, and to ``file`` if given.
 
-    On a terminal, Triton's records are shown only from level WARNING on.
+    On a terminal, Triton's records are shown only from level WARNING on. Its tables are in the file alone.
 
     Raises:
         InputError: the file cannot be written.
     """
     stream = logging.StreamHandler(sys.stderr)
+    stream.setLevel(logging.INFO)
     stream.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
     if sys.stderr.isatty():
         stream.addFilter(lambda record: record.name != triton.name or record.levelno > logging.INFO)
@@ -127,6 +128,7 @@ def configure(file: Path | None) -> None:
     for each in handlers:  # each handler has its own counters
         each.addFilter(Flood())
     log.setLevel(logging.INFO)
+    triton.setLevel(logging.DEBUG)
     # records of other libraries get the same format
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
@@ -166,7 +168,7 @@ class Tail:
 
 
 def forward(line: str) -> None:
-    """Log a line of Triton's log. Lines of Triton's tables are dropped.
+    """Log a line of Triton's log. Lines of its tables, such as that of its options, have the level DEBUG.
 
     A line that does not have Triton's format was printed by a model, and is logged at level INFO.
     """
@@ -176,8 +178,8 @@ def forward(line: str) -> None:
     if found:
         level = logging.INFO if _NO_GPU.search(found[3]) and not _has_gpu() else _LEVELS[found[1]]
         triton.log(level, "%s", found[3].removeprefix('"').removesuffix('"'), extra={"place": found[2]})
-    elif line.strip() and not _TABLE.match(line):
-        triton.info("%s", line)
+    elif line.strip():
+        triton.log(logging.DEBUG if _TABLE.match(line) else logging.INFO, "%s", line)
 
 
 @cache

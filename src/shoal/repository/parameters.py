@@ -60,7 +60,7 @@ TABLE = tuple(Parameter(*row) for row in (
     ("model_type", "format", "xgboost", "fil", "backend fil, shoal check", "Format of the forest's file."),
     ("output_class", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class of a row."),
     ("predict_proba", _FLAG, "false", "fil", "backend fil", "Whether the answer is the probabilities of the classes."),
-    ("requires", _NAMES, "", "python", "shoal check", "Modules that the code imports only later, in its environment."),
+    ("requires", _NAMES, "", "python", "shoal check, shoal serve --print", "Modules that the code imports only later."),
     ("storage_type", "text", "AUTO", "fil", "backend fil of NVIDIA", "Layout of the trees in memory."),
     ("threshold", _NUMBER, "0.5", "fil", "backend fil", "Least score of the second of two classes."),
     ("xgboost_allow_unknown_field", _FLAG, "false", "fil", "backend fil of NVIDIA", "Whether unknown fields are read."),

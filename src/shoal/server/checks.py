@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.check import Finding, Severity, check
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
 from shoal.machine import describe_machine
 from shoal.paths import check_path_supported
@@ -28,8 +30,8 @@ def check_start(repository: Path) -> Runtime:
         ArtifactError: a file of the repository is missing or changed.
         SetupError: this machine lacks something that the server needs.
     """
-    for _, check in checks(repository):
-        check()
+    for _, passes in checks(repository):
+        passes()
     check_glibc()
     return find_runtime()
 
@@ -42,6 +44,19 @@ def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
         ("GPUs", lambda: check_gpus(repository)),
         ("shared memory", lambda: check_shared_memory(find_needed_memory(repository))),
     ]
+
+
+def find_mistakes(repository: Path) -> list[Finding]:
+    """Return the errors that ``shoal check`` finds for the server that ``shoal serve`` starts, without those of hashes.
+
+    The start itself compares the files with the manifest.
+
+    Raises:
+        InputError: there is no repository.
+        ArtifactError: it holds more models than are read.
+    """
+    target = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
+    return [each for each in check(repository, target=target, hashes=False) if each.severity == Severity.ERROR]
 
 
 def check_repository(path: Path) -> None:

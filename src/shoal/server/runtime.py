@@ -18,19 +18,11 @@ import numpy as np
 
 from shoal.environment.stub import STUB
 from shoal.environment.stub_source import DISTRIBUTION, VERSION, find_installed
-from shoal.environment.targets import EMBEDDED
-from shoal.errors import InputError, SetupError
-from shoal.repository.manifest import read_manifest
-from shoal.repository.model_folders import read_configs
-from shoal.repository.placement import GPU, HYBRID
+from shoal.errors import SetupError
 from shoal.vendoring import copy_package
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 BACKENDS = Path(__file__).parent / "backends"
-COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # imports of components that NVIDIA's image lacks
-# and imports of components that run on a GPU, or get tensors from a GPU
-GPU_COMPONENT_NEEDS = {GPU: ("cupy-cuda13x", "pylibcudf-cu13"), HYBRID: ("cupy-cuda13x",)}
-IMAGE = "nvcr.io/nvidia/tritonserver"
 
 
 @dataclass(frozen=True)
@@ -164,36 +156,3 @@ def _library_fix(missing: list[str]) -> str:
         package = python.split(".so")[0]
         return f"Type: apt install {package}, or use a Python built with --enable-shared."
     return f"Reinstall it: pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
-
-
-def container_command(repository: Path) -> str:
-    """Return the shell command that serves a composed repository from NVIDIA's Triton container, on loopback.
-
-    Raises:
-        InputError: the repository was not composed for a release of the container.
-    """
-    manifest = read_manifest(repository)
-    target = str(manifest.get("target", ""))
-    if target in ("", EMBEDDED):
-        raise InputError(
-            f"{repository} was not composed for NVIDIA's container.",
-            f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target 26.06",
-        )
-    ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
-    launch = manifest["launch"]
-    is_on_vllm = any(config.backend == "vllm" for config in read_configs(repository).values())  # an image of its own
-    devices = "--gpus all " if manifest["gpus"] or is_on_vllm else ""  # all: a subset would be renumbered inside
-    environments: dict[str, str] = manifest.get("environments", {})
-    folders = sorted({path for path in environments.values() if path.startswith("/")})
-    if weights := manifest.get("weights"):
-        folder = Path(weights["folder"])  # in the hub's cache, files are links into the folder two levels up
-        folders.append(str(folder.parents[1] if weights["revision"] else folder))
-    mounts = "".join(f"--mount type=bind,src={path},dst={path},readonly " for path in folders)
-    needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
-    install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "
-    return (
-        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}-e PYTHONNOUSERSITE=1 "
-        f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-{'vllm-python-' if is_on_vllm else ''}py3 "
-        f"bash -c '{install}exec tritonserver --model-repository=/models "
-        f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
-    )

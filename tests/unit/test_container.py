@@ -1,0 +1,186 @@
+"""The command for NVIDIA's container: its image, what it installs, devices, memory, ports and mounts."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal.cli import app
+from shoal.composition.compose import compose
+from shoal.errors import InputError
+from shoal.repository.placement import Plan
+from shoal.server.container import container_command
+from tests.support.containers import find_installed
+from tests.support.planted import MODEL, config
+
+KIND = "instance_group [ {{ kind: {} }} ]"
+ON_HOST = KIND.format("KIND_CPU")
+
+
+def write(repository: Path, name: str, text: str, code: str = "") -> Path:
+    """Write a model by hand: no manifest, and a configuration as people write it."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
+    if code:
+        (repository / name / "1" / "model.py").write_text(code, encoding="utf-8")
+    return repository
+
+
+def native(backend: str, more: str = ON_HOST) -> str:
+    return f'backend: "{backend}"\nmax_batch_size: 0\n{more}\n'
+
+
+def engine(folder: Path, ranks: int) -> str:
+    """Write an engine's description; return the configuration of a model on TensorRT-LLM."""
+    folder.mkdir()
+    about = {"pretrained_config": {"mapping": {"world_size": ranks, "tp_size": ranks}}}
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    return native("tensorrtllm", f'parameters {{ key: "gpt_model_path" value {{ string_value: "{folder}" }} }}')
+
+
+def printed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["serve", *map(str, arguments), "--print"], env={"COLUMNS": "300"})
+
+
+def test_a_composed_repository(repository: Path, artifacts: Path, tmp_path: Path) -> None:
+    made = compose("ensemble_all", tmp_path / "made", artifacts=artifacts, plan=Plan(target="26.06"))
+    command = container_command(made)
+    assert command.startswith("docker run --rm \\\n  --shm-size=1024m \\\n  --ulimit memlock=-1 \\\n  --ulimit stack=")
+    assert f"-v {made}:/models:ro \\\n  nvcr.io/nvidia/tritonserver:26.06-py3 \\\n  bash -c '" in command
+    assert find_installed(command) == ["array-api-compat>=1.11", "tokenizers>=0.21"]
+    assert "exec tritonserver --model-repository=/models --disable-auto-complete-config --model-contr" in command
+    assert "--gpus" not in command
+    with pytest.raises(InputError, match=r"was composed for embedded, not for a container\. Type: shoal compose"):
+        container_command(repository)
+    with pytest.raises(InputError, match=r"was composed for 26\.06, not for 25\.01\. Type: shoal compose"):
+        container_command(made, target="25.01")
+    with pytest.raises(InputError, match="is not a model repository"):
+        container_command(tmp_path / "made" / "cuml" / "1")
+
+
+@pytest.mark.parametrize(("target", "cuda"), [("25.01", 12), ("25.07", 12), ("25.08", 13), ("26.11", 13)])
+def test_gpu_packages_fit_the_cuda_of_the_release(target: str, cuda: int, artifacts: Path, tmp_path: Path) -> None:
+    plan = Plan(placement="gpu", target=target)
+    command = container_command(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
+    assert find_installed(command) == [
+        "array-api-compat>=1.11", f"cupy-cuda{cuda}x>=14.1", f"pylibcudf-cu{cuda}==26.10.*", f"rmm-cu{cuda}==26.10.*",
+        "tokenizers>=0.21",
+    ]  # fmt: skip
+    assert "--gpus all" in command
+
+
+def test_native_models_need_no_packages(artifacts: Path, tmp_path: Path) -> None:
+    made = compose("cuml", tmp_path / "r", artifacts=artifacts, plan=Plan(placement="gpu", target="26.06"))
+    command = container_command(made)
+    assert "pip" not in command
+    assert "--gpus all" in command
+
+
+def test_repositories_made_by_hand(tmp_path: Path) -> None:
+    repository = write(tmp_path / "a repository", "m", config("m"), f"import yaml\n{MODEL}")
+    write(repository, "n", 'platform: "onnxruntime_onnx"')
+    command = container_command(repository)
+    assert "tritonserver:26.11-py3 " in command
+    assert "--disable-auto-complete-config" not in command, "its configurations may be incomplete"
+    assert find_installed(command) == [f"PyYAML=={metadata.version('PyYAML')}"]
+    assert f"-v '{repository}:/models:ro'" in command
+    assert "--gpus" not in command
+    assert "tritonserver:23.08-py3 " in container_command(repository, target="23.08")
+
+
+def test_a_module_that_no_package_here_has(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("m"), f"import no_such_module\n{MODEL}")
+    with pytest.raises(InputError, match="The package of the module no_such_module is not known: it is not installed"):
+        container_command(tmp_path)
+
+
+def test_a_model_without_its_copy_of_shoal(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("m"), "from shoal.component import Component\n")
+    with pytest.raises(InputError, match="Model m imports shoal, of which it has no copy"):
+        container_command(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("backend", "target", "image"),
+    [
+        ("vllm", "26.06", "vllm-python-py3"),
+        ("tensorrtllm", "25.12", "trtllm-python-py3"),
+        ("tensorflow", "24.10", "py3"),
+        ("one_of_my_own", "24.10", "py3"),
+        ("tensorflow", "25.03", ""),
+        ("tensorrtllm", "26.10", ""),
+        ("vllm", "23.08", ""),
+        ("fastertransformer", "23.08", ""),
+    ],
+)
+def test_the_image_has_the_backends(backend: str, target: str, image: str, tmp_path: Path) -> None:
+    write(tmp_path, "m", native(backend))
+    if image:
+        assert f"tritonserver:{target}-{image} " in container_command(tmp_path, target=target)
+        return
+    with pytest.raises(InputError, match=f"Model m needs the backend {backend}: no image of Triton {target} has it"):
+        container_command(tmp_path, target=target)
+
+
+def test_two_backends_that_no_image_has_together(tmp_path: Path) -> None:
+    write(write(tmp_path, "a", native("vllm")), "b", native("onnxruntime"))
+    with pytest.raises(InputError, match=r"no image of Triton 26\.06 has all of onnxruntime, vllm\. Divide"):
+        container_command(tmp_path, target="26.06")
+
+
+@pytest.mark.parametrize(
+    ("group", "has_gpus"), [("KIND_CPU", False), ("KIND_GPU", True), ("KIND_MODEL", True), ("KIND_AUTO", False)]
+)
+def test_gpus_are_given_to_models_that_name_them(group: str, has_gpus: bool, tmp_path: Path) -> None:
+    write(tmp_path, "m", native("onnxruntime", KIND.format(group)))
+    assert ("--gpus all" in container_command(tmp_path)) == has_gpus
+
+
+def test_an_engine_of_several_ranks(tmp_path: Path) -> None:
+    repository = write(tmp_path / "r", "tensorrt_llm", engine(tmp_path / "engine", 2))
+    command = container_command(repository, target="25.12")
+    assert (
+        "exec mpirun --allow-run-as-root -n 1 tritonserver --model-repository=/models --backend-config=python,shm"
+        in command
+    )
+    assert (
+        ": -n 1 tritonserver --model-repository=/models --backend-config=python,shm-region-prefix-name=prefix1_"
+        " --model-control-mode=explicit --load-model=tensorrt_llm'" in command
+    )
+    assert f"--mount type=bind,src={tmp_path}/engine,dst={tmp_path}/engine,readonly" in command
+    assert "--gpus all" in command
+    one = write(tmp_path / "s", "tensorrt_llm", engine(tmp_path / "small", 1))
+    assert "mpirun" not in container_command(one, target="25.12")
+
+
+def test_options_of_serve_are_obeyed_or_named(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("m"), MODEL)
+    said = printed(tmp_path, "--http-port", "9000", "--grpc-port", "0", "--model-memory-mib", "500", "--max-wait", "3")
+    assert "-p 127.0.0.1:9000:8000" in said.stdout
+    assert "-p 127.0.0.1::8001" in said.stdout
+    assert "-p 127.0.0.1:8002:8002" in said.stdout
+    assert "--memory=1000m" in said.stdout  # Triton's own, and one process of m
+    assert "Left out, since the container has no proxy of shoal's: --max-wait" in said.stderr
+    assert said.stdout == container_command(tmp_path, ports=(9000, 0, 8002), model_memory_mib=500) + "\n"
+    said = printed(tmp_path, "--host", "::", "--open")
+    assert "-p [::]:8000:8000" in said.stdout
+    assert said.stderr == ""
+    assert "there is no authentication yet" in str(printed(tmp_path, "--host", "0.0.0.0").exception)
+
+
+def test_releases_that_are_not_known(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("m"), MODEL)
+    said = printed(tmp_path, "--target", "99.12")
+    assert "tritonserver:99.12-py3" in said.stdout
+    assert "warning: Release 99.12 is not known: it is taken to be like 26.11, the newest that is." in said.stderr
+    assert printed(tmp_path, "--target", "22.11").stderr == ""
+    for name in ("22.10", "26.13", "next"):
+        assert f"Unknown target '{name}'. Known: embedded, or a release from 22.11 on" in str(
+            printed(tmp_path, "--target", name).exception
+        )
+    alone = CliRunner().invoke(app, ["serve", str(tmp_path), "--target", "26.06"])
+    assert "--target is for --print alone" in str(alone.exception)
