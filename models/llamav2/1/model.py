@@ -13,6 +13,8 @@ from shoal.generation.engines.loading import DTYPES, load_model
 class Llamav2(Component):
     """Answer users' messages with a Llama 2 chat model, a whole batch with one call of ``generate``."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         weights = find_weights(parameters.text("model"))

@@ -10,8 +10,8 @@ from typing import Any
 from shoal.component.spec import STRING, TensorSpec
 from shoal.environment.targets import EMBEDDED
 from shoal.repository.config import ModelConfig
-from shoal.repository.graph import Edge, Graph
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
+from shoal.repository.graph import Edge, Graph, is_on_gpu
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, find_gpus
 
 MIB = 2**20
 CUDA_POOL_MIB = 64  # default of Triton; pool sizes are rounded up to multiples of it
@@ -115,7 +115,7 @@ def round_up(num_bytes: int, step_mib: int) -> int:
 
 
 def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Sizes:
-    """Compute the memory that ``graph`` needs under ``plan``.
+    """Compute the memory that ``graph``, whose models are placed, needs under ``plan``.
 
     A tensor is on the device of the step that writes it, and the request's tensors are on the host. Any request may use
     any GPU, so each GPU's pool is sized for all requests.
@@ -124,18 +124,21 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
     edges = graph.edges()
     lines: list[Line] = []
 
-    def is_on_gpu(step: int) -> bool:
-        return bool(plan.gpus_of(graph.members[graph.steps[step].model]))
+    members = [graph.members[step.model] for step in graph.steps]
+    gpus = find_gpus(members, plan)
 
-    if plan.gpus:
-        lines += find_pools(edges, largest, is_on_gpu, plan.concurrency)
+    def on_gpu(step: int) -> bool:
+        return is_on_gpu(members[step])
+
+    if gpus:
+        lines += find_pools(edges, largest, on_gpu, plan.concurrency)
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
         if config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS):
-            num_instances = _count_instances(config, plan)
+            num_instances = _count_instances(config)
             lines.append(Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, num_instances))
-            lines += find_shared(graph, index, edges, largest, is_on_gpu, num_instances)
-    return Sizes(plan.gpus or (), tuple(lines))
+            lines += find_shared(graph, index, edges, largest, on_gpu, num_instances)
+    return Sizes(gpus, tuple(lines))
 
 
 def find_pools(
@@ -169,7 +172,5 @@ def find_shared(
             yield Line("shared", f"{graph.steps[step].model}: {edge.name}", num_bytes, num_instances)
 
 
-def _count_instances(config: ModelConfig, plan: Plan) -> int:
-    num_gpus = len(plan.gpus_of(config))
-    groups = [(max(1, group.count), len(group.gpus)) for group in config.message.instance_group] or [(1, 0)]
-    return sum(count * max(1, num_gpus and (num_listed or num_gpus)) for count, num_listed in groups)
+def _count_instances(config: ModelConfig) -> int:
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.message.instance_group)

@@ -189,7 +189,8 @@ def container_command(repository: Path) -> str:
         folder = Path(weights["folder"])  # in the hub's cache, files are links into the folder two levels up
         folders.append(str(folder.parents[1] if weights["revision"] else folder))
     mounts = "".join(f"--mount type=bind,src={path},dst={path},readonly " for path in folders)
-    needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
+    for_gpus = GPU_COMPONENT_NEEDS.get(manifest["placement"], GPU_COMPONENT_NEEDS[GPU])  # mixed: as gpu
+    needed = " ".join([*COMPONENT_NEEDS, *(for_gpus if manifest["gpus"] else ())])
     install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "
     return (
         f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}-e PYTHONNOUSERSITE=1 "

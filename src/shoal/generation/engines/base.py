@@ -34,6 +34,8 @@ class EngineComponent(StreamingComponent):
     version folder contains ``decoder.onnx``, the version folder is the weights folder.
     """
 
+    library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
+
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
         raise NotImplementedError
