@@ -21,6 +21,7 @@ class LlmVllm(EngineComponent):
             threads=self.context.num_threads,
             arguments=read_arguments(parameters),
             count=self.context.device.ledger.count,
+            device=self.context.device,
         )
 
 

@@ -119,6 +119,7 @@ def serve(
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
+    cache_mib: Annotated[float, typer.Option(help="Memory of the cache of models with response_cache, in MiB.")] = 64.0,
     max_restarts: Annotated[
         int, typer.Option(help="Restarts within ten minutes before further ones are delayed.")
     ] = 10,
@@ -162,7 +163,7 @@ def serve(
     from shoal.server.runtime import SERVER_VARIABLE, container_command
 
     if is_printed:
-        OUT.print(container_command(repository), soft_wrap=True)
+        OUT.print(container_command(repository, cache_mib), soft_wrap=True)
         return
     limits = Limits(
         max_request_mib=max_request_mib, memory_mib=memory_mib, max_streams=max_streams, client_share=client_share,
@@ -172,7 +173,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        is_open=is_open, exposed=tuple(expose or ()), limits=limits,
+        cache_mib=cache_mib, is_open=is_open, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         _print_config(context)

@@ -6,7 +6,6 @@ all other files are left to the user's component.
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -15,7 +14,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.check.torchscript import Script
+from shoal.check.torchscript import Script, has_trunk
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
 from shoal.component.provenance import METADATA, check_tie, parse_ties, read_archive
 from shoal.errors import ArtifactError, InputError, ShoalError
@@ -172,8 +171,7 @@ def _has_trunk(path: Path) -> bool:
     """Whether the code in a TorchScript archive declares a submodule ``trunk`` of the root module."""
     with closing(Script(path)) as script:
         root = script.find_class(script.main)
-    declared = [statement.target for statement in root.body if isinstance(statement, ast.AnnAssign)] if root else []
-    return any(isinstance(target, ast.Name) and target.id == "trunk" for target in declared)
+    return root is not None and has_trunk(root)
 
 
 def read_contents(artifacts: Path | None) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, find_gpus, place_all, tune
-from shoal.repository.sizes import Sizes, find_sizes
+from shoal.repository.sizes import Sizes, find_scheduling_flags, find_sizes
 from shoal.vendoring import copy_package
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
@@ -143,7 +143,7 @@ def compose(
                 **({"load_seconds": load_seconds} if load_seconds else {}),
                 **({"weights": {**asdict(found), "folder": str(found.folder)}} if found else {}),
             }  # fmt: skip
-            _write_manifest(folder, all_graphs, plan, files, more)
+            _write_manifest(folder, models, all_graphs, plan, files, more)
             check_made(folder, str(target), plan.target)
             exchange(folder, target)
     except OSError as error:
@@ -202,7 +202,12 @@ def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
 
 
 def _write_manifest(
-    repository: Path, graphs: Sequence[Graph], plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
+    repository: Path,
+    models: Sequence[ModelConfig],
+    graphs: Sequence[Graph],
+    plan: Plan,
+    files: Mapping[str, str],
+    more: Mapping[str, Any],
 ) -> None:
     sizes = Sizes(more["gpus"], tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
     manifest = {
@@ -210,7 +215,7 @@ def _write_manifest(
         "shoal": shoal.__version__,
         **asdict(plan),
         "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
-        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
+        "launch": {"flags": [*sizes.flags(), *find_scheduling_flags(models)], "shared_memory": sizes.shared_memory},
         **more,
         "files": _hash_files(repository, files),
     }

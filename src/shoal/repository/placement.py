@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -127,10 +128,8 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, tuning: Tuning | 
         message.runtime = "model.py"
         for tensor in message.input if config.mask else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
-    code = read_code(config) if config.backend == "python" else ""
-    if (
-        config.backend in PYTHON_BASED_BACKENDS or is_component(code)
-    ) and _HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
+    is_ours = config.backend in PYTHON_BASED_BACKENDS or (config.backend == "python" and _is_component(config))
+    if is_ours and _HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
         message.parameters[_HOST_INPUTS].string_value = "no"
     if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
         message.parameters["dtype"].string_value = dtype or plan.dtype
@@ -188,17 +187,21 @@ def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning,
         _put(groups[0], tuning.gpus)
         return
     gpus = _choose_gpus(config, plan, why_host)
-    for group, wanted in zip(groups, tuning.instances or [None] * len(groups), strict=True):
-        if wanted is not None:
-            _check_instances(config, wanted, plan, gpus)
+    for wanted in tuning.instances:
+        _check_instances(config, wanted, plan, gpus)
+    for group, listed in zip_longest(groups, [wanted.gpus for wanted in tuning.instances]):
         is_open = group.kind == group.KIND_AUTO and not group.gpus
-        if wanted is not None and wanted.gpus:
-            _put(group, wanted.gpus)
+        if listed:
+            _put(group, listed)
         elif group.kind == group.KIND_MODEL:  # its backend chooses the devices, from the first GPU on
             if config.backend == "vllm" and plan.is_placed and gpus and gpus[0]:
                 _put(group, gpus)
         elif plan.is_placed or is_open:
             _put(group, gpus)
+
+
+def _is_component(config: ModelConfig) -> bool:
+    return is_component(read_code(config))
 
 
 def _put(group: Any, gpus: Iterable[int]) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.environment.targets import EMBEDDED
+from shoal.errors import ArtifactError
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Edge, Graph, is_on_gpu
+from shoal.repository.manifest import launch_flags
+from shoal.repository.model_folders import read_configs
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, find_gpus
 
 MIB = 2**20
 CUDA_POOL_MIB = 64  # default of Triton; pool sizes are rounded up to multiples of it
+CACHE_MIB = 64.0  # of the response cache
 PINNED_POOL_MIB = 256  # default of Triton, used like CUDA_POOL_MIB
 HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
 COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and the answer returns
@@ -106,6 +112,29 @@ class Sizes:
             return []
         pools = [f"--cuda-memory-pool-byte-size={gpu}:{self.cuda_pool}" for gpu in self.gpus]
         return [*pools, f"--pinned-memory-pool-byte-size={self.pinned_pool}"]
+
+
+def find_scheduling_flags(models: Iterable[ModelConfig], cache_mib: float = CACHE_MIB) -> list[str]:
+    """Return the tritonserver flags without which the models' ``response_cache`` and ``rate_limiter`` have no effect.
+
+    ``cache_mib`` is the size of the cache, which all models share, in MiB.
+    """
+    messages = [model.message for model in models]
+    has_limit = any(group.HasField("rate_limiter") for message in messages for group in message.instance_group)
+    cache = [f"--cache-config=local,size={int(cache_mib * MIB)}"]
+    return [
+        *(cache if any(message.response_cache.enable for message in messages) else ()),
+        *(["--rate-limit=execution_count"] if has_limit else ()),
+    ]
+
+
+def find_launch_flags(repository: Path, cache_mib: float = CACHE_MIB) -> list[str]:
+    """Return the tritonserver flags for a repository: those of its manifest, and those that its configurations need."""
+    needed = []
+    with suppress(ArtifactError):  # of a configuration, which Triton refuses
+        needed = find_scheduling_flags(read_configs(repository).values(), cache_mib)
+    names = {flag.partition("=")[0] for flag in needed}
+    return [*(flag for flag in launch_flags(repository) if flag.partition("=")[0] not in names), *needed]
 
 
 def round_up(num_bytes: int, step_mib: int) -> int:

@@ -23,6 +23,7 @@ from shoal.errors import InputError, SetupError
 from shoal.repository.manifest import read_manifest
 from shoal.repository.model_folders import read_configs
 from shoal.repository.placement import GPU, HYBRID
+from shoal.repository.sizes import CACHE_MIB, find_launch_flags
 from shoal.vendoring import copy_package
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
@@ -166,8 +167,10 @@ def _library_fix(missing: list[str]) -> str:
     return f"Reinstall it: pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
 
 
-def container_command(repository: Path) -> str:
+def container_command(repository: Path, cache_mib: float = CACHE_MIB) -> str:
     """Return the shell command that serves a composed repository from NVIDIA's Triton container, on loopback.
+
+    ``cache_mib`` is the size of the response cache, if a model has one.
 
     Raises:
         InputError: the repository was not composed for a release of the container.
@@ -179,6 +182,7 @@ def container_command(repository: Path) -> str:
             f"{repository} was not composed for NVIDIA's container.",
             f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target 26.06",
         )
+    flags = " ".join(find_launch_flags(repository, cache_mib))
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     launch = manifest["launch"]
     is_on_vllm = any(config.backend == "vllm" for config in read_configs(repository).values())  # an image of its own
@@ -196,5 +200,5 @@ def container_command(repository: Path) -> str:
         f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}-e PYTHONNOUSERSITE=1 "
         f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-{'vllm-python-' if is_on_vllm else ''}py3 "
         f"bash -c '{install}exec tritonserver --model-repository=/models "
-        f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
+        f"--model-control-mode=none --disable-auto-complete-config {flags}'"
     )
