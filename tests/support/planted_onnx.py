@@ -68,4 +68,6 @@ PLANTS = (
     Plant("a fixed batch", "onnx-tensors", CONFIG, "ids", {FILE: lambda: graph(1)}, GOOD),
     Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
-)
+    Plant("a graph on a GPU of the embedded server", "kind-unsupported", CONFIG, "instance_group",
+          {CONFIG: ("KIND_CPU", "KIND_GPU gpus: [ 0 ]")}, GOOD, target="embedded"),
+)  # fmt: skip

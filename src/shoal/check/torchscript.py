@@ -105,8 +105,8 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
     yield (DEVICE if is_elsewhere else BOUND).at(
         Place(path, line),
         f"Line {line} of {name} names a device{more}: {text[:_MAX_SHOWN]}",
-        "Export it again: shoal train and shoal add-model NAME write encoders for every device. In a model of your own,"
-        " make tensors with device=x.device and save it with torch.jit.script, or register them as buffers.",
+        "Add the file with shoal add-model, which takes the device out of its code; shoal train writes encoders for"
+        " every device. Or make tensors with device=x.device, and save it with torch.jit.script.",
     )
 
 

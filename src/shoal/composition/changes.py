@@ -12,8 +12,8 @@ from shoal.repository.placement import (
     HYBRID,
     Plan,
     Tuning,
-    count_devices,
     find_host_reason,
+    gpus_of,
     is_single,
     show_groups,
 )
@@ -29,20 +29,22 @@ def name_placement(plan: Plan, gpus: Sequence[int], tuning: Mapping[str, Tuning]
     return plan.placement if is_said or plan.placement == HYBRID or not gpus else MIXED
 
 
-def find_notes(models: Sequence[ModelConfig], plan: Plan, gpus: Sequence[int]) -> list[str]:
-    """Return notes about placed models that are not on all GPUs of the plan."""
+def find_notes(
+    models: Sequence[ModelConfig], plan: Plan, gpus: Sequence[int], why_host: Mapping[str, str]
+) -> list[str]:
+    """Return notes about placed models that are not on all GPUs of the plan; ``why_host`` is as in ``place_all``."""
     notes, wanted = [], plan.gpus or ()
     for model in (model for model in models if wanted and not model.is_ensemble):
         kinds = {group.kind for group in model.message.instance_group}
         is_here = plan.placement == GPU or model.backend != "python"
         if kinds == {model.message.instance_group[0].KIND_CPU} and is_here:
-            why = find_host_reason(model, plan.target)
+            why = why_host.get(model.name) or find_host_reason(model, plan.target)
             notes.append(f"{model.name} is on the host{f': {why}' if why else ''}.")
-        elif len(wanted) > count_devices(model) and is_single(model) and is_here:
+        elif is_single(model) and is_here and not set(wanted) <= set(gpus_of(model)):
             notes.append(f"{model.name} is not repeated on each GPU: {show_groups(model.message)}.")
     if unused := sorted(set(wanted) - set(gpus)):
         notes.append(f"No model computes on GPU {', '.join(map(str, unused))}.")
-    elif len(wanted) > 1 and sum(len(model.steps) for model in models) > 1:
+    elif any(model.is_ensemble for model in models) and len([m for m in models if len(gpus_of(m)) > 1]) > 1:
         notes.append("Tensors between steps may be copied between GPUs; a repository for each GPU avoids that.")
     return notes
 
@@ -60,7 +62,7 @@ def find_changes(before: ModelConfig, message: Any, plan: Plan) -> Iterator[str]
         new = getattr(message, field.name)
         if field.name == "parameters":
             for key in sorted(value):
-                if value[key] != new[key]:
+                if value[key] != new[key] and value[key].string_value:  # an empty one is there to be filled in
                     yield f"{place}: {key} {_show(value[key].string_value)} -> {_show(new[key].string_value)}"
         elif field.name == _GROUPS and show_groups(old) != show_groups(message):
             by = f" (--placement {plan.placement})" if plan.is_placed else ""

@@ -94,7 +94,8 @@ def compose(
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     found = None if weights is None else find_weights(str(weights))
     models = tune(give_weights(models, found), tuning or {})
-    models = place_all(models, plan, tuning, find_host_reasons(models, artifacts))
+    reasons = find_host_reasons(models, artifacts)
+    models = place_all(models, plan, tuning, reasons)
     gpus = find_gpus(models, plan)
     members = {model.name: model for model in models}
     graphs = [Graph.build(members[name], members) for name in names]
@@ -117,7 +118,7 @@ def compose(
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
-            notes = find_notes(models, plan, gpus)
+            notes = find_notes(models, plan, gpus, reasons)
             for model in models:
                 message = type(model.message)()
                 message.CopyFrom(model.message)

@@ -156,9 +156,10 @@ def place_all(
     if plan.gpus and not find_gpus(placed, plan):
         named = [model.name for model in models if not model.is_ensemble]
         shown = "; ".join(f"{name}: {reasons[name] or 'placed there'}" for name in named)
+        other = "--gpu none" if plan.placement == HYBRID else "--placement cpu"
         raise InputError(
             f"Placement {plan.placement}: none of the models computes on a GPU ({shown}).",
-            f"Say {'--gpu none' if plan.placement == HYBRID else '--placement cpu'}.",
+            f"Say {other}, or exchange a model for one that can (--swap).",
         )
     return placed
 
@@ -188,7 +189,7 @@ def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning,
         return
     gpus = _choose_gpus(config, plan, why_host)
     for wanted in tuning.instances:
-        _check_instances(config, wanted, plan, gpus)
+        _check_instances(config, wanted, plan, gpus, why_host)
     for group, listed in zip_longest(groups, [wanted.gpus for wanted in tuning.instances]):
         is_open = group.kind == group.KIND_AUTO and not group.gpus
         if listed:
@@ -342,14 +343,16 @@ def _tune(model: ModelConfig, wanted: Tuning) -> ModelConfig:
     return as_config(message, model.folder)
 
 
-def _check_instances(model: ModelConfig, group: Instances, plan: Plan, gpus: tuple[int, ...]) -> None:
+def _check_instances(model: ModelConfig, group: Instances, plan: Plan, gpus: tuple[int, ...], why_host: str) -> None:
     """Check instances against the GPUs on which the plan puts the model."""
     if group.count < 1:
         raise InputError(f"{model.name} is to have {group.count} instances; it needs at least 1.")
     if group.gpus and not gpus:
+        why, other = (f" ({why_host})", "") if why_host else ("", ", or say --placement gpu")
         raise InputError(
-            f"{model.name} runs on the host with placement {plan.placement}, and GPU {group.gpus[0]} is listed for it.",
-            f"Leave the GPUs out (--instances {model.name}={group.count}), or say --placement gpu.",
+            f"{model.name} runs on the host{why} with placement {plan.placement}, and GPU {group.gpus[0]} is listed for"
+            " it.",
+            f"Leave the GPUs out (--instances {model.name}={group.count}){other}.",
         )
     for gpu in set(group.gpus) - set(plan.gpus or ()):  # memory is sized only for the GPUs of the plan
         listed = ",".join(map(str, sorted({*(plan.gpus or ()), *group.gpus})))
