@@ -261,10 +261,8 @@ def test_texts_that_only_the_host_reads_stay_there(artifacts: Path, bundle: Bund
     write(folder / "1" / "vocab.txt", (artifacts / "vocab.txt").read_text(encoding="utf-8"))
     repository = compose(["mine", "softmax"], tmp_path / "r", projects=[project], plan=Plan(placement="gpu"))
     assert show_groups(read_config(repository / "mine").message) == "1 on the host"
-    assert (
-        "mine is on the host: texts that keep upper case are read on the host only."
-        in read_manifest(repository)["notes"]
-    )
+    why = "texts that keep upper case are read on the host only"
+    assert f"mine is on the host: {why}." in read_manifest(repository)["notes"]
     path = repository / "mine" / "config.pbtxt"
     path.write_text(path.read_text(encoding="utf-8").replace("KIND_CPU", "KIND_GPU"), encoding="utf-8")
     (finding,) = [finding for finding in check(repository) if finding.severity == "error"]
