@@ -75,9 +75,14 @@ def test_what_is_known_of_the_code_is_what_the_code_does() -> None:
 @pytest.mark.parametrize("name", sorted(SHIPPED.keys() - {"vllm"}))
 def test_a_model_starts_on_a_device_only_if_it_computes_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPU 2 of three, and with KIND_MODEL: `prepare` selects that GPU, or the model does not start."""
-    selected = []
+    selected: list[int] = []
+
+    def prepare(index: int) -> int:
+        selected.append(index)
+        return 3
+
     for library in ("cupy", "torch"):
-        monkeypatch.setattr(f"shoal.component.tensors._prepare_{library}", lambda index: selected.append(index) or 3)
+        monkeypatch.setattr(f"shoal.component.tensors._prepare_{library}", prepare)
     library = shipped_class(name).library
     for kind in ("CPU", "GPU", "MODEL"):
         args = {"model_instance_kind": kind, "model_instance_device_id": "2"}

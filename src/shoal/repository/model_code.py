@@ -1,4 +1,4 @@
-"""What a component's code says of itself, read from ``model.py`` without running it."""
+"""Settings of a component in the text of its ``model.py``, which is not run."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ class Server:
         cache_mib: float = CACHE_MIB,
     ) -> None:
         self.repository, self._cache_mib = repository, cache_mib
+        self._caches = runtime.binary.parents[1] / "caches"  # beside bin/
         # Triton binds its ports only after loading the models; until then another connection could get one of them
         ports, self._held = _hold_ports(*ports)
         with contextlib.ExitStack() as undone:  # on an error
@@ -87,9 +88,7 @@ class Server:
         with log:
             starting = _LAUNCHER.submit(
                 subprocess.Popen[bytes],
-                bound(
-                    [runtime.binary, *self._flags(runtime, ports)]
-                ),  # a killed test or notebook leaves no server behind
+                bound([runtime.binary, *self._flags(ports)]),  # a killed test or notebook leaves no server behind
                 env={**runtime.environment(), VARIABLE: str(self.beacons)},
                 cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
                 stdin=subprocess.DEVNULL,
@@ -100,12 +99,12 @@ class Server:
             )
             return starting.result()
 
-    def _flags(self, runtime: Runtime, ports: tuple[int, int, int]) -> list[str]:
+    def _flags(self, ports: tuple[int, int, int]) -> list[str]:
         http, grpc, metrics = ports
         return [
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
-            f"--cache-directory={runtime.binary.parents[1] / 'caches'}",
+            f"--cache-directory={self._caches}",
             f"--backend-config=python,shm-region-prefix-name={find_prefix(self._folder)}",
             "--model-control-mode=none",
             "--disable-auto-complete-config",
