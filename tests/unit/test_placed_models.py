@@ -234,14 +234,18 @@ def test_places_that_cannot_be(place: str, message: str, tmp_path: Path, shoal: 
         shoal("compose", "softmax", "label", tmp_path / "r", "--place", place)
 
 
-def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path) -> None:
-    """The forest on the host and the encoder on GPU 1, or the reverse; pools are sized for what is where."""
+def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forest on the host and the encoder on GPU 1, or the reverse; pools and precision are for what is where."""
+    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
     for there, here in (("bert-large", "cuml"), ("cuml", "bert-large")):
         tuning = {there: Tuning(gpus=(1,)), here: Tuning(gpus=())}
         repository = compose("ensemble_all", tmp_path / there, artifacts=artifacts, tuning=tuning)
         configs = {name: read_config(repository / name) for name in ("bert-large", "cuml", "preprocess", "postprocess")}
         assert {name: gpus_of(config) for name, config in configs.items() if gpus_of(config)} == {there: (1,)}
-        assert read_manifest(repository)["launch"]["flags"][0].startswith("--cuda-memory-pool-byte-size=1:")
+        manifest = read_manifest(repository)
+        assert manifest["launch"]["flags"][0].startswith("--cuda-memory-pool-byte-size=1:")
+        is_on_gpu = there == "bert-large"
+        assert manifest["precision"]["bert-large"]["dtype"] == ("fp32" if is_on_gpu else "bf16")
 
 
 def test_several_gpus_give_no_warning_of_their_own(artifacts: Path, tmp_path: Path) -> None:

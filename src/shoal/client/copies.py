@@ -160,10 +160,8 @@ def _moves(graph: Graph, direction: str) -> set[tuple[str, str]]:
     from shoal.repository.graph import TO_GPU, TO_HOST
 
     crossing = TO_GPU if direction == UP else TO_HOST
-    moved = (
-        (edge.target, edge.name) for edge in graph.edges() if edge.crossing == crossing and edge.source is not None
-    )
-    steps = [(graph.steps[index], tensor) for index, tensor in moved if index is not None]
+    edges = [edge for edge in graph.edges() if edge.crossing == crossing and edge.source is not None]
+    steps = [(graph.steps[edge.target], edge.name) for edge in edges if edge.target is not None]
     return {(step.model, name) for step, tensor in steps for name, given in step.inputs.items() if given == tensor}
 
 

@@ -23,7 +23,7 @@ from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_code import read_code
-from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
+from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, gpus_of
 
 REPORT = "report.json"
 # Entry point group: functions of applications that check their own artifacts, given as paths by file name.
@@ -157,7 +157,10 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
                 found[model.name] = choose_precision(
-                    plan, is_imported=path.parent != artifacts, has_trunk=partial(_has_trunk, path)
+                    plan,
+                    is_imported=path.parent != artifacts,
+                    has_trunk=partial(_has_trunk, path),
+                    gpus=gpus_of(model),
                 )
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(

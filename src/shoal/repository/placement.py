@@ -21,6 +21,7 @@ AUTO = "auto"
 DTYPES = (AUTO, "fp32", "bf16", "fp16")
 PARALLEL_SIZES = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data"))  # arguments of vLLM
 PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # the backends in shoal.server.backends
+_MAX_GPUS = 1024  # of an instance
 _HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -81,13 +82,15 @@ class Precision:
     reason: str
 
 
-def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], bool]) -> Precision:
+def choose_precision(
+    plan: Plan, *, is_imported: bool, has_trunk: Callable[[], bool], gpus: tuple[int, ...] | None = None
+) -> Precision:
     """Choose the dtype of a TorchScript encoder: the plan's dtype or, for ``auto``, BF16 where possible, else FP32.
 
     ``auto`` gives BF16 only on the embedded server, without a GPU, on a processor that computes in BF16.
     ``is_imported`` is True if the file comes from the model folder: for ``auto``, such a model stays in FP32, in which
     it was verified. ``has_trunk`` returns whether the file has a submodule ``trunk``; only that submodule can be
-    converted.
+    converted. ``gpus`` are the encoder's GPUs, by default the plan's.
     """
     if plan.dtype != AUTO:
         return Precision(plan.dtype, f"--dtype {plan.dtype}")
@@ -95,7 +98,7 @@ def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], b
         return Precision("fp32", f"the native backend of {plan.target} runs the file as it is")
     if is_imported:
         return Precision("fp32", "an imported model is served as it was verified; --dtype bf16 converts it")
-    if plan.gpus:
+    if plan.gpus if gpus is None else gpus:
         return Precision("fp32", "it runs on a GPU; --dtype bf16 or fp16 converts it")
     if not computes_bf16():
         return Precision("fp32", "this processor has no BF16 instructions")
@@ -128,7 +131,7 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, tuning: Tuning | 
         message.runtime = "model.py"
         for tensor in message.input if config.mask else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
-    is_ours = config.backend in PYTHON_BASED_BACKENDS or (config.backend == "python" and _is_component(config))
+    is_ours = config.backend in PYTHON_BASED_BACKENDS or is_component(read_code(config))
     if is_ours and _HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
         message.parameters[_HOST_INPUTS].string_value = "no"
     if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
@@ -178,6 +181,8 @@ def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning,
     if tuning.instances:
         given = [type(first)() for _ in tuning.instances]
         for group, wanted in zip(given, tuning.instances, strict=True):
+            if wanted.count < 1:
+                raise InputError(f"{config.name} is to have {wanted.count} instances; it needs at least 1.")
             group.CopyFrom(first)
             group.name, group.count = "", wanted.count
         del groups[:]
@@ -199,10 +204,6 @@ def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning,
                 _put(group, gpus)
         elif plan.is_placed or is_open:
             _put(group, gpus)
-
-
-def _is_component(config: ModelConfig) -> bool:
-    return is_component(read_code(config))
 
 
 def _put(group: Any, gpus: Iterable[int]) -> None:
@@ -233,7 +234,7 @@ def _choose_gpus(config: ModelConfig, plan: Plan, why_host: str) -> tuple[int, .
 
 def is_single(config: ModelConfig) -> bool:
     """Whether a model is not repeated on each GPU of a plan: an engine, or a component with state."""
-    code = read_code(config) if config.backend == "python" else ""
+    code = read_code(config)
     return (
         config.backend == "vllm"
         or find_library(code) == ENGINE_LIBRARY
@@ -251,8 +252,13 @@ def count_devices(config: ModelConfig) -> int:
             arguments = parse_json(config.spec.parameters.get("engine_args") or "{}")
     except (OSError, ValueError):  # the rules for engine arguments report it
         return 1
-    sizes = [arguments.get(name) for name in PARALLEL_SIZES] if isinstance(arguments, dict) else []
-    return prod(size for size in sizes if type(size) is int and size > 0)
+    return count_parallel(arguments) if isinstance(arguments, dict) else 1
+
+
+def count_parallel(arguments: Mapping[str, Any]) -> int:
+    """Return the number of GPUs that an engine with these arguments of vLLM takes, as far as they are valid."""
+    sizes = [arguments.get(name) for name in PARALLEL_SIZES]
+    return min(prod(size for size in sizes if type(size) is int and size > 0), _MAX_GPUS)
 
 
 def gpus_of(config: ModelConfig) -> tuple[int, ...]:
@@ -345,8 +351,6 @@ def _tune(model: ModelConfig, wanted: Tuning) -> ModelConfig:
 
 def _check_instances(model: ModelConfig, group: Instances, plan: Plan, gpus: tuple[int, ...], why_host: str) -> None:
     """Check instances against the GPUs on which the plan puts the model."""
-    if group.count < 1:
-        raise InputError(f"{model.name} is to have {group.count} instances; it needs at least 1.")
     if group.gpus and not gpus:
         why, other = (f" ({why_host})", "") if why_host else ("", ", or say --placement gpu")
         raise InputError(

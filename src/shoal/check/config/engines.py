@@ -25,7 +25,7 @@ from shoal.check.environments import VARIABLE
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
 from shoal.files import parse_json, read_bytes, read_json, read_text
-from shoal.repository.placement import PARALLEL_SIZES
+from shoal.repository.placement import PARALLEL_SIZES, count_parallel
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)
 MISSPELT = Rule("engine-args-misspelt", Severity.WARNING)
@@ -48,7 +48,6 @@ PARAMETER = "engine_args"  # of our own models on vLLM
 _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}
 _WITHOUT_REQUEST_LOG = (25, 9)  # the first release of Triton with vLLM 0.10.1
 _LORA = "multi_lora.json"
-_MAX_GPUS = 1024  # of an instance
 _SHARE = 0.92  # vLLM's default of gpu_memory_utilization
 _COMPILED = "compiled_model_dir"  # of vllm-rbln before 0.8.1, with device "rbln"
 # Tensors of the backend's releases from 23.10 to 26.01: src/model.py, auto_complete_config.
@@ -169,20 +168,19 @@ def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
     With KIND_MODEL, vLLM takes GPUs from the first on. With KIND_GPU, an instance has its own GPU, and in shoal's own
     models the following ones, too, if it computes on several.
     """
-    sizes = [arguments.get(name) for name in PARALLEL_SIZES]
-    width = math.prod(size for size in sizes if type(size) is int and size > 0)
+    width = count_parallel(arguments)
     users, first = Counter[int](), 0
     for index, group in enumerate(model.message.instance_group):
         if group.kind == group.KIND_GPU and width > 1 and model.message.backend == "vllm":
             yield INSTANCES.at(
                 model.at("instance_group", index),
                 f"KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in {model.name}: it computes"
-                f" on {width} ({', '.join(PARALLEL_SIZES)}: {sizes}).",
+                f" on {width} ({', '.join(PARALLEL_SIZES)}: {[arguments.get(name) for name in PARALLEL_SIZES]}).",
                 "Write instance_group [ { count: 1 kind: KIND_MODEL } ]",
             )
         elif group.kind in (group.KIND_MODEL, group.KIND_GPU):
             first = first if users else index
-            gpus = [gpu + more for gpu in group.gpus or (0,) for more in range(min(width, _MAX_GPUS))]
+            gpus = [gpu + more for gpu in group.gpus or (0,) for more in range(width)]
             users.update({gpu: max(1, group.count) * gpus.count(gpu) for gpu in set(gpus)})
     number = max(users.values(), default=0)
     share = arguments.get("gpu_memory_utilization", _SHARE)
