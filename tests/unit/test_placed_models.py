@@ -226,12 +226,20 @@ def test_what_composing_changed_of_ones_own_files_is_said(mine: Path, shoal: Sho
         ("label=gpu:", "--place label=gpu: cannot be read. For example: --place scorer=gpu:0, or scorer=cpu"),
         ("label=cuda:0", "--place label=cuda:0 cannot be read"),
         ("lable=cpu", "There is no model lable in this repository. Did you mean label"),
+        ("softmax=gpu:0 softmax=cpu", "--place softmax=cpu cannot be read"),
         ("softmax=gpu:1,1", "--place lists a GPU twice for softmax"),
     ],
 )
 def test_places_that_cannot_be(place: str, message: str, tmp_path: Path, shoal: Shoal) -> None:
     with pytest.raises(ShoalError, match=message):
-        shoal("compose", "softmax", "label", tmp_path / "r", "--place", place)
+        places = [part for each in place.split() for part in ("--place", each)]
+        shoal("compose", "softmax", "label", tmp_path / "r", *places)
+
+
+@pytest.mark.parametrize("instances", [(Instances(1, (0,)),), (Instances(1), Instances(2))])
+def test_a_model_is_placed_by_one_option(instances: tuple[Instances, ...]) -> None:
+    with pytest.raises(InputError, match=r"softmax is placed by --place and by --instances.*--instances softmax=2"):
+        place(SHIPPED["softmax"], GPUS, tuning=Tuning(instances, gpus=(1,)))
 
 
 def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

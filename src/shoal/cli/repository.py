@@ -133,7 +133,7 @@ def _parse_tuning(
             if option == "instances" and (match := re.fullmatch(r"(\d+)(?:@(\d+(?:,\d+)*))?", value)):
                 gpus = tuple(map(int, match[2].split(","))) if match[2] else ()
                 found[model] = replace(old, instances=(*old.instances, Instances(int(match[1]), gpus)))
-            elif option == "place" and (match := re.fullmatch(r"cpu|gpu:(\d+(?:,\d+)*)", value)):
+            elif option == "place" and old.gpus is None and (match := re.fullmatch(r"cpu|gpu:(\d+(?:,\d+)*)", value)):
                 found[model] = replace(old, gpus=tuple(map(int, match[1].split(","))) if match[1] else ())
             elif option == "preferred-batch" and re.fullmatch(r"\d+(,\d+)*", value):
                 found[model] = replace(old, preferred_batch_sizes=tuple(map(int, value.split(","))))

@@ -365,8 +365,11 @@ def _check_instances(model: ModelConfig, group: Instances, plan: Plan, gpus: tup
 
 def _check_place(model: ModelConfig, plan: Plan, tuning: Tuning, why_host: str) -> None:
     gpus = tuning.gpus or ()
-    if any(group.gpus for group in tuning.instances):
-        raise InputError(f"Both --place and --instances list GPUs for {model.name}.", "Give one of the two.")
+    if len(tuning.instances) > 1 or any(group.gpus for group in tuning.instances):
+        raise InputError(
+            f"{model.name} is placed by --place and by --instances.",
+            f"Give one of the two, or only a number: --instances {model.name}=2",
+        )
     if plan.placement == HYBRID and model.backend == "python":
         why_host = why_host or "with placement hybrid it runs in the client"
     if gpus and why_host:
