@@ -231,8 +231,8 @@ def test_what_composing_changed_of_ones_own_files_is_said(mine: Path, shoal: Sho
     ],
 )
 def test_places_that_cannot_be(place: str, message: str, tmp_path: Path, shoal: Shoal) -> None:
+    places = [part for each in place.split() for part in ("--place", each)]
     with pytest.raises(ShoalError, match=message):
-        places = [part for each in place.split() for part in ("--place", each)]
         shoal("compose", "softmax", "label", tmp_path / "r", *places)
 
 
