@@ -72,11 +72,13 @@ def _check_edge(model: Model, repository: Repository, graph: Graph, edge: Edge) 
         )
     elif edge.crossing == TO_OTHER_GPU or _may_hop(source, target):
         first, then = (sorted(_gpus(config)) for config in (source, target))
-        rule, goes = (HOP, "goes") if edge.crossing == TO_OTHER_GPU else (MAY_HOP, "may go")
+        rule, goes, fix = MAY_HOP, "may go", "Serve each GPU with a server and a repository of its own."
+        if edge.crossing == TO_OTHER_GPU:
+            rule, goes, fix = HOP, "goes", "Give both the same gpus: [ ... ]."
         yield rule.at(
             place,
             f"{edge.name} {goes} from {source.name} on GPU {first} to {target.name} on GPU {then}.",
-            "Give both the same gpus: [ ... ]. To use several GPUs, write an ensemble for each.",
+            fix,
         )
 
 
