@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.check import check
 from shoal.client.client import Client
 from shoal.composition.compose import compose
+from shoal.errors import ServerError
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import find_launch_flags
@@ -79,3 +81,13 @@ def test_flags_are_those_that_the_configurations_need(models: Path) -> None:
     assert command.count("--cache-config=local,size=3145728") == command.count("--cache-config") == 1
     plain = compose("plain", models / "plain", projects=[models], plan=plan)
     assert find_launch_flags(plain) == []
+
+
+def test_a_component_does_not_start_where_its_backend_would_choose(tmp_path: Path) -> None:
+    """Triton accepts KIND_MODEL for every backend; the component refuses it, and serve reports the reason."""
+    repository = compose("softmax", tmp_path / "r")
+    path = repository / "softmax" / "config.pbtxt"
+    path.write_text(path.read_text(encoding="utf-8").replace("KIND_CPU", "KIND_MODEL"), encoding="utf-8")
+    assert [finding.rule.id for finding in check(repository)] == ["kind-unsupported"]
+    with pytest.raises(ServerError, match="Its instance has KIND_MODEL, and the component computes with KIND_CPU or"):
+        serve(repository)

@@ -36,11 +36,11 @@ def find_notes(
     notes, wanted = [], plan.gpus or ()
     for model in (model for model in models if wanted and not model.is_ensemble):
         kinds = {group.kind for group in model.message.instance_group}
-        is_here = plan.placement == GPU or model.backend != "python"
-        if kinds == {model.message.instance_group[0].KIND_CPU} and is_here:
+        is_placed = plan.placement == GPU or model.backend != "python"  # else it runs in the client
+        if kinds == {model.message.instance_group[0].KIND_CPU} and is_placed:
             why = why_host.get(model.name) or find_host_reason(model, plan.target)
             notes.append(f"{model.name} is on the host{f': {why}' if why else ''}.")
-        elif is_single(model) and is_here and not set(wanted) <= set(gpus_of(model)):
+        elif is_single(model) and is_placed and not set(wanted) <= set(gpus_of(model)):
             notes.append(f"{model.name} is not repeated on each GPU: {show_groups(model.message)}.")
     if unused := sorted(set(wanted) - set(gpus)):
         notes.append(f"No model computes on GPU {', '.join(map(str, unused))}.")
@@ -55,7 +55,7 @@ def find_changes(before: ModelConfig, message: Any, plan: Plan) -> Iterator[str]
     ``before`` is the configuration in the model's folder, ``message`` the one that is written. Values that are only
     added are left out.
     """
-    if before.folder.is_relative_to(shipped_root()):
+    if before.folder.parent.parent == shipped_root():
         return
     place, old = f"{before.name}/config.pbtxt", before.message
     for field, value in old.ListFields():
