@@ -177,7 +177,10 @@ Encoder = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Placement = Annotated[
     Literal["cpu", "hybrid", "gpu"],
-    typer.Option(help="Where the models run; hybrid: pre- and postprocessing in the client, the models on the GPU."),
+    typer.Option(
+        help="Where the models run, instead of where each one's own configuration says; hybrid: pre- and postprocessing"
+        " in the client, the models on the GPU."
+    ),
 ]
 Protocol: TypeAlias = Literal["grpc", "http"]
 Url = Annotated[

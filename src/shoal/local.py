@@ -345,9 +345,10 @@ def load_component(config: ModelConfig, models: Callees | None = None) -> Compon
 def _device(config: ModelConfig, library: str) -> Device:
     """Return the device that the configuration gives a model's first instance."""
     group = next(iter(config.message.instance_group), None)
-    if group is None or group.kind != group.KIND_GPU:
+    kinds = {} if group is None else {group.KIND_GPU: "gpu", group.KIND_MODEL: "model"}
+    if group is None or group.kind not in kinds:
         return Device()
-    return Device("gpu", next(iter(group.gpus), 0), library)
+    return Device(kinds[group.kind], next(iter(group.gpus), 0), library)
 
 
 def _latest_version(config: ModelConfig) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import platform
@@ -18,6 +19,7 @@ BF16 = "SHOAL_BF16"  # an environment variable
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # with BF16 arithmetic
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # an environment variable
 _CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -26,7 +28,8 @@ def describe_machine() -> dict[str, Any]:
 
     A container's CPU quota counts as cores, rounded up. ``physical_cores`` excludes hyper-threads, ``flags`` are the
     instruction sets among ``FLAGS``, ``memory_gib`` is the machine's memory, and ``python`` is this interpreter's
-    version. On a machine with NVIDIA GPUs, ``gpu`` names the first one, and ``num_gpus`` counts them.
+    version. On a machine with NVIDIA GPUs that CUDA shows to this process, ``gpu`` names the first one, and
+    ``num_gpus`` counts them.
     """
     entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
     allowed = os.sched_getaffinity(0)
@@ -43,8 +46,47 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "python": platform.python_version(),
     }
-    gpus = [_fields(_read(path)).get("Model", "a GPU") for path in sorted(_GPUS.glob("*/information"))]
+    gpus = find_gpus()
     return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
+
+
+def find_gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs that CUDA shows to this process, in the order of their numbers there.
+
+    The driver lists them through NVML if the package nvidia-ml-py is installed, else in ``/proc``. As in CUDA, the
+    environment variable CUDA_VISIBLE_DEVICES selects from them by number or by the start of a UUID, and an entry that
+    is not there ends the list. A part of a GPU (``MIG-...``) counts as one.
+    """
+    gpus = _list_by_nvml() or _list_in_proc()
+    if VISIBLE not in os.environ:
+        return [name for name, _ in gpus]
+    found = []
+    for entry in (part.strip() for part in os.environ[VISIBLE].split(",")):
+        if entry.isdecimal():
+            same = gpus[int(entry) :][:1]
+        else:
+            same = gpus[:1] if entry.startswith("MIG-") else [gpu for gpu in gpus if entry and gpu[1].startswith(entry)]
+        if len(same) != 1:
+            break
+        found.append(same[0][0])
+    return found
+
+
+def _list_by_nvml() -> list[tuple[str, str]]:
+    """Return name and UUID of each GPU from NVML; empty without its package, its library or a GPU."""
+    try:
+        pynvml = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [(str(pynvml.nvmlDeviceGetName(each)), str(pynvml.nvmlDeviceGetUUID(each))) for each in handles]
+    except Exception:  # ModuleNotFoundError, or the package's own NVMLError: /proc is read instead
+        return []
+
+
+def _list_in_proc() -> list[tuple[str, str]]:
+    """Return model and UUID of each GPU, in the order of their PCI addresses."""
+    entries = [_fields(_read(path)) for path in sorted(_GPUS.glob("*/information"))]
+    return [(entry.get("Model", "a GPU"), entry.get("GPU UUID", "")) for entry in entries]
 
 
 def usable_cores() -> float:

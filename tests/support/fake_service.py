@@ -67,7 +67,8 @@ class FakeService:
         )  # fmt: skip
         self.running: asyncio.Task[None] | None = None
 
-    def _launch(self, *_: Any) -> FakeServer:
+    def _launch(self, *_: Any, **given: Any) -> FakeServer:
+        self.given = given
         self.launches.append(time.monotonic())
         self.was_stopped.append(bool(self.servers and self.servers[0].stopped))
         if self.failures:

@@ -66,10 +66,10 @@ def argument(rule: str, /, **arguments: Any) -> Plant:
     return plant(f"{last} {json.dumps(arguments)}", rule, f'"{last}"', {ARGS: dump(**arguments)})
 
 
-def ours(name: str, rule: str, line: str, edit: tuple[str, str]) -> Plant:
+def ours(name: str, rule: str, line: str, edit: tuple[str, str], config: str = OURS) -> Plant:
     """A mistake in a model of shoal's engine on vLLM."""
     model: dict[str, Edit] = {
-        "engine/config.pbtxt": OURS,
+        "engine/config.pbtxt": config,
         "engine/1/model.py": "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n",
     }
     return Plant(name, rule, "engine/config.pbtxt", line, {"engine/config.pbtxt": edit}, model)
@@ -125,7 +125,13 @@ PLANTS = (
           {ARGS: dump(pipeline_parallel_size=2)}, file=CONFIG),
     plant("two instances on the same GPUs", "vllm-instances", "count: 2", {CONFIG: ("count: 1", "count: 2")},
           file=CONFIG),
+    plant("two instances on one GPU", "vllm-instances", "KIND_GPU", {CONFIG: ("count: 1", "count: 2")},
+          {CONFIG: TEXTS.replace("KIND_MODEL", "KIND_GPU gpus: [ 1 ]")}, file=CONFIG),
     # The parameter of shoal's engine.
+    ours("two engines on one GPU", "vllm-instances", "KIND", ("kind: KIND_CPU", "count: 2 kind: KIND_GPU gpus: [ 1 ]")),
+    ours("two engines with a GPU in common", "vllm-instances", "gpus", ("gpus: [ 0, 2 ]", "gpus: [ 0, 1 ]"),
+         OURS.replace("KIND_CPU", "KIND_GPU gpus: [ 0, 2 ]").replace('"enforce_eager": true',
+                                                                     '"tensor_parallel_size": 2')),
     ours("an argument of the parameter misspelt", "engine-args-misspelt", "engine_args",
          ("enforce_eager", "enforce_eagr")),
     ours("an old argument in the parameter", "engine-args-removed", "engine_args",

@@ -72,4 +72,6 @@ PLANTS = (
     Plant("a newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=22)}, GOOD, target="24.10"),
     Plant("a newer IR version", "onnx-version", FILE, "", {FILE: lambda: graph(ir=11)}, GOOD, target="25.07"),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
-)
+    Plant("a graph on a GPU of the embedded server", "kind-unsupported", CONFIG, "instance_group",
+          {CONFIG: ("KIND_CPU", "KIND_GPU gpus: [ 0 ]")}, GOOD, target="embedded"),
+)  # fmt: skip

@@ -59,7 +59,7 @@ PLANTS = (
         {"left/config.pbtxt": ("gpus: [ 0 ]", "gpus: [ 1 ]")},
         on_gpu(),
     ),
-    Plant("any of two GPUs", "gpu-hop", "all/config.pbtxt", "first_y", on_gpu("gpus: [ 0, 1 ]"), on_gpu()),
+    Plant("any of two GPUs", "gpu-may-hop", "all/config.pbtxt", "first_y", on_gpu("gpus: [ 0, 1 ]"), on_gpu()),
     Plant(
         "a pool of 64 MiB",
         "cuda-pool-small",

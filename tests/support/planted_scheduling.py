@@ -12,6 +12,18 @@ SEQUENCE = """sequence_batching {
   control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]
 }
 """
+COMPONENT = """from shoal.component import Component
+
+
+class Double(Component):
+    LINE
+
+    def run(self, batch):
+        return {"Y": batch["X"] * 2}
+
+
+TritonPythonModel = Double.for_triton()
+"""
 METRIC = (
     'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }\n'
 )
@@ -28,6 +40,11 @@ def alone(old: str, new: str) -> dict[str, Edit]:
 def sequences(batching: str = SEQUENCE) -> dict[str, Edit]:
     """A model with sequences, which no ensemble calls."""
     return {ALONE: config("alone", batching=batching), "alone/1/model.py": MODEL}
+
+
+def component(line: str) -> dict[str, Edit]:
+    """A component of shoal with a line in its class, which no ensemble calls."""
+    return {ALONE: config("alone"), "alone/1/model.py": COMPONENT.replace("LINE", line)}
 
 
 PLANTS = (
@@ -245,6 +262,30 @@ PLANTS = (
     ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
+    Plant(
+        "a component that computes on the host, on a GPU",
+        "kind-unsupported",
+        ALONE,
+        "instance_group",
+        alone("KIND_CPU", "KIND_GPU gpus: [ 0 ]"),
+        component('library = "numpy"'),
+    ),
+    Plant(
+        "a component of any device, on a GPU that Triton takes for one",
+        "kind-unsupported",
+        ALONE,
+        "instance_group",
+        {"alone/1/model.py": COMPONENT.replace("LINE", 'library: str = "numpy"')},
+        {**component("library = 'cupy'"), ALONE: config("alone").replace("KIND_CPU", "KIND_AUTO gpus: [ 0 ]")},
+    ),
+    Plant(
+        "a component whose devices its backend chooses",
+        "kind-unsupported",
+        ALONE,
+        "instance_group",
+        alone("KIND_CPU", "KIND_MODEL"),
+        component('library = "torch"'),
+    ),
     Plant(
         "a misspelt backend with a runtime",
         "misspelt-backend",

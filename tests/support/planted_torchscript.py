@@ -164,4 +164,21 @@ PLANTS = (
     Plant("a GPU on the host", "torchscript-device", FILE, "", {FILE: partial(archive, "on gpu")}, good()),
     Plant("a trace for the host alone", "torchscript-bound", FILE, "", {FILE: partial(traced, "placed")}, good()),
     Plant("a device as an attribute", "torchscript-bound", FILE, "", {FILE: partial(archive, "held")}, good()),
+    Plant(
+        "an encoder of the embedded server whose devices its backend chooses",
+        "kind-unsupported",
+        CONFIG,
+        "instance_group",
+        {CONFIG: ("KIND_CPU", "KIND_MODEL")},
+        good(),
+        target="embedded",
+    ),
+    Plant(
+        "a dtype for a module without a trunk",
+        "torchscript-dtype",
+        CONFIG,
+        "bf16",
+        {CONFIG: ("fp32", "bf16")},
+        good(more=IN_PYTHON + '\nparameters { key: "dtype" value { string_value: "fp32" } }'),
+    ),
 )

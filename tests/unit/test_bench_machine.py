@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shoal import machine
 from shoal.bench.measure import _time_within
+from shoal.errors import SetupError
+from shoal.server.checks import check_gpus
 from tests.unit.test_bench import table
 
 
@@ -65,6 +70,57 @@ def test_a_limit_of_memory(
     monkeypatch.setattr(machine, "_CGROUP", table(tmp_path / "cgroup", groups))
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     assert machine.available_memory() == 3000
+
+
+INFORMATION = "Model: \t\t {name}\nIRQ: \t\t 12\nGPU UUID: \t {uuid}\n"
+TWO = [("H100", "GPU-aaaa-1"), ("L4", "GPU-bbbb-2")]
+
+
+@pytest.mark.parametrize("is_from_nvml", [False, True])
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["H100", "L4"]),
+        ("", []),
+        ("-1", []),
+        ("1", ["L4"]),
+        ("1, 0", ["L4", "H100"]),
+        ("0,5,1", ["H100"]),
+        ("GPU-bbbb", ["L4"]),
+        ("GPU-bbbb-2,0", ["L4", "H100"]),
+        ("GPU-", []),
+        ("NoDevFiles", []),
+        ("MIG-GPU-aaaa/1/0", ["H100"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(
+    visible: str | None, names: list[str], is_from_nvml: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's list, from NVML or from /proc, and CUDA's rules for CUDA_VISIBLE_DEVICES."""
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(TWO),
+        nvmlDeviceGetHandleByIndex=lambda index: TWO[index],
+        nvmlDeviceGetName=lambda gpu: gpu[0],
+        nvmlDeviceGetUUID=lambda gpu: gpu[1],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml if is_from_nvml else None)
+    for index, (name, uuid) in enumerate([] if is_from_nvml else TWO):
+        (tmp_path / f"0000:0{index}:00.0").mkdir()
+        table(tmp_path / f"0000:0{index}:00.0" / "information", INFORMATION.format(name=name, uuid=uuid))
+    monkeypatch.setattr(machine, "_GPUS", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.find_gpus() == names
+    assert machine.describe_machine().get("num_gpus", 0) == len(names)
+    (tmp_path / "manifest.json").write_text('{"gpus": [1]}', encoding="utf-8")
+    if len(names) < 2:
+        shown = "" if visible is None else rf" \(CUDA_VISIBLE_DEVICES is '{re.escape(visible)}'\)"
+        with pytest.raises(SetupError, match=f"composed for GPU 1, and this machine has {len(names) or 'none'}{shown}"):
+            check_gpus(tmp_path)
+    else:
+        check_gpus(tmp_path)
 
 
 def test_time_of_calls_within_a_window() -> None:

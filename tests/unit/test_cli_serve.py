@@ -80,6 +80,7 @@ def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:
         ("http-port", "cannot be read: "),
         ("host = '0.0.0.0'", "there is no authentication yet"),
         ("client-share = 2", "--client-share 2 is out of range"),
+        ("cache-mib = 0", "--cache-mib 0 is out of range"),
     ],
 )
 def test_a_config_that_is_wrong(tmp_path: Path, content: str, message: str) -> None:

@@ -20,10 +20,12 @@ from shoal.composition.compose import compose
 from shoal.errors import ShoalError
 from shoal.local import Pipeline, load
 from shoal.readability import reader
-from shoal.repository.placement import Plan
+from shoal.repository.graph import Graph
+from shoal.repository.placement import Plan, Tuning
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 
+GPU = 2
 TEXTS = ["The cat sat.", "cat [SEP] cat", "", "Naïve 漢字 🐟, isn't it?"]
 
 
@@ -36,7 +38,7 @@ class StandIn:
     def load_model(self, path: str, **options: Any) -> Any:
         import treelite
 
-        assert options["model_type"] == "treelite_checkpoint"
+        assert (options["model_type"], options["device_id"]) == ("treelite_checkpoint", GPU)
         model = treelite.Model.deserialize(path)
 
         def predict(rows: Array) -> Array:
@@ -54,12 +56,12 @@ def on_gpu(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def place(config: Any, library: str) -> PretendGpu:
         assert config.message.instance_group[0].kind == config.message.instance_group[0].KIND_GPU
         assert library in ("cupy", "torch")
-        return PretendGpu()
+        return PretendGpu(index=config.message.instance_group[0].gpus[0])
 
     monkeypatch.setattr(local, "_device", place)
     monkeypatch.setattr(reader, "GpuText", EmulatedText)
     monkeypatch.setitem(sys.modules, "nvforest", StandIn())
-    plan = Plan(placement="gpu", target="26.06")
+    plan = Plan(placement="gpu", target="26.06", gpus=(GPU,))
     repository = compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=plan)
     loaded = load(repository / "ensemble_all")
     yield loaded
@@ -141,6 +143,25 @@ def copies(model: str, name: str, direction: str, num_bytes: int = 8, times: int
 )
 def test_the_budget(copied: Copies, is_within: bool, pipeline: Pipeline) -> None:
     assert (copied.beyond(pipeline.graph) == []) == is_within
+
+
+def test_steps_on_different_devices_may_exchange_tensors(artifacts: Path, tmp_path: Path) -> None:
+    """The first or the last step on the host, all other models on the GPU: what is between them moves once."""
+    for host, model, edge, is_within in (
+        ("preprocess", "bert-large", Edge("INPUT__0", UP), True),
+        ("preprocess", "bert-large", Edge("INPUT__0", DOWN), False),
+        ("preprocess", "postprocess", Edge("CUML_SCORE", UP), False),
+        ("postprocess", "postprocess", Edge("CUML_SCORE", DOWN), True),
+        ("postprocess", "bert-large", Edge("INPUT__0", UP), False),
+        ("cuml", "cuml", Edge("input__0", DOWN), False),  # its score goes back to the GPU
+    ):
+        plan, tuning = Plan(placement="gpu", target="26.06"), {host: Tuning(gpus=())}
+        folder = tmp_path / host
+        if not folder.exists():
+            compose("ensemble_all", folder, artifacts=artifacts, plan=plan, tuning=tuning)
+        graph = Graph.load(folder / "ensemble_all")
+        copied = Copies({(model, edge): Traffic(1, 4)}, {model: {BATCHES: 1}})
+        assert (copied.beyond(graph) == []) == is_within, (model, edge)
 
 
 def test_metrics_are_read_back() -> None:

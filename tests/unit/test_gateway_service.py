@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_a_signal_drains_and_stops(bench: Bench, name: str) -> None:
     assert bench.ended == pytest.approx(35, abs=1.5)
     assert [each.stopped for each in bench.fake.servers] == [[STOP_SECONDS]]
     assert bench.is_closed
+
+
+def test_each_server_gets_the_size_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = Bench(monkeypatch, tmp_path, replace(OPTIONS, cache_mib=3.0))
+    bench.schedule = {20.0: send("SIGTERM")}
+    assert bench.run() == 0
+    assert bench.fake.given == {"cache_mib": 3.0}
 
 
 def test_requests_in_flight_have_the_grace(bench: Bench) -> None:

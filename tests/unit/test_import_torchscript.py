@@ -10,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.check import check
+from shoal.composition.compose import compose
+from shoal.encoders.unbinding import unbind
 from shoal.errors import ArtifactError, InputError
+from shoal.project.importing import torchscripts
 from shoal.project.importing.add_model import add_model
+from shoal.repository.placement import Plan
 from tests.support.imports import Column, Tagger, add, declared, load_script, script
 
 
@@ -169,3 +174,63 @@ def test_training_mode_is_left(tmp_path: Path) -> None:
     _, said = add(tmp_path, tmp_path / "m.pt", "m", inputs=["FP32:4"])
     assert "it was saved in training mode, and is written in evaluation mode" in said
     assert not load_script(tmp_path / "models" / "m" / "1" / "model.pt").training
+
+
+class Bound(nn.Module):
+    """Its trace keeps the device of the example, where it makes a tensor."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return (ids * (positions + 1)).to(torch.float32).sum(1, keepdim=True)
+
+
+def test_a_trace_that_names_a_device_is_freed_of_it(tmp_path: Path) -> None:
+    ids = torch.arange(12).reshape(2, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bound: Any = torch.jit.trace(Bound().eval(), (ids,), check_trace=False)
+        torch.jit.save(bound, str(tmp_path / "bound.pt"))
+    config, said = add(tmp_path, tmp_path / "bound.pt", "free", inputs=["INT64:-1"])
+    assert "its code named a device, and now uses the device of its inputs; its answers are the same" in said
+    path = config.folder / "1" / "model.pt"
+    assert torch.equal(load_script(path)(ids), bound(ids))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        elsewhere: Any = torch.jit.load(str(path), map_location="meta")
+        assert elsewhere(ids.to("meta")).device.type == "meta"
+        with pytest.raises(RuntimeError, match="meta"):
+            torch.jit.load(str(tmp_path / "bound.pt"), map_location="meta")(ids.to("meta"))
+    repository = compose("free", tmp_path / "r", projects=[tmp_path], plan=Plan(placement="gpu"))
+    assert {finding.rule.id for finding in check(repository)} == set()
+
+
+def test_answers_that_change_without_the_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(module: Any) -> None:
+        unbind(module)
+        graph = module._c._get_method("forward").graph
+        for node in graph.findAllNodes("aten::mul"):
+            node.replaceInput(1, node.inputsAt(0))
+
+    monkeypatch.setattr(torchscripts, "unbind", spoil)
+    ids = torch.arange(12).reshape(2, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(Bound().eval(), (ids,), check_trace=False), str(tmp_path / "bound.pt"))
+    with pytest.raises(ArtifactError, match="The code names a device, and without it the answers are others"):
+        add(tmp_path, tmp_path / "bound.pt", "spoilt", inputs=["INT64:-1"])
+
+
+def test_a_device_that_stays_is_said(tmp_path: Path) -> None:
+    """It is an attribute, which nothing here replaces."""
+
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.place = torch.device("cpu")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.zeros([1], device=self.place)
+
+    said: list[str] = []
+    add_model(script(Kept(), tmp_path / "kept.pt"), "kept", project=tmp_path, tell=said.append, inputs=["FP32:1"])
+    assert "its code names a device, and runs on that one only: `shoal check` names the line" in said

@@ -6,13 +6,14 @@ import dataclasses
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
 from shoal.component.tensors import Device
-from shoal.errors import ArtifactError, SetupError
+from shoal.errors import SetupError
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading, make_reader
 from shoal.text.device import Ragged, read_code_points
@@ -71,13 +72,17 @@ def test_one_upload_and_two_small_reads_a_batch(vocabulary: list[str], bundle: B
     assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids with the mask, and features
 
 
-def test_encoders_that_keep_case_are_read_on_the_host(vocabulary: list[str], bundle: Bundle) -> None:
-    cased = dataclasses.replace(bundle, is_lowercase=False)
-    device = PretendGpu()
-    reading = make_reader(vocabulary, cased, device, edge="TEXT")(PLAIN)
-    assert device.ledger.events[EXACT_ROWS] == len(PLAIN)
-    assert_equal(reading, Reader(vocabulary, cased)(PLAIN))
-    assert device.owns(reading.ids)
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"is_lowercase": False}, "texts that keep upper case"), ({"max_length": 4096}, "on a GPU at most 2040 tokens")],
+)
+def test_texts_that_are_read_on_the_host_only_are_refused_on_a_gpu(
+    vocabulary: list[str], bundle: Bundle, change: dict[str, Any], why: str
+) -> None:
+    changed = dataclasses.replace(bundle, **change)
+    with pytest.raises(SetupError, match=f"on GPU 0, and {why} .* --place preprocess=cpu"):
+        make_reader(vocabulary, changed, PretendGpu(), edge="TEXT")
+    assert_equal(make_reader(vocabulary, changed, Device(), edge="TEXT")(PLAIN), Reader(vocabulary, changed)(PLAIN))
 
 
 def test_marks_that_change_places_are_on_the_list() -> None:
@@ -104,9 +109,3 @@ def test_a_device_that_reads_otherwise_does_not_start(vocabulary: list[str], bun
     device = PretendGpu()
     with pytest.raises(SetupError, match=r"The text functions of GPU 0 give other \w+ than the host's\."):
         DeviceReader(vocabulary, bundle, device, "TEXT", Otherwise(vocabulary, device))
-
-
-def test_widths_that_a_byte_cannot_carry_are_refused(vocabulary: list[str], bundle: Bundle) -> None:
-    wide = dataclasses.replace(bundle, max_length=4096)
-    with pytest.raises(ArtifactError, match="max_length 4096; on a GPU at most 2040"):
-        DeviceReader(vocabulary, wide, PretendGpu(), "TEXT", EmulatedText(vocabulary))

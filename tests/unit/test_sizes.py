@@ -13,7 +13,7 @@ from shoal.repository.call_graph import collect
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Plan
+from shoal.repository.placement import Plan, place_all
 from shoal.repository.sizes import MIB, Largest, find_sizes
 from shoal.server.container import container_command
 
@@ -23,7 +23,11 @@ IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    models = collect("ensemble_all", find_model_folders())
+    return placed(Plan())
+
+
+def placed(plan: Plan) -> Graph:
+    models = place_all(collect("ensemble_all", find_model_folders()), plan)
     return Graph.build(models[-1], {model.name: model for model in models})
 
 
@@ -35,8 +39,9 @@ def test_the_size_of_a_tensor() -> None:
 
 @pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2, 3)])
 @pytest.mark.parametrize("concurrency", [1, 16, 100])
-def test_placement_gpu(graph: Graph, gpus: tuple[int, ...], concurrency: int) -> None:
-    sizes = find_sizes(graph, Plan(placement="gpu", gpus=gpus, concurrency=concurrency), LARGEST)
+def test_placement_gpu(gpus: tuple[int, ...], concurrency: int) -> None:
+    plan = Plan(placement="gpu", gpus=gpus, concurrency=concurrency)
+    sizes = find_sizes(placed(plan), plan, LARGEST)
     between = concurrency * (2 * IDS + FEATURES + 5 * SCORE)  # two scores in, three out of postprocess
     assert sum(line.total for line in sizes.lines if line.pool == "cuda") == between
     assert 2 * between <= sizes.cuda_pool < 2 * between + 64 * MIB
@@ -50,9 +55,10 @@ def test_placement_gpu(graph: Graph, gpus: tuple[int, ...], concurrency: int) ->
     ]
 
 
-def test_placement_hybrid(graph: Graph) -> None:
+def test_placement_hybrid() -> None:
     """In the whole ensemble of such a repository what preprocess gives lies on the host, what models give does not."""
-    sizes = find_sizes(graph, Plan(placement="hybrid", concurrency=10), LARGEST)
+    plan = Plan(placement="hybrid", concurrency=10)
+    sizes = find_sizes(placed(plan), plan, LARGEST)
     pools = {pool: sum(line.total for line in sizes.lines if line.pool == pool) for pool in ("cuda", "pinned")}
     assert pools == {"cuda": 10 * 2 * SCORE, "pinned": 10 * (2 * IDS + FEATURES + 3 * SCORE)}
 
@@ -69,8 +75,8 @@ def test_native_backends_need_no_shared_memory(graph: Graph) -> None:
     assert not [line for line in sizes.lines if line.what.startswith(("bert-large", "cuml"))]
 
 
-def test_the_arithmetic_is_shown(graph: Graph) -> None:
-    lines = find_sizes(graph, Plan(placement="gpu"), LARGEST).explain()
+def test_the_arithmetic_is_shown() -> None:
+    lines = find_sizes(placed(Plan(placement="gpu")), Plan(placement="gpu"), LARGEST).explain()
     assert "cuda   tree_feats: 423,936 x 16 = 6,782,976" in lines
     assert "CUDA pool, of each GPU: 2 x 40,501,248 -> 134,217,728" in lines
 

@@ -11,7 +11,7 @@ from shoal.composition.compose import compose
 from shoal.errors import InputError, ShoalError
 from shoal.repository.config import read_config
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Instances, Plan, Tuning, place, tune
+from shoal.repository.placement import Instances, Plan, Tuning, place, place_all, tune
 from tests.support.commands import Shoal
 
 GPUS = Plan(placement="gpu", gpus=(0, 1, 2))
@@ -33,15 +33,14 @@ def test_groups_on_gpus() -> None:
         ((Instances(2, (0,)), Instances(3, (1, 2))), [(2, [0]), (3, [1, 2])]),
         ((Instances(2),), [(2, [0, 1, 2])]),
     ):
-        (model,) = tune([available["softmax"]], {"softmax": Tuning(groups)}, GPUS)
-        message = place(model, GPUS, keeps_gpus=True)
+        message = place(available["softmax"], GPUS, tuning=Tuning(groups))
         assert [(group.count, list(group.gpus)) for group in message.instance_group] == expected
         assert {group.kind for group in message.instance_group} == {message.instance_group[0].KIND_GPU}
 
 
 def test_omitted_settings_are_kept() -> None:
     model = find_model_folders()["llamav2"]
-    (tuned,) = tune([model], {"llamav2": Tuning(queue_delay=0)}, Plan())
+    (tuned,) = tune([model], {"llamav2": Tuning(queue_delay=0)})
     assert list(tuned.message.dynamic_batching.preferred_batch_size) == [2, 4, 8]
     assert tuned.message.dynamic_batching.max_queue_delay_microseconds == 0
     assert tuned.message.instance_group == model.message.instance_group
@@ -73,4 +72,4 @@ def test_models_that_cannot_be_tuned() -> None:
         ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
     ):
         with pytest.raises(InputError, match=message):
-            tune([available[name]], {name: tuning}, plan)
+            place_all(tune([available[name]], {name: tuning}), plan, {name: tuning})

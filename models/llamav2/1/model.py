@@ -13,6 +13,8 @@ from shoal.generation.engines.loading import DTYPES, load_model
 class Llamav2(Component):
     """Answer users' messages with a Llama 2 chat model, a whole batch with one call of ``generate``."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         weights = find_weights(parameters.text("model"))
@@ -23,8 +25,7 @@ class Llamav2(Component):
         sampling = Sampling(temperature, top_k, repetition_penalty=penalty).check()
         chance = {} if sampling.is_greedy else {"temperature": temperature, "top_k": top_k}
         self.settings = {"do_sample": bool(chance), "repetition_penalty": penalty, **chance}
-        self.end_ids = weights.end_ids
-        self.tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
+        self.end_ids, self.tokenizer = weights.end_ids, read_tokenizer(weights.folder / "tokenizer.json")
         length = max(2, weights.context - self.max_tokens + 1)  # of the prompt and its first new token
         self.prompts = Prompts(self.tokenizer, llama2, context=length)
         self.model = load_model(weights, parameters.choice("dtype", DTYPES), context.num_threads)
@@ -39,8 +40,7 @@ class Llamav2(Component):
     def run(self, batch: Arrays) -> Arrays:
         prompts = [self.ids(text) for text in batch["prompt"][:, 0]]
         widest = max(map(len, prompts))
-        ids = torch.zeros((len(prompts), widest), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
+        ids, mask = (torch.zeros((len(prompts), widest), dtype=torch.int64) for _ in range(2))
         for row, prompt in enumerate(prompts):  # padded on the left: the answer follows the prompt
             ids[row, widest - len(prompt) :] = torch.tensor(prompt)
             mask[row, widest - len(prompt) :] = 1

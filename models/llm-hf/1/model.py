@@ -12,6 +12,8 @@ from shoal.generation.engines.loading import DTYPES, load_model
 class LlmHf(EngineComponent):
     """Continue token ids with a transformers model, in the first way of batching that computes it rightly."""
 
+    library = "numpy"
+
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         cache_tokens, is_static = parameters.whole("cache_tokens", 0), parameters.flag("static", default=False)
         model = load_model(weights, parameters.choice("dtype", DTYPES), self.context.num_threads)

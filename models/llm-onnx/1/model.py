@@ -11,6 +11,8 @@ from shoal.generation.engines.onnx import OnnxEngine
 class LlmOnnx(EngineComponent):
     """Continue token ids with a decoder on ONNX Runtime, in continuous batches."""
 
+    library = "numpy"
+
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> OnnxEngine:  # noqa: ARG002
         return OnnxEngine(weights, limits, self.context.num_threads)
 

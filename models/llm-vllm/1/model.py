@@ -11,6 +11,8 @@ from shoal.generation.engines.vllm import DTYPES, VllmEngine, read_arguments
 class LlmVllm(EngineComponent):
     """Continue token ids with vLLM."""
 
+    library = "engine"
+
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> VllmEngine:
         return VllmEngine(
             weights,
@@ -19,6 +21,7 @@ class LlmVllm(EngineComponent):
             threads=self.context.num_threads,
             arguments=read_arguments(parameters),
             count=self.context.device.ledger.count,
+            device=self.context.device,
         )
 
 

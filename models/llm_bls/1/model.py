@@ -14,6 +14,8 @@ from shoal.generation import Completions, join_pieces
 class LlmBls(StreamingComponent):
     """Call the prompt component, then the engine, and convert its tokens to text; a stop word stops the engine."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.prompt, self.engine = parameters.text("calls").split()

@@ -9,6 +9,7 @@ from shoal.generation import Completions
 class Completion(Component):
     """Convert the tokens of a language model's answers to text, separately for each stream of answers."""
 
+    library = "numpy"
     is_stateful = True
 
     def setup(self, context: Context) -> None:

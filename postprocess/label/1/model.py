@@ -11,6 +11,8 @@ from shoal.component import Arrays, Component, Context, Parameters
 class Label(Component):
     """Return the label of the class with the best score, and that score."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.scores, self.label, self.score = parameters.tensors("FP32[n] -> STRING[1], FP32[1]")

@@ -9,6 +9,8 @@ from shoal.component import Arrays, Component, Context, Parameters
 class TopK(Component):
     """Return labels and scores of the best classes, the best first."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.scores, self.labels, self.best = parameters.tensors("FP32[n] -> STRING[k], FP32[k]")

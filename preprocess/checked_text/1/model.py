@@ -9,6 +9,8 @@ from shoal.text import check_texts
 class CheckedText(Component):
     """Pass texts through unchanged if they are valid UTF-8 and not too long."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.text, self.checked = parameters.tensors("STRING[1] -> STRING[1]")

@@ -9,6 +9,8 @@ from shoal.generation import Prompts, rows, stack
 class Prompt(Component):
     """Turn a text or a chat, with its settings, into the token ids and settings that an engine takes."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         self.prompts = Prompts.read(Parameters(context.spec))
 

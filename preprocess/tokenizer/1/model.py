@@ -9,6 +9,8 @@ from shoal.text import check_texts, decode_texts, make_encoder
 class Tokenizer(Component):
     """Tokenize texts to token ids and attention mask, with the encoder's own tokenizer."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.text, self.ids, self.mask = parameters.tensors("STRING[1] -> INT64[t], INT64[t]")

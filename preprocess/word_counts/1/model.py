@@ -11,6 +11,8 @@ FIX = "Write one word per line, one basic token each: in lower case, without acc
 class Counts(Component):
     """Count how often each word of a list occurs in each text."""
 
+    library = "numpy"
+
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
         self.text, self.counts = parameters.tensors("STRING[1] -> FP32[n]")

@@ -6,6 +6,7 @@ import json
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from shoal.check.config.scheduling import find_on_gpu
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.errors import ShoalError
@@ -72,7 +73,8 @@ def _contents(model: Model, found: dict[str, Path]) -> Findings:
         if not any(package in text for _, text in model.sources):
             continue
         try:
-            application.load()(found)
+            if why := application.load()(found):
+                yield from find_on_gpu(model, why)
         except ShoalError as error:
             # An unreadable encoder is reported by the rules for TorchScript.
             named = [path for path in found.values() if str(path) in error.what]

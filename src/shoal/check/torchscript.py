@@ -40,6 +40,7 @@ NAMES = Rule("torchscript-names", Severity.ERROR)
 OUTPUTS = Rule("torchscript-outputs", Severity.ERROR)
 DEVICE = Rule("torchscript-device", Severity.ERROR)
 BOUND = Rule("torchscript-bound", Severity.WARNING)
+DTYPE = Rule("torchscript-dtype", Severity.ERROR)
 
 _INDEX = re.compile(r"(?:(?!__).)*__([0-9]{1,6})")  # the first "__", as libtorch.cc looks for it
 
@@ -78,6 +79,8 @@ def _find_file(model: Model, path: Path, repository: Repository, *, is_native: b
     with closing(script):
         yield from _find_devices(model, path, script)
         owner = script.find_class(script.main) if script.main else None
+        if owner is not None and not is_native:
+            yield from _find_dtype(model, owner)
         forward = find_method(owner, "forward") if owner else None
         if owner is None or forward is None:
             return
@@ -102,8 +105,8 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
     yield (DEVICE if is_elsewhere else BOUND).at(
         Place(path, line),
         f"Line {line} of {name} names a device{more}: {text[:_MAX_SHOWN]}",
-        "Export it again: shoal train and shoal add-model NAME write encoders for every device. In a model of your own,"
-        " make tensors with device=x.device and save it with torch.jit.script, or register them as buffers.",
+        "Add the file with shoal add-model, which takes the device out of its code; shoal train writes encoders for"
+        " every device. Or make tensors with device=x.device, and save it with torch.jit.script.",
     )
 
 
@@ -116,6 +119,24 @@ def _is_elsewhere(text: str, groups: Any) -> bool:
         return any(group.kind == group.KIND_GPU for group in groups)
     is_other = named[2] is not None and any(int(named[2]) != gpu for group in groups for gpu in group.gpus)
     return is_other or any(group.kind == group.KIND_CPU for group in groups)
+
+
+def _find_dtype(model: Model, owner: ast.ClassDef) -> Findings:
+    """Find a ``dtype`` to which shoal's backend cannot convert the module whose class is ``owner``."""
+    dtype = model.parameters.get("dtype", "fp32")
+    if dtype != "fp32" and not (dtype in ("bf16", "fp16") and has_trunk(owner)):
+        yield DTYPE.at(
+            model.at_entry("parameters", key="dtype", within=("value", "string_value")),
+            f"{FILE} of {model.name} cannot run in dtype {dtype}: bf16 and fp16 convert a submodule `trunk`, and"
+            f" {'it has none' if not has_trunk(owner) else 'this is neither'}.",
+            "Write fp32, or compose without --dtype. In a model of your own, call the part to convert `trunk`.",
+        )
+
+
+def has_trunk(owner: ast.ClassDef) -> bool:
+    """Whether a class in a TorchScript archive declares a submodule ``trunk``."""
+    declared = [statement.target for statement in owner.body if isinstance(statement, ast.AnnAssign)]
+    return any(isinstance(target, ast.Name) and target.id == "trunk" for target in declared)
 
 
 def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native: bool) -> Findings:

@@ -15,7 +15,12 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.repository.placement import Tuning
 
-_TUNED = {"instances": "scorer=2, or scorer=2@0,1", "preferred-batch": "scorer=4,8", "queue-delay": "scorer=300"}
+_TUNED = {
+    "instances": "scorer=2, or scorer=2@0,1",
+    "place": "scorer=gpu:0, or scorer=cpu",
+    "preferred-batch": "scorer=4,8",
+    "queue-delay": "scorer=300",
+}
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
@@ -31,7 +36,7 @@ def compose(
             help="Files that model folders lack, such as those of `shoal train`; build/artifacts if it exists."
         ),
     ] = None,
-    placement: Placement = "cpu",
+    placement: Placement | None = None,
     target: Target = "embedded",
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
@@ -65,6 +70,12 @@ def compose(
             help="Instances of a model, on each of GPUS if given; may be repeated.",
         ),
     ] = None,
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=gpu:NUMBERS|cpu", help="Place one model, whatever --placement says; may be repeated."
+        ),
+    ] = None,
     preferred_batch: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL=ROWS", help="Preferred batch sizes of a model, such as 2,4,8; may be repeated."),
@@ -79,7 +90,7 @@ def compose(
     from shoal.repository.manifest import read_manifest
     from shoal.repository.placement import Plan
 
-    plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
+    plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
     path = compose_repository(
         ensembles,
         repository,
@@ -90,9 +101,11 @@ def compose(
         stubs=_by_model(stub),
         swap=parse_pairs("--swap", swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
         weights=weights,
-        tuning=_parse_tuning(instances, preferred_batch, queue_delay),
+        tuning=_parse_tuning(instances, preferred_batch, queue_delay, place),
     )
     manifest = read_manifest(path)
+    for note in manifest["notes"]:
+        OUT.print(f"note: {plain(note)}", soft_wrap=True)
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():
@@ -102,18 +115,26 @@ def compose(
     OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
 
 
-def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None) -> dict[str, Tuning]:
+def _parse_tuning(
+    instances: list[str] | None,
+    sizes: list[str] | None,
+    delays: list[str] | None,
+    places: list[str] | None = None,
+) -> dict[str, Tuning]:
     """Parse the options that are given for single models, such as ``--instances MODEL=COUNT``."""
     from shoal.repository.placement import Instances, Tuning
 
     found: dict[str, Tuning] = {}
-    for option, given in (("instances", instances), ("preferred-batch", sizes), ("queue-delay", delays)):
+    options = {"instances": instances, "preferred-batch": sizes, "queue-delay": delays, "place": places}
+    for option, given in options.items():
         for text in given or ():
             model, _, value = text.partition("=")
             old = found.get(model, Tuning())
             if option == "instances" and (match := re.fullmatch(r"(\d+)(?:@(\d+(?:,\d+)*))?", value)):
                 gpus = tuple(map(int, match[2].split(","))) if match[2] else ()
                 found[model] = replace(old, instances=(*old.instances, Instances(int(match[1]), gpus)))
+            elif option == "place" and old.gpus is None and (match := re.fullmatch(r"cpu|gpu:(\d+(?:,\d+)*)", value)):
+                found[model] = replace(old, gpus=tuple(map(int, match[1].split(","))) if match[1] else ())
             elif option == "preferred-batch" and re.fullmatch(r"\d+(,\d+)*", value):
                 found[model] = replace(old, preferred_batch_sizes=tuple(map(int, value.split(","))))
             elif option == "queue-delay" and value.isascii() and value.isdigit():
@@ -135,7 +156,7 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 
 def plan(
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
-    placement: Placement = "cpu",
+    placement: Placement | None = None,
     target: Target = "embedded",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
@@ -151,16 +172,16 @@ def plan(
     from shoal.repository.call_graph import collect
     from shoal.repository.graph import Graph
     from shoal.repository.model_folders import find_model_folders
-    from shoal.repository.placement import Plan
+    from shoal.repository.placement import Plan, gpus_of, place_all
     from shoal.repository.sizes import Largest, find_sizes
 
-    chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
-    models = collect(ensemble, find_model_folders(projects or ()))
+    chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    models = place_all(collect(ensemble, find_model_folders(projects or ())), chosen)
     if target == EMBEDDED and placement == "gpu" and (fault := explain_cupy(models[0].name)):
         ERR.print(f"[yellow]warning:[/] {plain(' '.join(fault))}", soft_wrap=True)
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(drawn.config.spec.max_batch_size, text_bytes=text_bytes))
-    places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}
+    places = {model.name: list(gpus_of(model)) for model in models if not model.is_ensemble}
     if as_json:
         print_json({"gpus": places, **sizes.as_dict()})
         return

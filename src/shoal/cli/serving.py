@@ -128,6 +128,7 @@ def serve(
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
+    cache_mib: Annotated[float, typer.Option(help="Memory of the cache of models with response_cache, in MiB.")] = 64.0,
     max_restarts: Annotated[
         int, typer.Option(help="Restarts within ten minutes before further ones are delayed.")
     ] = 10,
@@ -192,7 +193,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        is_open=is_open, is_lenient=is_lenient, exposed=tuple(expose or ()), limits=limits,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         _print_config(context)
@@ -201,7 +202,7 @@ def serve(
         _tell_left_out(context)
         ports = (http_port, grpc_port, metrics_port)
         command = container_command(
-            repository, target=target, host=host, ports=ports, model_memory_mib=model_memory_mib
+            repository, target=target, host=host, ports=ports, model_memory_mib=model_memory_mib, cache_mib=cache_mib
         )
         for line in command.splitlines():
             OUT.print(line, soft_wrap=True, markup=False)

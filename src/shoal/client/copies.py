@@ -101,8 +101,8 @@ class Copies:
 
         From host to device, the budget allows the request's tensors, and the token ids of rows that were tokenized on
         the host. From device to host, it allows the answer. It also allows the copies that models make when they start,
-        and at most 1 KiB per batch of control scalars, which are values that decide sizes on the host. Copies between
-        steps are never allowed.
+        and at most 1 KiB per batch of control scalars, which are values that decide sizes on the host. A copy between
+        steps is allowed only if one step is placed on the host and the other on a GPU, and if it does not go back.
         """
         return [
             f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"
@@ -123,7 +123,8 @@ class Copies:
             return traffic.num_bytes <= CONTROL_BYTES * batches
         if name == EXACT:
             return direction == UP and traffic.copies <= 2 * batches and events.get(EXACT_ROWS, 0) > 0
-        return traffic.copies <= batches and (copy.model, name) in _ends(graph, direction)
+        allowed = _ends(graph, direction) | _moves(graph, direction)
+        return traffic.copies <= batches and (copy.model, name) in allowed
 
     def check(self, graph: Graph) -> None:
         """Check that the copies stay within the budget that ``beyond`` describes.
@@ -152,6 +153,16 @@ def read_metrics(url: str) -> Copies:
         raise ServerError(
             f"No Triton answers at {url} ({error}).", "Give the metrics address: --url 127.0.0.1:8002"
         ) from None
+
+
+def _moves(graph: Graph, direction: str) -> set[tuple[str, str]]:
+    """Return the (model, tensor) pairs of what steps read from steps that their configurations place elsewhere."""
+    from shoal.repository.graph import TO_GPU, TO_HOST
+
+    crossing = TO_GPU if direction == UP else TO_HOST
+    edges = [edge for edge in graph.edges() if edge.crossing == crossing and edge.source is not None]
+    steps = [(graph.steps[edge.target], edge.name) for edge in edges if edge.target is not None]
+    return {(step.model, name) for step, tensor in steps for name, given in step.inputs.items() if given == tensor}
 
 
 def _ends(graph: Graph, direction: str) -> set[tuple[str, str]]:

@@ -16,6 +16,8 @@ STRING = "TYPE_STRING"
 CALLS = "calls"  # parameter of a configuration: names of the models that the code calls, separated by spaces
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
 REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository
+# Values of Component.library for components whose arrays stay on the host.
+HOST_LIBRARY, ENGINE_LIBRARY = "numpy", "engine"
 OTHER_REPOSITORY = "The server has another repository"  # start of the error for a request with another digest
 DTYPES = {
     "TYPE_BOOL": np.bool_,

@@ -20,7 +20,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from shoal.component.ledger import ACROSS, DOWN, UP, Ledger
-from shoal.component.spec import DTYPES, STRING, ModelSpec
+from shoal.component.spec import DTYPES, ENGINE_LIBRARY, HOST_LIBRARY, STRING, ModelSpec
 from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 
 Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
@@ -37,8 +37,10 @@ def namespace(*arrays: Array) -> Any:
 class Device:
     """Device of a component's arrays: the host, or GPU number ``index``. ``ledger`` records copies to and from it.
 
-    On a GPU, ``library`` is the array library, ``cupy`` or ``torch``. All work is queued on the default CUDA stream, so
-    calls of different libraries run in order.
+    ``kind`` is that of the model's instance: ``cpu``, ``gpu``, or ``model`` (KIND_MODEL). On a GPU, ``library`` is the
+    array library, ``cupy`` or ``torch``. All work is queued on the default CUDA stream, so calls of different libraries
+    run in order. With ``numpy``, the component computes on the host only. With ``engine``, its arrays are on the host
+    as well, and what it calls computes on the GPU.
     """
 
     kind: str = "cpu"
@@ -49,13 +51,13 @@ class Device:
     @classmethod
     def from_triton(cls, args: Mapping[str, str], library: str = "cupy") -> Device:
         """Return the device of a model instance from Triton's ``args``; call this before importing CuPy or torch."""
-        is_gpu = args["model_instance_kind"] == "GPU"
-        return cls("gpu", int(args["model_instance_device_id"]), library) if is_gpu else cls()
+        kind = args["model_instance_kind"].lower()
+        return cls() if kind == "cpu" else cls(kind, int(args["model_instance_device_id"]), library)
 
     @property
     def is_host(self) -> bool:
         """Whether arrays live in the host's memory."""
-        return self.kind == "cpu"
+        return self.kind == "cpu" or self.library == ENGINE_LIBRARY
 
     @property
     def xp(self) -> Any:
@@ -89,10 +91,17 @@ class Device:
         """Select the GPU and install one memory pool, shared by CuPy and libcudf; call this before any allocation.
 
         Raises:
-            SetupError: the GPU does not exist, or its library is not installed.
+            SetupError: the component cannot compute on this kind of device, the GPU does not exist, or its library is
+                not installed.
         """
         if self.is_host:
             return
+        if self.kind == "model" or self.library == HOST_LIBRARY:
+            kinds = "KIND_CPU" if self.library == HOST_LIBRARY else "KIND_CPU or KIND_GPU"
+            raise SetupError(
+                f"Its instance has KIND_{self.kind.upper()}, and the component computes with {kinds} only.",
+                "Write instance_group [ { kind: KIND_CPU } ] into its config.pbtxt, or compose with --place MODEL=cpu",
+            )
         with needs("gpu"):
             num_gpus = _prepare_torch(self.index) if self.library == "torch" else _prepare_cupy(self.index)
         if self.index >= num_gpus:

@@ -6,24 +6,24 @@ all other files are left to the user's component.
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.check.torchscript import Script
+from shoal.check.torchscript import Script, has_trunk
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
 from shoal.component.provenance import METADATA, check_tie, parse_ties, read_archive
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
-from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
+from shoal.repository.model_code import read_code
+from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, gpus_of
 
 REPORT = "report.json"
 # Entry point group: functions of applications that check their own artifacts, given as paths by file name.
@@ -81,6 +81,19 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
             f"Artifacts are missing: {shown}.",
             "Name the folder that holds them, --artifacts FOLDER, or put each into the folder 1/ of its model.",
         )
+
+
+def find_host_reasons(models: Sequence[ModelConfig], artifacts: Path | None) -> dict[str, str]:
+    """Return why models compute on the host only, by name, for models whose artifacts give a reason (a clause)."""
+    reasons = {}
+    for model in models:
+        code = read_code(model) if model.backend == "python" else ""
+        for application in entry_points(group=APPLICATIONS) if code else ():
+            if application.module.rpartition(".")[0] in code:
+                with suppress(ShoalError):  # `check_artifacts` reports it
+                    found = {path.name: path for path in find_artifacts(model, artifacts)}
+                    reasons[model.name] = application.load()(found) or ""
+    return reasons
 
 
 def _is_ours(model: ModelConfig) -> bool:
@@ -144,7 +157,10 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
                 found[model.name] = choose_precision(
-                    plan, is_imported=path.parent != artifacts, has_trunk=partial(_has_trunk, path)
+                    plan,
+                    is_imported=path.parent != artifacts,
+                    has_trunk=partial(_has_trunk, path),
+                    gpus=gpus_of(model),
                 )
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(
@@ -158,8 +174,7 @@ def _has_trunk(path: Path) -> bool:
     """Whether the code in a TorchScript archive declares a submodule ``trunk`` of the root module."""
     with closing(Script(path)) as script:
         root = script.find_class(script.main)
-    declared = [statement.target for statement in root.body if isinstance(statement, ast.AnnAssign)] if root else []
-    return any(isinstance(target, ast.Name) and target.id == "trunk" for target in declared)
+    return root is not None and has_trunk(root)
 
 
 def read_contents(artifacts: Path | None) -> Mapping[str, str]:

@@ -21,8 +21,10 @@ from shoal.composition.artifacts import (
     check_present,
     choose_precisions,
     find_artifacts,
+    find_host_reasons,
     read_contents,
 )
+from shoal.composition.changes import find_changes, find_notes, name_placement
 from shoal.composition.environments import find_environments
 from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
@@ -38,8 +40,8 @@ from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Plan, Tuning, place, tune
-from shoal.repository.sizes import Sizes, find_sizes
+from shoal.repository.placement import Plan, Tuning, find_gpus, place_all, tune
+from shoal.repository.sizes import Sizes, find_scheduling_flags, find_sizes
 from shoal.vendoring import copy_package
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
@@ -88,10 +90,14 @@ def compose(
     target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
     check_path_supported(target)
     names = [ensembles] if isinstance(ensembles, str) else list(dict.fromkeys(ensembles))
-    available = exchange_models(find_model_folders(projects), names, swap or {})
+    folders = find_model_folders(projects)
+    available = exchange_models(folders, names, swap or {})
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     found = None if weights is None else find_weights(str(weights))
-    models = tune(give_weights(models, found), tuning or {}, plan)
+    models = tune(give_weights(models, found), tuning or {})
+    reasons = find_host_reasons(models, artifacts)
+    models = place_all(models, plan, tuning, reasons)
+    gpus = find_gpus(models, plan)
     members = {model.name: model for model in models}
     graphs = [Graph.build(members[name], members) for name in names]
     used = {*names, *(step.model for model in models for step in model.steps)}
@@ -113,13 +119,12 @@ def compose(
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
+            notes = find_notes(models, plan, gpus, reasons)
             for model in models:
-                message = place(
-                    model,
-                    plan,
-                    precisions[model.name].dtype if model.name in precisions else "",
-                    keeps_gpus=model.name in (tuning or {}),
-                )
+                message = type(model.message)()
+                message.CopyFrom(model.message)
+                if model.name in precisions and precisions[model.name].dtype != "fp32":
+                    message.parameters["dtype"].string_value = precisions[model.name].dtype
                 if model.name in warm_ups.requests:
                     write_warm_up(message, folder / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):
@@ -129,7 +134,9 @@ def compose(
                 if model.name in placed:
                     placed[model.name].write(folder / model.name, message, copies)
                 write_config(message, folder / model.name / "config.pbtxt", comment=_COMMENT)
+                notes += find_changes(folders[model.name], message, plan)
             more = {
+                "notes": notes, "gpus": gpus, "placement": name_placement(plan, gpus, tuning or {}),
                 "precision": {name: asdict(chosen) for name, chosen in precisions.items()},
                 "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
                 "environments": {name: place.path for name, place in placed.items()},
@@ -138,7 +145,7 @@ def compose(
                 **({"load_seconds": load_seconds} if load_seconds else {}),
                 **({"weights": {**asdict(found), "folder": str(found.folder)}} if found else {}),
             }  # fmt: skip
-            _write_manifest(folder, all_graphs, plan, files, more)
+            _write_manifest(folder, models, all_graphs, plan, files, more)
             check_made(folder, str(target), plan.target)
             exchange(folder, target)
     except OSError as error:
@@ -187,15 +194,20 @@ def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
 
 
 def _write_manifest(
-    repository: Path, graphs: Sequence[Graph], plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
+    repository: Path,
+    models: Sequence[ModelConfig],
+    graphs: Sequence[Graph],
+    plan: Plan,
+    files: Mapping[str, str],
+    more: Mapping[str, Any],
 ) -> None:
-    sizes = Sizes(plan.gpus or (), tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
+    sizes = Sizes(more["gpus"], tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
         **asdict(plan),
         "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
-        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
+        "launch": {"flags": [*sizes.flags(), *find_scheduling_flags(models)], "shared_memory": sizes.shared_memory},
         **more,
         "files": _hash_files(repository, files),
     }

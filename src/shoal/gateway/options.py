@@ -8,6 +8,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
 from shoal.errors import InputError
+from shoal.repository.sizes import CACHE_MIB
 
 HEALTH_CONNECTIONS = 64  # kept free for the health port
 _OWN_DESCRIPTORS = 256  # for Triton, its processes' files and what the service itself opens
@@ -79,7 +80,8 @@ class Options:
     names further models that clients may call, besides ensembles and models with the parameter ``public``. When the
     service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
     ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
-    of each process of a model; 0 means no limit. All models together may take ``load_seconds`` to load. After more than
+    of each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
+    ``response_cache`` share. All models together may take ``load_seconds`` to load. After more than
     ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
     true, a request that was in flight when its model died is resent once; it may then run twice. ``is_lenient`` passes
     members of ``generate`` requests that are no inputs of the model on as parameters, as Triton itself does.
@@ -92,6 +94,7 @@ class Options:
     grace: float = 30.0
     max_wait: float = 10.0
     model_memory_mib: float = 0.0
+    cache_mib: float = CACHE_MIB
     max_restarts: int = 10
     load_seconds: float = 600.0
     resends: bool = True
@@ -101,7 +104,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for name in ("grace", "max_wait", "load_seconds"):
+        for name in ("grace", "max_wait", "load_seconds", "cache_mib"):
             _check_option(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")

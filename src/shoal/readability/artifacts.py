@@ -15,8 +15,11 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
 }
 
 
-def check_artifacts(ours: Mapping[str, Path]) -> None:
+def check_artifacts(ours: Mapping[str, Path]) -> str:
     """Check the artifacts of shoal's own models, given as paths by file name.
+
+    Return the reason, as a clause, why the model with these artifacts computes on the host only; empty if it can
+    compute on a GPU.
 
     Raises:
         ArtifactError: a file is damaged, or ``vocab.txt`` is not the vocabulary of ``preprocess.json``.
@@ -28,3 +31,5 @@ def check_artifacts(ours: Mapping[str, Path]) -> None:
         bundle = Bundle.load(ours["preprocess.json"])
         if "vocab.txt" in ours:
             bundle.check_vocabulary(ours["vocab.txt"])
+        return bundle.host_reason
+    return ""

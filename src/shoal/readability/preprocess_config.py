@@ -23,12 +23,13 @@ from shoal.component.artifact_files import (
     sha256,
 )
 from shoal.errors import ArtifactError
-from shoal.text.tokens import LENGTHS
+from shoal.text.tokens import LENGTHS, WIDTH_MULTIPLE
 from shoal.text.words import NUM_STATISTICS
 
 FORMAT = 1
 NUM_LISTED = 100  # length of each word list: the published recipe's N
 NUM_FEATURES = NUM_STATISTICS + 2 * NUM_LISTED
+MAX_WIDTH = 255 * WIDTH_MULTIPLE  # on a GPU, where the width in steps is copied as one byte
 _KIND, _SETTING = "preprocessing bundle", "postprocessing setting"
 
 
@@ -57,6 +58,13 @@ class Bundle:
     def __post_init__(self) -> None:
         for fault in _find_faults(vars(self)):
             raise ArtifactError(f"preprocess.json: {fault}.", MAKE_AGAIN)
+
+    @property
+    def host_reason(self) -> str:
+        """Reason, as a clause, why texts are read on the host only; empty if a GPU can read them."""
+        if not self.is_lowercase:
+            return "texts that keep upper case are read on the host only"
+        return f"on a GPU at most {MAX_WIDTH} tokens are read" if self.max_length > MAX_WIDTH else ""
 
     def dumps(self) -> str:
         """Return the file's text; the same bundle gives the same bytes."""

@@ -13,14 +13,13 @@ import numpy as np
 from shoal.blocks import normalise
 from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
 from shoal.component.tensors import Array, Device, namespace
-from shoal.errors import ArtifactError, SetupError
+from shoal.errors import SetupError
 from shoal.readability.preprocess_config import Bundle
 from shoal.text.device import DeviceCoder, Ragged, Routing, Words, count_tokens, frame, round_up, upload
 from shoal.text.gpu_text import GpuText, TextEngine
 from shoal.text.tokens import WIDTH_MULTIPLE, WordCache, WordPiece, flatten
 from shoal.text.words import Lexicon, TokenCodes, TokenCounter, make_features
 
-MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps is copied as one byte
 _SAMPLES = (
     "A cat sat on the mat. " * 9,
     "",
@@ -90,11 +89,6 @@ class DeviceReader:
     def __init__(
         self, vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str, engine: TextEngine | None = None
     ) -> None:
-        if bundle.max_length > MAX_WIDTH:
-            raise ArtifactError(
-                f"preprocess.json has max_length {bundle.max_length}; on a GPU at most {MAX_WIDTH} tokens are read.",
-                "Compose with --placement cpu or hybrid.",
-            )
         self._device, self._edge, self._max_length = device, edge, bundle.max_length
         self._host = Reader(vocabulary, bundle)
         self._lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
@@ -171,10 +165,11 @@ def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
 def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Read:
     """Create the reader of texts for a device.
 
-    If the encoder keeps upper case, texts for a GPU are read on the host, too, and then uploaded: libcudf's normalizer
-    was only verified for lower case.
+    Raises:
+        SetupError: the device is a GPU, and texts of this bundle are read on the host only.
     """
-    if not device.is_host and bundle.is_lowercase:
-        return DeviceReader(vocabulary, bundle, device, edge)
-    read = Reader(vocabulary, bundle)
-    return read if device.is_host else lambda texts: upload_reading(read(texts), device)
+    if device.is_host:
+        return Reader(vocabulary, bundle)
+    if why := bundle.host_reason:
+        raise SetupError(f"This model is on GPU {device.index}, and {why}.", "Compose with --place preprocess=cpu")
+    return DeviceReader(vocabulary, bundle, device, edge)

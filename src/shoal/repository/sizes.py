@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.environment.targets import EMBEDDED
+from shoal.errors import ArtifactError
 from shoal.repository.config import ModelConfig
-from shoal.repository.graph import Edge, Graph
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
+from shoal.repository.graph import Edge, Graph, is_on_gpu
+from shoal.repository.manifest import launch_flags
+from shoal.repository.model_folders import read_configs
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, find_gpus
 
 MIB = 2**20
 CUDA_POOL_MIB = 64  # default of Triton; pool sizes are rounded up to multiples of it
+CACHE_MIB = 64.0  # of the response cache
 PINNED_POOL_MIB = 256  # default of Triton, used like CUDA_POOL_MIB
 HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
 COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and the answer returns
@@ -108,6 +114,29 @@ class Sizes:
         return [*pools, f"--pinned-memory-pool-byte-size={self.pinned_pool}"]
 
 
+def find_scheduling_flags(models: Iterable[ModelConfig], cache_mib: float = CACHE_MIB) -> list[str]:
+    """Return the tritonserver flags without which the models' ``response_cache`` and ``rate_limiter`` have no effect.
+
+    ``cache_mib`` is the size of the cache, which all models share, in MiB.
+    """
+    messages = [model.message for model in models]
+    has_limit = any(group.HasField("rate_limiter") for message in messages for group in message.instance_group)
+    cache = [f"--cache-config=local,size={int(cache_mib * MIB)}"]
+    return [
+        *(cache if any(message.response_cache.enable for message in messages) else ()),
+        *(["--rate-limit=execution_count"] if has_limit else ()),
+    ]
+
+
+def find_launch_flags(repository: Path, cache_mib: float = CACHE_MIB) -> list[str]:
+    """Return the tritonserver flags for a repository: those of its manifest, and those that its configurations need."""
+    needed = []
+    with suppress(ArtifactError):  # of a configuration, which Triton refuses
+        needed = find_scheduling_flags(read_configs(repository).values(), cache_mib)
+    names = {flag.partition("=")[0] for flag in needed}
+    return [*(flag for flag in launch_flags(repository) if flag.partition("=")[0] not in names), *needed]
+
+
 def round_up(num_bytes: int, step_mib: int) -> int:
     """Round bytes up to a multiple of ``step_mib`` MiB that is not 0."""
     step = step_mib * MIB
@@ -115,7 +144,7 @@ def round_up(num_bytes: int, step_mib: int) -> int:
 
 
 def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Sizes:
-    """Compute the memory that ``graph`` needs under ``plan``.
+    """Compute the memory that ``graph``, whose models are placed, needs under ``plan``.
 
     A tensor is on the device of the step that writes it, and the request's tensors are on the host. Any request may use
     any GPU, so each GPU's pool is sized for all requests.
@@ -124,18 +153,21 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
     edges = graph.edges()
     lines: list[Line] = []
 
-    def is_on_gpu(step: int) -> bool:
-        return bool(plan.gpus_of(graph.members[graph.steps[step].model]))
+    members = [graph.members[step.model] for step in graph.steps]
+    gpus = find_gpus(members, plan)
 
-    if plan.gpus:
-        lines += find_pools(edges, largest, is_on_gpu, plan.concurrency)
+    def on_gpu(step: int) -> bool:
+        return is_on_gpu(members[step])
+
+    if gpus:
+        lines += find_pools(edges, largest, on_gpu, plan.concurrency)
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
         if config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS):
-            num_instances = _count_instances(config, plan)
+            num_instances = _count_instances(config)
             lines.append(Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, num_instances))
-            lines += find_shared(graph, index, edges, largest, is_on_gpu, num_instances)
-    return Sizes(plan.gpus or (), tuple(lines))
+            lines += find_shared(graph, index, edges, largest, on_gpu, num_instances)
+    return Sizes(gpus, tuple(lines))
 
 
 def find_pools(
@@ -169,7 +201,5 @@ def find_shared(
             yield Line("shared", f"{graph.steps[step].model}: {edge.name}", num_bytes, num_instances)
 
 
-def _count_instances(config: ModelConfig, plan: Plan) -> int:
-    num_gpus = len(plan.gpus_of(config))
-    groups = [(max(1, group.count), len(group.gpus)) for group in config.message.instance_group] or [(1, 0)]
-    return sum(count * max(1, num_gpus and (num_listed or num_gpus)) for count, num_listed in groups)
+def _count_instances(config: ModelConfig) -> int:
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.message.instance_group)

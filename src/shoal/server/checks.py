@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.check import Finding, Severity, check
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
-from shoal.machine import describe_machine
+from shoal.machine import VISIBLE, describe_machine
 from shoal.paths import check_path_supported
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.server.orphans import SHARED_MEMORY
@@ -122,8 +122,9 @@ def check_gpus(repository: Path) -> None:
     wanted = [int(gpu) for gpu in read_manifest(repository).get("gpus", [])]
     number = int(describe_machine().get("num_gpus", 0))
     if wanted and max(wanted) >= number:
+        shown = f" (CUDA_VISIBLE_DEVICES is {os.environ[VISIBLE]!r})" if VISIBLE in os.environ else ""
         raise SetupError(
-            f"{repository} was composed for GPU {max(wanted)}, and this machine has {number or 'none'}.",
+            f"{repository} was composed for GPU {max(wanted)}, and this machine has {number or 'none'}{shown}.",
             "Compose it for the host: shoal compose ENSEMBLE REPOSITORY --artifacts DIR --placement cpu",
         )
 

@@ -16,6 +16,7 @@ from shoal.files import read_json
 from shoal.repository.config import ModelConfig
 from shoal.repository.manifest import read_manifest
 from shoal.repository.model_folders import read_configs
+from shoal.repository.sizes import CACHE_MIB, find_launch_flags
 
 REPOSITORY = "nvcr.io/nvidia/tritonserver"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -33,13 +34,14 @@ def container_command(
     host: str = "127.0.0.1",
     ports: tuple[int, int, int] = (8000, 8001, 8002),
     model_memory_mib: float = 0.0,
+    cache_mib: float = CACHE_MIB,
 ) -> str:
     """Return the shell command that serves a repository from NVIDIA's Triton container, in several lines.
 
     ``target`` is the release, by default that for which the repository was composed, else the newest known one. The
     ports for HTTP, gRPC and metrics are those of this machine, at the address ``host``; 0 is any free port. If
     ``model_memory_mib`` is given, the container gets so many MiB for each process of a Python model, and as much for
-    Triton itself.
+    Triton itself. ``cache_mib`` is the size of the response cache, if a model has one.
 
     Raises:
         InputError: the repository was composed for another release or for the embedded server; no image of the release
@@ -80,7 +82,7 @@ def container_command(
         f"-v {shlex.quote(f'{repository.resolve()}:/models:ro')}",
         f"{REPOSITORY}:{server.version}-{image.suffix}",
     ]
-    script = shlex.quote(f"{install}exec {_launch(manifest, members)}")
+    script = shlex.quote(f"{install}exec {_launch(manifest, members, find_launch_flags(repository, cache_mib))}")
     return " \\\n  ".join([f"docker run {options[0]}", *options[1:], f"bash -c {script}"])
 
 
@@ -121,7 +123,7 @@ def _mounts(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> list
     return sorted(path for path in folders if not any(str(parent) in folders for parent in Path(path).parents))
 
 
-def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> str:
+def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: Iterable[str]) -> str:
     """Return the command line of tritonserver: one process, or one for each rank of TensorRT-LLM's largest engine.
 
     The form with several ranks is that of TensorRT-LLM's ``launch_triton_server.py``.
@@ -129,7 +131,7 @@ def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> str:
     server = ["tritonserver", "--model-repository=/models"]
     if manifest:  # the configurations of other repositories may be incomplete
         server.append("--disable-auto-complete-config")
-    server += manifest.get("launch", {}).get("flags", [])
+    server += flags
     ranks = {config.name: size for config in configs if (size := _world_size(config)) > 1}
     if not ranks:
         return shlex.join([*server, "--model-control-mode=none"])

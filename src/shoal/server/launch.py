@@ -22,7 +22,8 @@ from shoal.component.ledger import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
-from shoal.repository.manifest import launch_flags, read_manifest
+from shoal.repository.manifest import read_manifest
+from shoal.repository.sizes import CACHE_MIB, find_launch_flags
 from shoal.server.checks import check_start
 from shoal.server.orphans import ENVIRONMENT, SHARED_MEMORY, Lease, clean_up, find_prefix, make_folder, watch
 from shoal.server.runtime import Runtime
@@ -50,8 +51,10 @@ class Server:
         runtime: Runtime,
         ports: tuple[int, int, int] = (0, 0, 0),
         log: Path | None = None,
+        cache_mib: float = CACHE_MIB,
     ) -> None:
-        self.repository = repository
+        self.repository, self._cache_mib = repository, cache_mib
+        self._caches = runtime.binary.parents[1] / "caches"  # beside bin/
         # Triton binds its ports only after loading the models; until then another connection could get one of them
         ports, self._held = _hold_ports(*ports)
         with contextlib.ExitStack() as undone:  # on an error
@@ -101,6 +104,7 @@ class Server:
         return [
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
+            f"--cache-directory={self._caches}",
             f"--backend-config=python,shm-region-prefix-name={find_prefix(self._folder)}",
             "--model-control-mode=none",
             "--disable-auto-complete-config",
@@ -115,7 +119,7 @@ class Server:
             "--allow-sagemaker=false", "--allow-vertex-ai=false",
             f"--http-restricted-api={RESTRICTED}:admin-key={self.admin_key}",
             f"--grpc-restricted-protocol={RESTRICTED}:admin-key={self.admin_key}",
-            *launch_flags(self.repository),
+            *find_launch_flags(self.repository, self._cache_mib),
         ]  # fmt: skip
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
@@ -210,13 +214,15 @@ def serve(
     metrics_port: int = 0,
     timeout: float | None = None,
     log: Path | None = None,
+    cache_mib: float = CACHE_MIB,
 ) -> Server:
     """Start Triton on this machine for ``repository``, and wait until it is ready.
 
     The server listens on loopback, and is meant for development and tests. A port of 0 stands for any free port.
     ``timeout`` is the longest time for the start in seconds: by default 120, or the time in the manifest of a composed
     repository if that is longer. Triton's log is written to the file ``log``; without ``log``, it is deleted when the
-    server stops. Use the server as a context manager, or call its ``stop``::
+    server stops. ``cache_mib`` is the size in MiB of the cache that models with ``response_cache`` share. Use the
+    server as a context manager, or call its ``stop``::
 
         with shoal.serve("build/repository") as server:
             shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
@@ -229,7 +235,7 @@ def serve(
     path = Path(repository).resolve()
     runtime = check_start(path)
     clean_up()
-    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log)
+    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log, cache_mib)
     try:
         server.wait_ready(timeout or max(START_SECONDS, float(read_manifest(path).get("load_seconds", 0))))
     except BaseException:

@@ -14,6 +14,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path, PurePath
@@ -24,6 +25,7 @@ from shoal.check.environments import VARIABLE
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, is_file
 from shoal.files import parse_json, read_bytes, read_json, read_text
+from shoal.repository.placement import PARALLEL_SIZES, count_parallel
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)
 MISSPELT = Rule("engine-args-misspelt", Severity.WARNING)
@@ -161,21 +163,26 @@ def _parameter(model: Model, repository: Repository) -> Findings:
 
 
 def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
-    """Find instances that would share GPUs, because vLLM itself chooses an instance's GPUs, from the first GPU on."""
-    sizes = [arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline")]
-    is_parallel = any(isinstance(size, int) and size > 1 for size in sizes)
-    number, first = 0, 0
+    """Find instances that would share GPUs, or that take several with a kind that has one.
+
+    With KIND_MODEL, vLLM takes GPUs from the first on. With KIND_GPU, an instance has its own GPU, and in shoal's own
+    models the following ones, too, if it computes on several.
+    """
+    width = count_parallel(arguments)
+    users, first = Counter[int](), 0
     for index, group in enumerate(model.message.instance_group):
-        if group.kind == group.KIND_GPU and is_parallel and model.message.backend == "vllm":
+        if group.kind == group.KIND_GPU and width > 1 and model.message.backend == "vllm":
             yield INSTANCES.at(
                 model.at("instance_group", index),
                 f"KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in {model.name}: it computes"
-                f" on several (tensor_parallel_size, pipeline_parallel_size: {sizes}).",
+                f" on {width} ({', '.join(PARALLEL_SIZES)}: {[arguments.get(name) for name in PARALLEL_SIZES]}).",
                 "Write instance_group [ { count: 1 kind: KIND_MODEL } ]",
             )
-        elif group.kind == group.KIND_MODEL or (group.kind == group.KIND_GPU and is_parallel):
-            first = first if number else index
-            number += max(1, group.count) * max(1, len(group.gpus))
+        elif group.kind in (group.KIND_MODEL, group.KIND_GPU):
+            first = first if users else index
+            gpus = [gpu + more for gpu in group.gpus or (0,) for more in range(width)]
+            users.update({gpu: max(1, group.count) * gpus.count(gpu) for gpu in set(gpus)})
+    number = max(users.values(), default=0)
     share = arguments.get("gpu_memory_utilization", _SHARE)
     if number > 1 and isinstance(share, int | float) and number * share > 1:
         yield INSTANCES.at(

@@ -7,7 +7,11 @@ from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_file
-from shoal.repository.placement import PYTHON_BASED_BACKENDS
+from shoal.check.python.source import served_sources
+from shoal.component.spec import ENGINE_LIBRARY
+from shoal.environment.targets import EMBEDDED as EMBEDDED_TARGET
+from shoal.repository.model_code import find_library, is_component
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, find_host_reason
 
 BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)
 PREFERRED = Rule("preferred-batch-size", Severity.ERROR, is_core=True)
@@ -20,6 +24,7 @@ BACKEND = Rule("no-backend", Severity.ERROR, is_core=True)
 PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
 MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 KIND = Rule("kind-left-open", Severity.WARNING)
+KIND_UNSUPPORTED = Rule("kind-unsupported", Severity.ERROR)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
@@ -61,6 +66,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _spelling(model)
         if model.is_python and not _is_in_unreadable(model, repository):
             yield from _device(model)
+        yield from _unsupported(model, repository)
     yield from _metrics(model)
     if message.HasField("sequence_batching"):
         yield from _sequences(model)
@@ -168,6 +174,36 @@ def _device(model: Model) -> Findings:
             f"{model.name} does not say where it runs.",
             "Add instance_group [ { kind: KIND_CPU } ], or KIND_GPU with the gpus it may use.",
         )
+
+
+def _unsupported(model: Model, repository: Repository) -> Findings:
+    """Find kinds of instances with which a component of shoal, or a backend of its embedded server, does not start."""
+    assert model.config is not None
+    is_embedded = repository.target is not None and repository.target.is_embedded
+    codes = [text for _, text in served_sources(model) if is_component(text)]
+    why = find_host_reason(model.config, EMBEDDED_TARGET if is_embedded else "")
+    if why:
+        yield from find_on_gpu(model, why)
+    is_ours = bool(codes) or (is_embedded and model.backend in PYTHON_BASED_BACKENDS)
+    for index, group in enumerate(model.message.instance_group):
+        if is_ours and group.kind == group.KIND_MODEL and ENGINE_LIBRARY not in map(find_library, codes):
+            yield KIND_UNSUPPORTED.at(
+                model.at("instance_group", index),
+                f"{model.name} computes with KIND_CPU or KIND_GPU, and does not start with KIND_MODEL.",
+                "Write kind: KIND_CPU, or KIND_GPU with the gpus it may use.",
+            )
+
+
+def find_on_gpu(model: Model, why: str) -> Findings:
+    """Find instance groups on GPUs of a model that computes on the host only; ``why`` is the reason, as a clause."""
+    for index, group in enumerate(model.message.instance_group):
+        if group.kind == group.KIND_GPU or (group.kind == group.KIND_AUTO and group.gpus):
+            own = ", or compose for NVIDIA's container, whose backend has GPUs: --target 26.06"
+            yield KIND_UNSUPPORTED.at(
+                model.at("instance_group", index),
+                f"{model.name} is placed on a GPU, and does not start there: {why}.",
+                f"Write kind: KIND_CPU{own if not model.is_python else ''}.",
+            )
 
 
 def _is_in_unreadable(model: Model, repository: Repository) -> bool:

@@ -17,6 +17,7 @@ from shoal.repository.sizes import CUDA_POOL_MIB, HEADROOM, MIB, Largest, Line, 
 COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
 ROUND = Rule("host-round-trip", Severity.WARNING)
 HOP = Rule("gpu-hop", Severity.WARNING)
+MAY_HOP = Rule("gpu-may-hop", Severity.ADVICE)
 POOL = Rule("cuda-pool-small", Severity.WARNING)
 SHARED = Rule("shared-memory-small", Severity.WARNING)
 
@@ -71,10 +72,13 @@ def _check_edge(model: Model, repository: Repository, graph: Graph, edge: Edge) 
         )
     elif edge.crossing == TO_OTHER_GPU or _may_hop(source, target):
         first, then = (sorted(_gpus(config)) for config in (source, target))
-        yield HOP.at(
+        rule, goes, fix = MAY_HOP, "may go", "Serve each GPU with a server and a repository of its own."
+        if edge.crossing == TO_OTHER_GPU:
+            rule, goes, fix = HOP, "goes", "Give both the same gpus: [ ... ]."
+        yield rule.at(
             place,
-            f"{edge.name} goes from {source.name} on GPU {first} to {target.name} on GPU {then}.",
-            "Give both the same gpus: [ ... ]. To use several GPUs, write an ensemble for each.",
+            f"{edge.name} {goes} from {source.name} on GPU {first} to {target.name} on GPU {then}.",
+            fix,
         )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.check.python.source import PB, Source, argument, examine, is_literal, parse, served_sources
+from shoal.check.python.source import PB, Source, argument, examine, is_literal, served_sources
 from shoal.check.python.source import walk_within as walk
+from shoal.repository.model_code import find_constants
 
 CANCELLED = Rule("cancelled-after-final", Severity.ERROR)
 MISMATCH = Rule("decoupled-mismatch", Severity.ERROR)
@@ -40,14 +41,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 def is_stateful(model: Model) -> bool:
     """Whether a class in the model's code has ``is_stateful = True``."""
-    trees = (parse(text) for _, text in served_sources(model))
-    classes = (n for tree in trees if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, ast.ClassDef))
-    for statement in (statement for owner in classes for statement in owner.body):
-        match statement:
-            case ast.Assign(targets=[ast.Name(id="is_stateful")]) | ast.AnnAssign(target=ast.Name(id="is_stateful")):
-                if is_literal(statement.value, True):
-                    return True
-    return False
+    return any(True in find_constants(text, "is_stateful") for _, text in served_sources(model))
 
 
 def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:

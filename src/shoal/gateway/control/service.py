@@ -58,7 +58,7 @@ class Service:
         gate = self._make_gate(configs)
         canaries = make_canaries(configs)
         health = Health(gate, canaries)
-        servers = Servers(self._repository, runtime, options.load_seconds, canaries)
+        servers = Servers(self._repository, runtime, options.load_seconds, canaries, options.cache_mib)
         supervisor = Supervisor(
             configs,
             options,

@@ -26,6 +26,7 @@ from shoal.gateway.options import RESTARTS_SECONDS, Options
 from shoal.machine import available_memory
 from shoal.repository.call_graph import find_leaves, find_users
 from shoal.repository.config import ModelConfig
+from shoal.repository.sizes import CACHE_MIB
 from shoal.server.launch import Server
 from shoal.server.runtime import Runtime
 
@@ -44,9 +45,16 @@ STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
 class Servers:
     """Starts and stops Triton servers and forwards their logs. Usually one runs; during a replacement, two do."""
 
-    def __init__(self, repository: Path, runtime: Runtime, load_seconds: float, canaries: dict[str, Canary]) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        runtime: Runtime,
+        load_seconds: float,
+        canaries: dict[str, Canary],
+        cache_mib: float = CACHE_MIB,
+    ) -> None:
         self._repository, self._runtime, self._load_seconds = repository, runtime, load_seconds
-        self._canaries = canaries
+        self._canaries, self._cache_mib = canaries, cache_mib
         self._running: dict[Upstream, tuple[Tail, asyncio.Task[None]]] = {}
 
     def __contains__(self, upstream: Upstream) -> bool:
@@ -54,7 +62,8 @@ class Servers:
 
     async def launch(self) -> Upstream:
         """Start a server, and return it when its models have answered their canary (test) requests."""
-        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime))
+        starting = asyncio.to_thread(Server, self._repository, self._runtime, cache_mib=self._cache_mib)
+        launching = asyncio.create_task(starting)
         try:
             server = await asyncio.shield(launching)
         except asyncio.CancelledError:  # the thread cannot be cancelled: stop what it starts

@@ -48,6 +48,7 @@ class EngineComponent(StreamingComponent):
     """
 
     answers_either_way = True
+    library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import secrets
 import tempfile
@@ -18,7 +19,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from shoal.component import Parameters, Stream
+from shoal.component import Device, Parameters, Stream
 from shoal.component.ledger import ACCEPTED, DRAFTED
 from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.generation.answering import Answering
@@ -32,6 +33,7 @@ _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_
 _DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
 _FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
 _HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
 _AGAIN_SECONDS = 10
 _PAUSE_SECONDS = 5.0  # after a restart that failed
@@ -66,12 +68,15 @@ class VllmEngine:
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. The ``dtype`` ``auto``
     takes the dtype from the weights' config.json. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
-    ``{"tensor_parallel_size": 2}``. ``threads`` is the number of compute threads on the host. With speculative decoding
+    ``{"tensor_parallel_size": 2}``. On a GPU, the engine computes on the ``device`` and the following ones, as many as
+    the arguments need, and sees no others; with KIND_MODEL, vLLM chooses from all that this process sees. ``threads``
+    is the number of compute threads on the host. With speculative decoding
     (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number of guessed tokens, and
     with ``accepted_tokens`` and the number of confirmed tokens.
 
     Raises:
-        SetupError: vLLM is not installed, or does not start, for example because it does not know one of ``arguments``.
+        SetupError: vLLM is not installed, computes on another kind of device, or does not start, for example because it
+            does not know one of ``arguments`` or a GPU is missing.
     """
 
     settings = frozenset(row.name for row in NUMBERS if row.vllm)
@@ -85,13 +90,15 @@ class VllmEngine:
         threads: int | None,
         arguments: Mapping[str, Any],
         count: Callable[[str, int], None],
+        device: Device,
     ) -> None:
         self.limits = limits
         own = weights.config.get("dtype") or weights.config.get("torch_dtype") or "auto"
         self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
         os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
         _set_variables(threads)
-        self._arguments = _complete({**_DEFAULTS, **arguments}) | {
+        _show_gpus(device, arguments)
+        self._arguments = _complete({**_DEFAULTS, **arguments}, device) | {
             **_FIXED,
             "model": str(weights.folder),
             "dtype": own if dtype == "auto" else dtype,
@@ -215,7 +222,25 @@ def _set_variables(threads: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
+def _show_gpus(device: Device, arguments: Mapping[str, Any]) -> None:
+    """Let CUDA, which is not loaded yet, show vLLM the GPUs of ``device``; none if it is the host."""
+    if device.kind == "model":
+        return
+    sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data"))
+    number = math.prod(size for size in sizes if type(size) is int and size > 0)
+    wanted = range(device.index, device.index + number) if device.kind == "gpu" else range(0)
+    said = os.environ.get(_VISIBLE)
+    names = map(str, range(wanted.stop)) if said is None else filter(str.strip, said.split(","))
+    known = list(names)[wanted.start :]
+    if len(known) < len(wanted):
+        raise SetupError(
+            f"vLLM is to compute on GPU {', '.join(map(str, wanted))}, and {_VISIBLE} is {said!r}.",
+            "Compose with other GPUs (--gpu), or with a smaller tensor_parallel_size.",
+        )
+    os.environ[_VISIBLE] = ",".join(known[: len(wanted)])
+
+
+def _complete(arguments: dict[str, Any], device: Device) -> dict[str, Any]:
     """Return vLLM's arguments; add a cache size if vLLM computes on the host and no argument sets this size."""
     try:
         from vllm.platforms import current_platform
@@ -230,6 +255,12 @@ def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
             f"vLLM cannot be imported ({type(error).__name__}: {error}).",
             "Install vLLM into an environment of its own.",
         ) from error
+    if device.kind != "model" and current_platform.is_cpu() != (device.kind == "cpu"):
+        where, other = ("a GPU", "cpu") if device.kind == "gpu" else ("the host", "gpu:0")
+        raise SetupError(
+            f"The model is placed on {where}, and the vLLM in its environment does not compute there.",
+            f"Compose with --place MODEL={other}, or with another environment.",
+        )
     sizes = ("kv_cache_memory_bytes", "gpu_memory_utilization")
     if current_platform.is_cpu() and not any(size in arguments for size in sizes):
         arguments.setdefault("kv_cache_memory_bytes", _HOST_CACHE)  # VLLM_CPU_KVCACHE_SPACE precedes it

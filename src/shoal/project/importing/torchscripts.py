@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shoal.check.torchscript import ForeignError, Script
 from shoal.component.provenance import METADATA, dump_ties, read_archive
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
+from shoal.encoders.unbinding import unbind
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
 from shoal.project.importing.probe_model import (
@@ -57,12 +58,14 @@ def draft_torchscript(
             fails, or gives an answer to a row that depends on other rows.
     """
     path = _save(source, scratch / FILE)
-    module, path, notes = _load(path, scratch)
+    original = path
+    module, path, notes, is_unbound = _load(path, scratch)
     taken = _arguments(module, path)
     specs = _declare(inputs, taken)
     if mask in taken:
         mask = specs[taken.index(mask)].name
-    trial = Trial(path, specs, lambda arrays: _call(module, arrays), is_batched=max_batch_size > 0)
+    bound = _open(original).eval() if is_unbound else None
+    trial = Trial(path, specs, lambda arrays: _call_both(module, bound, arrays), is_batched=max_batch_size > 0)
     outputs = _observe(trial)
     spec = ModelSpec(name, specs, outputs, max_batch_size)
     parameters, more = choose_mask(spec, mask, trial)
@@ -96,28 +99,49 @@ def _save(source: Any, path: Path) -> Path:
     return path
 
 
-def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
+def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
     """Load a TorchScript file in evaluation mode; return the module, the path of its file, and notes for the user.
 
-    If the module was saved in training mode, the file is a copy in ``scratch`` in evaluation mode.
+    If the module was saved in training mode, or its code names a device, the file is a changed copy in ``scratch``. The
+    last value is whether the copy uses the device of its inputs in place of one that the code names.
     """
     import torch
 
     try:
-        with closing(Script(path)):
-            ties = read_archive(path)  # before torch, which does not verify checksums
+        with closing(Script(path)) as script:
+            ties, is_bound = read_archive(path), any(script.devices())  # before torch, which does not verify checksums
+        module = _open(path)
+        if not (module.training or is_bound):
+            return module, path, [], False
+        notes = ["it was saved in training mode, and is written in evaluation mode"] if module.training else []
+        module.eval()
+        if is_bound:
+            unbind(module)
+        changed = scratch / f"changed-{FILE}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            module: Any = torch.jit.load(str(path), map_location="cpu")
-            if not module.training:
-                return module, path, []
-            evaluated = scratch / f"evaluated-{FILE}"
-            torch.jit.save(module.eval(), str(evaluated), _extra_files={METADATA: dump_ties(ties)} if ties else None)
+            torch.jit.save(module, str(changed), _extra_files={METADATA: dump_ties(ties)} if ties else None)
+        with closing(Script(changed)) as script:
+            is_unbound = is_bound and not any(script.devices())
+        if is_bound:
+            notes.append(
+                "its code named a device, and now uses the device of its inputs; its answers are the same"
+                if is_unbound
+                else "its code names a device, and runs on that one only: `shoal check` names the line"
+            )
     except (ForeignError, OSError, RuntimeError) as error:
         raise ArtifactError(
             f"{path} is not a TorchScript archive: {explain(error)}.", "Save the module with torch.jit.save."
         ) from error
-    return module, evaluated, ["it was saved in training mode, and is written in evaluation mode"]
+    return _open(changed), changed, notes, is_bound
+
+
+def _open(path: Path) -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(str(path), map_location="cpu")
 
 
 def _arguments(module: Any, path: Path) -> list[str]:
@@ -176,6 +200,20 @@ def _observe(trial: Trial) -> tuple[TensorSpec, ...]:
             f"{trial.path} cannot be tried: {error}.", "Fix the inputs that you gave, or the module."
         ) from error
     return tuple(TensorSpec(f"OUTPUT__{index}", _OF_NUMPY[dtype], dims) for index, (dtype, dims) in enumerate(found))
+
+
+def _call_both(module: Any, bound: Any, arrays: Arrays) -> list[NDArray[Any]]:
+    """Run a module, and compare its answers to the bit with those of ``bound``, if that is not None."""
+    found = _call(module, arrays)
+    before = found if bound is None else _call(bound, arrays)
+    if [(array.dtype, array.shape, array.tobytes()) for array in found] != [
+        (array.dtype, array.shape, array.tobytes()) for array in before
+    ]:
+        raise ArtifactError(
+            "The code names a device, and without it the answers are others.",
+            "Make tensors with device=x.device, and save the module with torch.jit.script.",
+        )
+    return found
 
 
 def _call(module: Any, arrays: Arrays) -> list[NDArray[Any]]:
