@@ -16,7 +16,7 @@ from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import find_launch_flags
 from shoal.server.launch import serve
-from shoal.server.runtime import container_command
+from shoal.server.container import container_command
 from tests.support.planted import config, write
 
 COUNTS = """import time
