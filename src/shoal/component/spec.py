@@ -16,7 +16,8 @@ STRING = "TYPE_STRING"
 CALLS = "calls"  # parameter of a configuration: names of the models that the code calls, separated by spaces
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
 REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository
-OTHER_REPOSITORY = "The server has another repository"  # start of the error for a request with another digest
+FILES = "shoal_files"  # parameter of a model that is not Python code, and of a request: digest of the model's files
+OTHER_REPOSITORY = "The server has another"  # start of the error for a request with another digest
 DTYPES = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,

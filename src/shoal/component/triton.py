@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from shoal.component import tensors
 from shoal.component.context import Callees, Context
 from shoal.component.ledger import Beacon, Metrics
-from shoal.component.spec import CALLS, OTHER_REPOSITORY, REPOSITORY, ModelSpec
+from shoal.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
 
@@ -111,12 +111,13 @@ def _threads(spec: ModelSpec) -> int:
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
     """Refuse a request if its client ran the pipeline's first steps from another repository than this server's."""
-    wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
-    if wanted is not None and wanted != own:
-        raise InputError(
-            f"{OTHER_REPOSITORY}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
-            "Compose on both sides from the same artifacts, with the same version of shoal.",
-        )
+    for digest, what in ((REPOSITORY, "repository"), (FILES, f"model {spec.name}")):
+        wanted, own = parameters.get(digest), spec.parameters.get(digest, "")
+        if wanted is not None and wanted != own:
+            raise InputError(
+                f"{OTHER_REPOSITORY} {what}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
+                "Compose on both sides from the same artifacts, with the same version of shoal.",
+            )
 
 
 def _refuse_foreign_package(folder: Path) -> None:

@@ -24,6 +24,7 @@ from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
+from shoal.repository.versions import list_made
 
 REPORT = "report.json"
 # Entry point group: functions of applications that check their own artifacts, given as paths by file name.
@@ -48,19 +49,19 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
             check_tie(wanted, path, [other for other in ties if other.name == name])
 
 
-def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
-    """Return the folders searched for a model's artifacts: its own version folder, then the artifact folder.
+def _places(model: ModelConfig, artifacts: Path | None, *, is_served: bool = False) -> list[list[Path]]:
+    """Return the folders searched for the artifacts of each version: its own folder, then the artifact folder.
 
     A model folder with a ``model.pt`` of its own therefore keeps it, even if the artifact folder has a ``model.pt``,
     too.
     """
-    return [model.folder / "1", *([] if artifacts is None else [artifacts])]
+    return [[version, *([] if artifacts is None else [artifacts])] for version in list_made(model, is_served=is_served)]
 
 
 def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """Yield the path of each artifact that a model has: in its version folder, else in the folder ``artifacts``."""
-    for artifact in model.artifacts:
-        yield from artifact.find(_places(model, artifacts))
+    """Yield the path of each artifact that a model has: in its version folders, else in the folder ``artifacts``."""
+    found = (artifact.find(places) for places in _places(model, artifacts) for artifact in model.artifacts)
+    yield from dict.fromkeys(path for paths in found for path in paths)
 
 
 def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
@@ -73,13 +74,14 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
         str(artifact): model
         for model in models
         for artifact in model.artifacts
-        if artifact.is_required and not artifact.find(_places(model, artifacts))
+        if artifact.is_required
+        and not all(artifact.find(places) for places in _places(model, artifacts, is_served=True))
     }
     if missing:
         shown = ", ".join(f"{name} of {model.name}" for name, model in sorted(missing.items()))
         raise ArtifactError(
             f"Artifacts are missing: {shown}.",
-            "Name the folder that holds them, --artifacts FOLDER, or put each into the folder 1/ of its model.",
+            "Name the folder that holds them, --artifacts FOLDER, or put each into each version folder of its model.",
         )
 
 
@@ -143,9 +145,11 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
     for model in models:
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
-                found[model.name] = choose_precision(
+                chosen = choose_precision(
                     plan, is_imported=path.parent != artifacts, has_trunk=partial(_has_trunk, path)
                 )
+                if model.name not in found or chosen.dtype == "fp32":  # which suits every version
+                    found[model.name] = chosen
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(
             f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and there is none.",
