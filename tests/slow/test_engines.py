@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from shoal.check import check
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.provenance import METADATA, dump_ties
@@ -113,6 +114,52 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     assert read_manifest(repository)["dtype"] == "fp32"
     with pytest.raises(InputError, match=r"No model can run in dtype bf16: only models of shoal's pytorch backend can"):
         compose("ensemble_all", tmp_path / "other", artifacts=own, projects=[leaves], plan=Plan(dtype="bf16"))
+
+
+def write_times(folder: Path, path: str, factor: float, more: str = "") -> None:
+    """A model on ONNX Runtime that multiplies, its file at ``path`` in the version folder."""
+    file = folder / "1" / path
+    file.parent.mkdir(parents=True)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 4]) for name in "XY")
+    constant = onnx.helper.make_tensor("k", onnx.TensorProto.FLOAT, [1], [factor])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Mul", ["X", "k"], ["Y"])], "g", [x], [y], [constant])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), str(file))
+    (folder / "config.pbtxt").write_text(
+        f'''name: "{folder.name}"
+platform: "onnxruntime_onnx"
+backend: "onnxruntime"
+max_batch_size: 8
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 4 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }} ]
+instance_group [ {{ kind: KIND_CPU }} ]
+{more}''',
+        encoding="utf-8",
+    )
+
+
+def test_the_model_s_file_may_have_another_name(artifacts: Path, tmp_path: Path) -> None:
+    """The field default_model_filename, for each backend; and ONNX Runtime's folder with the file in it."""
+    repository = tmp_path / "r"
+    write_times(repository / "named", "llamav2.onnx", 2.0, 'default_model_filename: "llamav2.onnx"')
+    write_times(repository / "folder", "model.onnx/model.onnx", 3.0)
+    shapes = {}
+    for name, file in (("bert-large", "model.pt"), ("cuml", "checkpoint.tl")):
+        shutil.copytree(shipped_root() / "models" / name, repository / name)
+        shutil.copyfile(artifacts / file, repository / name / "1" / f"mine_{file}")
+        path = repository / name / "config.pbtxt"
+        text = f'{path.read_text(encoding="utf-8")}\ndefault_model_filename: "mine_{file}"\n'
+        path.write_text(text.replace(f'string_value: "{file}"', 'string_value: ""'), encoding="utf-8")
+        shapes[name] = {t.name: t.zeros(2) + 1 for t in read_config(repository / name).spec.inputs}
+    errors = [finding for finding in check(repository, target="embedded") if finding.severity == "error"]
+    assert errors == []
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for name, factor in (("named", 2), ("folder", 3)):
+            for answer in (client.infer(name, X=rows), load(repository / name)(X=rows)):
+                assert np.array_equal(answer["Y"], rows * np.float32(factor))
+        for name, inputs in shapes.items():
+            served, here = client.infer(name, inputs), load(repository / name)(**inputs)
+            assert all(np.array_equal(served[output], here[output]) for output in here)
 
 
 @pytest.mark.parametrize(

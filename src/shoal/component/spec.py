@@ -109,6 +109,7 @@ class ModelSpec:
 
     ``max_batch_size`` 0 means that tensors have no batch dimension. ``is_decoupled`` is true if a request
     gets any number of answers, even none. It is false for an ensemble, whose configuration does not say this.
+    ``filename`` is the field ``default_model_filename``: the model's file, if it has not the backend's usual name.
     """
 
     name: str
@@ -118,6 +119,7 @@ class ModelSpec:
     num_instances: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
     is_decoupled: bool = False
+    filename: str = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
@@ -131,6 +133,7 @@ class ModelSpec:
             num_instances=max(1, sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", ()))) for g in groups)),
             parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            filename=config.get("default_model_filename", ""),
         )
 
     @property

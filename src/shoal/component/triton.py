@@ -19,6 +19,7 @@ from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
 
 CALLING = "shoal.component.callees"  # module that only the models that call others need
+_NATIVE_THREADS = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT")  # of Triton's backends for ONNX and TorchScript
 
 
 class Adapted(Protocol):
@@ -103,9 +104,10 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 
 
 def _threads(spec: ModelSpec) -> int:
-    """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
-    if "threads" in spec.parameters:
-        return int(spec.parameters["threads"])
+    """Return the number of threads in the configuration, else the instance's share of the CPU cores."""
+    for name in ("threads", *_NATIVE_THREADS):
+        if name in spec.parameters:
+            return int(spec.parameters[name])
     return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 

@@ -15,8 +15,9 @@ from shoal.errors import needs
 class Onnx(Component):
     """Runs ``model.onnx`` for a model whose configuration names ``onnxruntime``, on servers without that backend.
 
-    It runs on the host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are
-    run in batches of similar length (length bucketing).
+    ``default_model_filename`` may name another file, or a folder with ``model.onnx`` in it. It runs on the host only.
+    Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are run in batches of similar
+    length (length bucketing).
     """
 
     def setup(self, context: Context) -> None:
@@ -29,7 +30,8 @@ class Onnx(Component):
                 "Compose with --placement cpu, or for NVIDIA's container, whose backend has a GPU: --target 26.06",
             )
         self.mask = find_mask(context.spec)
-        path = context.artifact("model.onnx")
+        name = context.spec.filename or "model.onnx"
+        path = context.artifact(f"{name}/model.onnx" if (context.folder / name).is_dir() else name)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = context.num_threads or 0
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning slows other processes
