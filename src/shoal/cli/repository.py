@@ -35,7 +35,7 @@ def compose(
     target: Target = "embedded",
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option(help="The encoder's arithmetic; auto is bf16 where the CPU has it."),
+        typer.Option(help="The arithmetic of encoders and engines; auto: an encoder's is bf16 where the CPU has it."),
     ] = "auto",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,

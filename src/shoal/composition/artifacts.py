@@ -23,7 +23,7 @@ from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
-from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
+from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, is_dtype_chosen
 from shoal.repository.versions import list_made
 
 REPORT = "report.json"
@@ -68,8 +68,15 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
     """Check that each required artifact exists.
 
     Raises:
+        InputError: ``artifacts`` is not a folder, or no model takes files from it.
         ArtifactError: required artifacts are missing; the error names them.
     """
+    if artifacts is not None and not artifacts.is_dir():
+        raise InputError(f"{artifacts}, given for artifacts, is not a folder.", "Name the folder that holds them.")
+    if artifacts is not None and not any(model.artifacts for model in models):
+        raise InputError(
+            f"No model here takes files from {artifacts}: none has the parameter artifacts.", "Leave --artifacts out."
+        )
     missing = {
         str(artifact): model
         for model in models
@@ -136,13 +143,15 @@ def read_onnx(path: Path) -> dict[str, str]:
 
 
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
-    """Choose the dtype of each TorchScript encoder, by model name.
+    """Choose the dtype of each TorchScript encoder and, if the plan gives one, of each engine, by model name.
 
     Raises:
-        InputError: the plan asks for BF16 or FP16, and there is no TorchScript encoder.
+        InputError: the plan asks for BF16 or FP16, and there is no model that can compute in it.
     """
     found = {}
     for model in models:
+        if plan.dtype != AUTO and is_dtype_chosen(model):
+            found[model.name] = Precision(plan.dtype, f"--dtype {plan.dtype}")
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
                 chosen = choose_precision(
@@ -152,7 +161,8 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
                     found[model.name] = chosen
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(
-            f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and there is none.",
+            f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and engines with the"
+            " parameter dtype; there is none.",
             "Leave the dtype out.",
         )
     return found

@@ -14,6 +14,7 @@ from shoal.repository.config import ModelConfig, as_config
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
 DTYPES = (AUTO, "fp32", "bf16", "fp16")
+_ENGINES_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # the backends in shoal.server.backends
 
 
@@ -126,7 +127,14 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool 
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
         message.parameters["dtype"].string_value = dtype or plan.dtype
+    if dtype and is_dtype_chosen(config):
+        message.parameters["dtype"].string_value = _ENGINES_DTYPES[dtype]
     return message
+
+
+def is_dtype_chosen(config: ModelConfig) -> bool:
+    """Whether the parameter ``dtype`` of a Python model is one that an engine computes in, by its name in PyTorch."""
+    return config.backend == "python" and config.spec.parameters.get("dtype") in (AUTO, *_ENGINES_DTYPES.values())
 
 
 # --- instances and dynamic batching of single models -----------------------------------------------------------------
@@ -181,8 +189,14 @@ def _tune(model: ModelConfig, wanted: Tuning, plan: Plan) -> ModelConfig:
             _check_instances(model, group, plan)
             message.instance_group.add(count=group.count, kind=kind, gpus=group.gpus)
     if wanted.preferred_batch_sizes or wanted.queue_delay is not None:
-        if not message.max_batch_size:
-            raise InputError(f"{model.name} gets each request alone (max_batch_size: 0): there are no batches to tune.")
+        if message.max_batch_size < 2:
+            raise InputError(
+                f"{model.name} gets each request alone (max_batch_size: {message.max_batch_size}): there are no batches"
+                " to tune.",
+                "An engine has the parameter slots for requests that are computed at once."
+                if "slots" in message.parameters
+                else "Increase max_batch_size in its config.pbtxt.",
+            )
         batching = message.dynamic_batching
         if wanted.preferred_batch_sizes:
             batching.preferred_batch_size[:] = wanted.preferred_batch_sizes
