@@ -13,6 +13,7 @@ from shoal.check.config import own_backends
 from shoal.check.reports import read_pages, split_entries
 from tests.support import (
     planted_artifacts,
+    planted_checkpoints,
     planted_code,
     planted_engines,
     planted_ensembles,
@@ -57,6 +58,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_modules.PLANTS,
     *planted_streams.PLANTS,
     *planted_engines.PLANTS,
+    *planted_checkpoints.PLANTS,
     *planted_own_backends.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())

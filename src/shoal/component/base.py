@@ -81,6 +81,7 @@ class Component:
         component is stateful. If a joined batch fails, each of its requests is run again alone, so that one bad request
         does not fail the others.
         """
+        requests = [to_inside(self.context.spec, inputs) for inputs in requests]
         answers: list[Arrays | ShoalError] = [{}] * len(requests)
         groups: dict[tuple[frozenset[str], int], list[int]] = {}
         for index, inputs in enumerate(requests):
@@ -135,6 +136,13 @@ class Component:
 
 
 # --- batches -----------------------------------------------------------------------------------------------------
+
+
+def to_inside(spec: ModelSpec, inputs: Arrays) -> Arrays:
+    """Give the inputs the shapes that the model itself has (``reshape``), as Triton does before it calls a model."""
+    inner = {tensor.name: tensor.inner for tensor in spec.inputs if tensor.inner is not None}
+    shapes = {name: (*inputs[name].shape[: int(spec.is_batched)], *inner[name]) for name in inner if name in inputs}
+    return {**inputs, **{name: inputs[name].reshape(shape) for name, shape in shapes.items()}} if shapes else inputs
 
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,8 +39,8 @@ DTYPES = {
 class TensorSpec:
     """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension; -1 is any size.
 
-    ``is_column`` is true for an empty ``reshape``: the declared dims are [ 1 ], the model itself has only the row
-    dimension.
+    ``inner`` are the dims that the model itself has, by ``reshape``; None without it. Triton gives a model its inputs
+    in this shape, and takes its outputs in the declared one.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     is_optional: bool = False
     is_ragged: bool = False
-    is_column: bool = False
+    inner: tuple[int, ...] | None = None
 
     @classmethod
     def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
@@ -59,8 +59,13 @@ class TensorSpec:
             dims=tuple(int(d) for d in entry.get("dims", ())),
             is_optional=bool(entry.get("optional", False)),
             is_ragged=bool(entry.get("allow_ragged_batch", False)),
-            is_column="reshape" in entry and not entry["reshape"].get("shape"),
+            inner=tuple(int(d) for d in entry["reshape"].get("shape", ())) if "reshape" in entry else None,
         )
+
+    @cached_property
+    def inside(self) -> TensorSpec:
+        """The tensor as the model itself has it."""
+        return self if self.inner is None else replace(self, dims=self.inner, inner=None)
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:

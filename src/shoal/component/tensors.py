@@ -245,7 +245,7 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
         if tensor is None:
             continue
         array = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, declared.name)
-        mismatch = declared.mismatch(array, is_batched=spec.is_batched)
+        mismatch = declared.inside.mismatch(array, is_batched=spec.is_batched)
         if mismatch:
             raise InputError(f"Input {mismatch}, as the config of model {spec.name} declares.", "Send 1 row or more.")
         inputs[declared.name] = array

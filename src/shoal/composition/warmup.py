@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.base import check_outputs, join
+from shoal.component.base import check_outputs, join, to_inside
 from shoal.component.context import Context
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
@@ -136,6 +136,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
     with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
         try:
+            inputs = to_inside(spec, inputs)
             component.check(inputs)
             batch, (num_rows,) = join(spec, [inputs], component.context.device)
             outputs = component.run(batch)

@@ -62,12 +62,13 @@ def _find_unsupported(model: Model) -> Iterator[tuple[Place, str, str]]:
     if message.cc_model_filenames and any(group.kind == group.KIND_GPU for group in message.instance_group):
         yield model.at("cc_model_filenames"), "does not choose a file by the GPU", "Name one in default_model_filename"
     for index, tensor in enumerate(model.inputs):
-        if tensor.is_optional:
+        if tensor.is_optional and model.backend != "onnxruntime":  # whose graphs may have a default
             place = model.at("input", index, "optional")
             yield place, f"needs each input, and {tensor.name} may be left out", "Remove optional"
     for kind, tensors in (("input", message.input), ("output", message.output)):
         for index, tensor in enumerate(tensors):
-            if tensor.HasField("reshape") and (kind == "input" or tensor.reshape.shape):
+            is_open = max([*tensor.reshape.shape].count(-1), [*tensor.dims].count(-1)) > 1
+            if tensor.HasField("reshape") and (is_open or model.backend == "fil"):
                 place = model.at(kind, index, "reshape")
                 yield place, f"does not reshape {tensor.name}", "Declare the shape that the model itself has"
     if model.backend == "fil":

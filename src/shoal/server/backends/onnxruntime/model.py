@@ -3,10 +3,13 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from shoal.component import Array, Arrays, Component, Context, InputError, SetupError, refusal
+from shoal.component.spec import ModelSpec
 from shoal.component.provenance import METADATA, check_ties, parse_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.errors import needs
@@ -47,11 +50,12 @@ class Onnx(Component):
         check_ties(ties, path)
 
     def run(self, batch: Arrays) -> Arrays:
-        return run_by_length(self.context.spec, batch, self.call, self.mask)
+        declared = self.context.spec
+        spec = replace(declared, inputs=tuple(tensor for tensor in declared.inputs if tensor.name in batch))
+        return run_by_length(spec, batch, partial(self.call, spec), self.mask)
 
-    def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run the model. Inputs and outputs are in the order of the model's configuration."""
-        spec = self.context.spec
+    def call(self, spec: ModelSpec, arrays: Sequence[Array]) -> list[Array]:
+        """Run the model. Inputs and outputs are in the order of ``spec``; other inputs have a default in the graph."""
         given = {tensor.name: _for_runtime(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
         return [_for_triton(out) for out in self.session.run([tensor.name for tensor in spec.outputs], given)]
 
