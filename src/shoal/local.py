@@ -300,7 +300,7 @@ class LocalCallees(Callees):
 
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> Model:
     if remote is not None and config.is_native:
-        at = {} if version == LATEST else {"version": version}
+        at: dict[str, Any] = {} if version == LATEST else {"version": version}
         return Model(
             config.name,
             lambda inputs: remote.infer(config.name, inputs, **at),

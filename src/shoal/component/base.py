@@ -12,7 +12,7 @@ from array_api_compat import device as device_of
 from shoal.component.context import Context
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.component.tensors import Array, Arrays, Device, namespace
+from shoal.component.tensors import Array, Arrays, Device, namespace, to_inside
 from shoal.component.triton import TritonModel
 from shoal.errors import ArtifactError, SetupError, ShoalError, forget_frames
 
@@ -81,7 +81,8 @@ class Component:
         component is stateful. If a joined batch fails, each of its requests is run again alone, so that one bad request
         does not fail the others.
         """
-        requests = [to_inside(self.context.spec, inputs) for inputs in requests]
+        spec = self.context.spec
+        requests = [to_inside(spec.inputs, inputs, is_batched=spec.is_batched) for inputs in requests]
         answers: list[Arrays | ShoalError] = [{}] * len(requests)
         groups: dict[tuple[frozenset[str], int], list[int]] = {}
         for index, inputs in enumerate(requests):
@@ -136,13 +137,6 @@ class Component:
 
 
 # --- batches -----------------------------------------------------------------------------------------------------
-
-
-def to_inside(spec: ModelSpec, inputs: Arrays) -> Arrays:
-    """Give the inputs the shapes that the model itself has (``reshape``), as Triton does before it calls a model."""
-    inner = {tensor.name: tensor.inner for tensor in spec.inputs if tensor.inner is not None}
-    shapes = {name: (*inputs[name].shape[: int(spec.is_batched)], *inner[name]) for name in inner if name in inputs}
-    return {**inputs, **{name: inputs[name].reshape(shape) for name, shape in shapes.items()}} if shapes else inputs
 
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:

@@ -10,7 +10,7 @@ import importlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,7 +20,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from shoal.component.ledger import ACROSS, DOWN, UP, Ledger
-from shoal.component.spec import DTYPES, STRING, ModelSpec
+from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 
 Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
@@ -223,6 +223,16 @@ def triton() -> Any:
     import triton_python_backend_utils as pb_utils
 
     return pb_utils
+
+
+def to_inside(declared: Iterable[TensorSpec], arrays: Arrays, *, is_batched: bool) -> Arrays:
+    """Give tensors the shapes that the model itself has (``reshape``).
+
+    Triton does so with inputs before it calls a model, and expects outputs in these shapes.
+    """
+    inner = {tensor.name: tensor.inner for tensor in declared if tensor.inner is not None}
+    shapes = {name: (*arrays[name].shape[: int(is_batched)], *inner[name]) for name in inner if name in arrays}
+    return {**arrays, **{name: arrays[name].reshape(shape) for name, shape in shapes.items()}} if shapes else arrays
 
 
 def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Array]:

@@ -84,7 +84,10 @@ class TritonModel:
             return self.component.failure(error)
 
     def _respond(self, answer: Arrays | ShoalError) -> Any:
+        spec = self.component.context.spec
         try:
+            if not isinstance(answer, ShoalError):
+                answer = tensors.to_inside(spec.outputs, answer, is_batched=spec.is_batched)
             return tensors.make_response(answer)
         except Exception as error:
             return tensors.make_response(self.component.failure(error))

@@ -164,8 +164,8 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
         if model.backend == "python":
             copy_package(version, *([CALLING] if model.calls else []))
         write_engine_args(model, version)
-        for artifact in model.artifacts if artifacts else ():
-            if not artifact.find([source]):
+        for artifact in model.artifacts:
+            if artifacts and not artifact.find([source]):
                 for path in artifact.find([artifacts]):
                     shutil.copyfile(path, version / path.name)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.base import check_outputs, join, to_inside
+from shoal.component.base import check_outputs, join
 from shoal.component.context import Context
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
-from shoal.component.tensors import Arrays
+from shoal.component.tensors import Arrays, to_inside
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
@@ -136,7 +136,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
     with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
         try:
-            inputs = to_inside(spec, inputs)
+            inputs = to_inside(spec.inputs, inputs, is_batched=spec.is_batched)
             component.check(inputs)
             batch, (num_rows,) = join(spec, [inputs], component.context.device)
             outputs = component.run(batch)

@@ -83,7 +83,10 @@ def _find_unsupported(model: Model) -> Iterator[tuple[Place, str, str]]:
         name = message.default_model_filename or "model.pt"
         for version in model.served_versions:
             folder = model.folder / str(version)
-            other = next((folder / each for each in ("model.py", "model.pt2") if is_file(folder / each)), None)
-            if name.endswith(".pt2") or (other and (other.suffix == ".py" or not is_file(folder / name))):
-                path = folder / name if name.endswith(".pt2") else other
-                yield Place(path), "reads only TorchScript", "Export the model with torch.jit"
+            others = [folder / each for each in ("model.py", "model.pt2") if is_file(folder / each)]
+            if name.endswith(".pt2"):
+                others = [folder / name]
+            elif is_file(folder / name):  # a model.py beside it is NVIDIA's Python runtime, where it holds weights
+                others = [other for other in others if other.suffix == ".py"]
+            if others:
+                yield Place(others[0]), "reads only TorchScript", "Export the model with torch.jit"
