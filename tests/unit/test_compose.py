@@ -139,6 +139,15 @@ def test_missing_artifacts_are_named_together(tmp_path: Path) -> None:
     assert not (tmp_path / "repository").exists()
 
 
+def test_artifacts_that_nothing_takes(artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere, given for artifacts, is not a folder\. Name the folder that holds"):
+        compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path / "nowhere")
+    with pytest.raises(
+        InputError, match=r"No model here takes files from .*: none has the parameter artifacts\. Leave"
+    ):
+        compose("softmax", tmp_path / "repository", artifacts=artifacts)
+
+
 def test_a_forest_of_another_bundle_is_refused(artifacts: Path, tmp_path: Path) -> None:
     mixed = tmp_path / "mixed"
     shutil.copytree(artifacts, mixed)
