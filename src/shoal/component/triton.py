@@ -19,7 +19,6 @@ from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
 
 CALLING = "shoal.component.callees"  # module that only the models that call others need
-_NATIVE_THREADS = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT")  # of Triton's backends for ONNX and TorchScript
 
 
 class Adapted(Protocol):
@@ -108,10 +107,12 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 
 def _threads(spec: ModelSpec) -> int:
     """Return the number of threads in the configuration, else the instance's share of the CPU cores."""
-    for name in ("threads", *_NATIVE_THREADS):
-        if name in spec.parameters:
-            return int(spec.parameters[name])
-    return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+    parameters = spec.parameters
+    if "threads" in parameters:
+        return int(parameters["threads"])
+    # of Triton's own backends for ONNX and TorchScript, where 0 is the library's choice
+    native = parameters.get("intra_op_thread_count", parameters.get("INTRA_OP_THREAD_COUNT", "0"))
+    return int(native) if int(native) > 0 else max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:

@@ -56,6 +56,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("slots", _WHOLE, "", ANY, "shoal serve", "How many requests run at once; four times as many are accepted."),
     # Of a backend's models.
     ("dtype", "fp32 or bf16", "fp32", "pytorch", "backend pytorch of shoal", "Dtype in which an encoder computes."),
+    ("INTRA_OP_THREAD_COUNT", _WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
+    ("intra_op_thread_count", _WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
     ("is_classifier", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class; from 25.09 on."),
     ("model", _PATH, "", "vllm", "shoal compose", "Weights; empty until shoal compose --weights writes it."),
     ("model_type", "format", "xgboost", "fil", "backend fil, shoal check", "Format of the forest's file."),
