@@ -77,6 +77,7 @@ def compose(
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.composition.compose import compose as compose_repository
     from shoal.repository.manifest import read_manifest
+    from shoal.repository.model_folders import read_configs
     from shoal.repository.placement import Plan
 
     plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
@@ -93,6 +94,10 @@ def compose(
         tuning=_parse_tuning(instances, preferred_batch, queue_delay),
     )
     manifest = read_manifest(path)
+    if artifacts and not any(config.artifacts for config in read_configs(path).values()):
+        ERR.print(
+            f"No model takes files from {artifacts}: none has the parameter artifacts.", soft_wrap=True, markup=False
+        )
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():

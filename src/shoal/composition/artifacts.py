@@ -68,15 +68,11 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
     """Check that each required artifact exists.
 
     Raises:
-        InputError: ``artifacts`` is not a folder, or no model takes files from it.
+        InputError: ``artifacts`` is not a folder.
         ArtifactError: required artifacts are missing; the error names them.
     """
     if artifacts is not None and not artifacts.is_dir():
         raise InputError(f"{artifacts}, given for artifacts, is not a folder.", "Name the folder that holds them.")
-    if artifacts is not None and not any(model.artifacts for model in models):
-        raise InputError(
-            f"No model here takes files from {artifacts}: none has the parameter artifacts.", "Leave --artifacts out."
-        )
     missing = {
         str(artifact): model
         for model in models
