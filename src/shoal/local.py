@@ -40,7 +40,7 @@ class Remote(Protocol):
         parameters: Mapping[str, Any] | None = None,
         version: int | None = None,
     ) -> Arrays:
-        """Return the outputs of one request; ``parameters`` are its request parameters, None the latest version."""
+        """Return the outputs of one request with request parameters; a ``version`` of None is the latest."""
 
 
 class Pipeline:

@@ -256,7 +256,7 @@ def _refused(message: str, call: Call, url: str) -> InputError:
                 f"The server at {url} does not offer {call.model} to clients: it is a step of an ensemble.",
                 f"Open it: shoal serve REPOSITORY --expose {call.model}",
             )
-        if call.version and "version" in message:
+        if call.version and f"version {call.version} " in message:
             what = f"The server at {url} has not loaded version {call.version} of {call.model}."
             return UnknownModelError(
                 what, "Leave the version out for the latest, or change the model's version_policy."

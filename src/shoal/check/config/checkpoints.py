@@ -8,7 +8,7 @@ from configparser import ConfigParser
 from configparser import Error as IniError
 from pathlib import Path, PurePosixPath
 
-from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository, is_file
 from shoal.files import read_text
 
@@ -22,6 +22,7 @@ FASTER = "fastertransformer"
 DIVIDED = re.compile(r"([1-9][0-9]{0,3})-gpu")  # a folder that its converters write, for this many GPUs
 _OWN = "shoal.generation"  # of the engines whose parameter `model` is a folder
 _INI = "config.ini"
+_MAX_SHOWN = 200  # characters of a path in a message
 _SIZES = ("tensor_para_size", "infer_gpu_num")  # entries of the converters' config.ini
 
 
@@ -29,7 +30,7 @@ def find(model: Model, _: Repository) -> Findings:
     """Find paths of weights that depend on the server's folder, and checkpoints that do not fit their configuration."""
     is_engine = model.is_python and any(_OWN in text for _, text in model.sources)
     for name in sorted(model.parameters.keys() & {*PATHS, *(["model"] if is_engine else [])}):
-        path = model.parameters[name]
+        path = model.parameters[name][:_MAX_SHOWN]
         if path and not path.startswith(("/", "$")) and "${" not in path:
             yield RELATIVE.at(
                 model.at_entry("parameters", key=name, within=("value", "string_value")),
@@ -48,18 +49,19 @@ def _find_faster(model: Model, given: Mapping[str, str]) -> Findings:
     said = {folder.name: found[1]} if (found := DIVIDED.fullmatch(folder.name)) else {}
     # The path is that of the container; the folder is beside config.pbtxt, or in the version folder.
     places = [Path(folder), model.folder / folder.name, *(model.folder / str(v) / folder.name for v in model.versions)]
-    path = next((place / _INI for place in places if is_file(place / _INI)), None) if folder.name else None
+    found_in = (place / _INI for place in places if place.is_absolute() and is_file(place / _INI))
+    path = next(found_in, None) if folder.name else None
     entries = _read_ini(path) if path else {}
     said |= {f"{name} of {_INI}": entries[name] for name in _SIZES if name in entries}
     for where, number in said.items():
-        if size.isdecimal() and number.isdecimal() and int(number) != int(size):
+        if size.isdecimal() and number.isdecimal() and number != size:
             what = f"tensor_para_size of {model.name} is {size}, and its weights are for {number} ({where})."
             yield PARALLEL.at(place, what, f"Write tensor_para_size {number}, or convert the weights for {size}.")
     held, wanted = entries.get("weight_data_type", ""), given.get("data_type", "")
     if path and {held, wanted} == {"fp16", "bf16"}:
         yield DTYPE.at(
             model.at_entry("parameters", key="data_type", within=("value", "string_value")),
-            f"data_type of {model.name} is {wanted}, and {Place(path).path.name} says that its weights are {held}: each"
+            f"data_type of {model.name} is {wanted}, and {_INI} says that its weights are {held}: each"
             " is converted, and rounded.",
             f"Write data_type {held}, or convert the model with --weight-data-type {wanted}.",
         )
