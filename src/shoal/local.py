@@ -14,7 +14,7 @@ from shoal.client.copies import Copies
 from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component
 from shoal.component.context import Callees, Context, Leavable, choose
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, TensorSpec
+from shoal.component.spec import FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
@@ -22,6 +22,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.model_folders import find_graph
+from shoal.repository.versions import LATEST, find_version
 from shoal.server.runtime import BACKENDS
 
 MAX_BRANCHES = 32  # steps of all callers that may run concurrently
@@ -30,8 +31,16 @@ MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 class Remote(Protocol):
     """Interface that runs single models elsewhere. ``shoal.Client`` has it, plus ``stream`` for decoupled models."""
 
-    def infer(self, model: str, inputs: Mapping[str, Any], /, *, parameters: Mapping[str, Any] | None = None) -> Arrays:
-        """Return the outputs of one request; ``parameters`` are its request parameters."""
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        /,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        version: int | None = None,
+    ) -> Arrays:
+        """Return the outputs of one request with request parameters; a ``version`` of None is the latest."""
 
 
 class Pipeline:
@@ -43,7 +52,7 @@ class Pipeline:
     on the client's server, as in placement ``hybrid``. Threads may share a pipeline.
     """
 
-    def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
+    def __init__(self, graph: Graph, models: Mapping[tuple[str, int], Model], held: ExitStack | None = None) -> None:
         self._graph = graph
         self._models = models
         self._held = held or ExitStack()
@@ -58,7 +67,7 @@ class Pipeline:
             pipeline(TEXT=["A text."])
             (pipeline.copies() - before).check(pipeline.graph)  # raises if they exceed the budget
         """
-        return Copies.read({name: model.device.ledger for name, model in self._models.items()})
+        return Copies.read((name, model.device.ledger) for (name, _), model in self._models.items())
 
     @property
     def name(self) -> str:
@@ -68,7 +77,7 @@ class Pipeline:
     @property
     def is_decoupled(self) -> bool:
         """Whether a request may have any number of answers; if so, use ``stream``."""
-        return any(self._models[step.model].is_decoupled for step in self._graph.steps)
+        return any(self._models[step.model, step.version].is_decoupled for step in self._graph.steps)
 
     @property
     def graph(self) -> Graph:
@@ -132,10 +141,10 @@ class Pipeline:
         """Run the steps in ``waiting``; the steps after a decoupled model run once for each answer of that model."""
         while waiting:
             due = [step for step in waiting if self._is_due(step, tensors)]
-            step = next((step for step in due if not self._models[step.model].is_decoupled), due[0])
+            step = next((step for step in due if not self._models[step.model, step.version].is_decoupled), due[0])
             waiting = [other for other in waiting if other is not step]
-            if self._models[step.model].is_decoupled:
-                with closing(self._models[step.model].stream(self._inputs(step, tensors))) as answers:
+            if self._models[step.model, step.version].is_decoupled:
+                with closing(self._models[step.model, step.version].stream(self._inputs(step, tensors))) as answers:
                     for outputs in answers:
                         now = dict(tensors)
                         _keep(step, outputs, now)
@@ -160,7 +169,7 @@ class Pipeline:
         index = self._graph.producer(tensor)
         step = self._graph.steps[index or 0]
         names = [name for name, written in step.outputs.items() if written == tensor]
-        return self._models[step.model].device.fetch(array, *names)
+        return self._models[step.model, step.version].device.fetch(array, *names)
 
     def _run(self, tensors: dict[str, Array]) -> None:
         """Run each step as soon as its inputs are there, independent steps concurrently."""
@@ -181,7 +190,7 @@ class Pipeline:
                     del future  # or its error would hold this frame, and the frame the error
 
     def _call(self, step: Step, tensors: Arrays) -> Arrays:
-        return self._models[step.model].call(self._inputs(step, tensors))
+        return self._models[step.model, step.version].call(self._inputs(step, tensors))
 
     def _inputs(self, step: Step, tensors: Arrays) -> dict[str, Array]:
         return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
@@ -198,17 +207,29 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
 def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
     """Check that ``remote`` serves the same repository, by a dummy request with the repository's identity.
 
-    Components of another repository refuse the request.
+    Components of another repository refuse the request. A server that has only the models which do not run here is
+    asked about the files of each of them; native backends ignore the question.
     """
-    if identity and any(member.backend == "python" for member in graph.members.values()):
-        spec = graph.config.spec
-        rows = 1 if spec.is_batched else None
-        nothing = {tensor.name: tensor.zeros(rows) for tensor in spec.inputs if not tensor.is_optional}
-        try:
-            remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
-        except InputError as error:  # a model may refuse the dummy values, but only after the identity check
-            if isinstance(error, UnknownModelError) or str(error).startswith(OTHER_REPOSITORY):
-                raise
+    if not identity or all(member.backend != "python" for member in graph.members.values()):
+        return
+    try:
+        _ask(remote, graph.config.spec, {REPOSITORY: identity})
+    except UnknownModelError:
+        for member in graph.members.values():
+            if member.is_native:
+                own = member.spec.parameters
+                _ask(remote, member.spec, {FILES: own[FILES]} if FILES in own else {})
+
+
+def _ask(remote: Remote, spec: ModelSpec, parameters: Mapping[str, str]) -> None:
+    """Send a dummy request; raise the errors that say that the server has other models than this repository."""
+    rows = 1 if spec.is_batched else None
+    nothing = {tensor.name: tensor.zeros(rows) for tensor in spec.inputs if not tensor.is_optional}
+    try:
+        remote.infer(spec.name, nothing, parameters=parameters)
+    except InputError as error:  # a model may refuse the dummy values, but only after the identity check
+        if isinstance(error, UnknownModelError) or str(error).startswith(OTHER_REPOSITORY):
+            raise
 
 
 def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
@@ -216,7 +237,8 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
 
     ``path`` is a model's folder or a repository. From a repository, the ensemble for which it was composed is loaded,
     or else its only ensemble. With ``remote``, a ``Client``, only Python components run in this process, and the other
-    models run on the client's server.
+    models run on the client's server, which needs to have only these. Each step gets the version of its model that
+    Triton would take by ``model_version`` and ``version_policy``.
 
     Raises:
         ArtifactError: a model, an artifact or a backend is missing.
@@ -229,8 +251,8 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
     if remote is not None:
         _check_same(graph, remote, read_manifest(repository).get("identity"))
     with ExitStack() as held:
-        names = {step.model for step in graph.steps}
-        models = {name: _load_model(graph.members[name], remote, held) for name in sorted(names)}
+        wanted = sorted({(step.model, step.version) for step in graph.steps})
+        models = {(name, number): _load_model(graph.members[name], remote, held, number) for name, number in wanted}
         return Pipeline(graph, models, held.pop_all())
 
 
@@ -276,15 +298,17 @@ class LocalCallees(Callees):
                 yield choose(answer, outputs)
 
 
-def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
-    if remote is not None and config.backend != "python" and not config.is_ensemble:
+def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> Model:
+    if remote is not None and config.is_native:
+        at: dict[str, Any] = {} if version == LATEST else {"version": version}
         return Model(
             config.name,
-            lambda inputs: remote.infer(config.name, inputs),
-            lambda inputs, _: remote.stream(config.name, inputs),  # type: ignore[attr-defined]  # a Client has it
+            lambda inputs: remote.infer(config.name, inputs, **at),
+            lambda inputs, _: remote.stream(config.name, inputs, **at),  # type: ignore[attr-defined]  # a Client has it
             is_decoupled=config.spec.is_decoupled,
         )
     if config.is_ensemble:
+        find_version(config, version)  # the graph is the same in each, but Triton refuses a version that is not there
         try:
             nested = load(config.folder, remote=remote)
         except RecursionError:
@@ -300,7 +324,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
             is_decoupled=nested.is_decoupled,
         )
     callees = {name: _load_model(read_config(config.folder.parent / name), remote, held) for name in config.calls}
-    component = load_component(config, LocalCallees(callees))
+    component = load_component(config, LocalCallees(callees), version)
     held.callback(component.close)
 
     def ask(inputs: Arrays) -> Arrays:
@@ -321,16 +345,16 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
     return Model(config.name, ask, ask_stream, config.spec.is_decoupled, component.context.device)
 
 
-def load_component(config: ModelConfig, models: Callees | None = None) -> Component:
+def load_component(config: ModelConfig, models: Callees | None = None, version: int = LATEST) -> Component:
     """Start the component of a model: its own ``model.py``, or the python-based backend that its configuration names.
 
-    ``models`` are the models that the component's code may call.
+    ``models`` are the models that the component's code may call. ``version`` is a step's ``model_version``.
 
     Raises:
-        ArtifactError: the model has no ``model.py``, and shoal has no such backend.
+        ArtifactError: the model has no such version, or no ``model.py``, and shoal has no such backend.
     """
-    version = _latest_version(config)
-    path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
+    folder = find_version(config, version)
+    path = folder / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
     if not path.is_file():
         known = ", ".join(["python", *sorted(p.parent.name for p in BACKENDS.glob("*/model.py"))])
         raise ArtifactError(
@@ -338,7 +362,7 @@ def load_component(config: ModelConfig, models: Callees | None = None) -> Compon
         )
     component = component_class(path)
     device = _device(config, component.library)
-    context = Context(spec=config.spec, folder=version.resolve(), device=device, models=models or Callees())
+    context = Context(spec=config.spec, folder=folder.resolve(), device=device, models=models or Callees())
     return component(context)
 
 
@@ -349,11 +373,3 @@ def _device(config: ModelConfig, library: str) -> Device:
     if group is None or group.kind not in kinds:
         return Device()
     return Device(kinds[group.kind], next(iter(group.gpus), 0), library)
-
-
-def _latest_version(config: ModelConfig) -> Path:
-    """Return the version folder that Triton would load: the one with the highest number."""
-    numbers = [int(path.name) for path in config.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
-    if not numbers:
-        raise ArtifactError(f"Model {config.name} has no version folder.", f"Make {config.folder}/1.")
-    return config.folder / str(max(numbers))

@@ -78,7 +78,7 @@ def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: Pipeline, batch: lis
 
 
 def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    planted = gpu_pipeline._models["bert-large"]
+    planted = gpu_pipeline._models["bert-large", 1]
 
     def call(inputs: Any) -> Any:
         import torch
@@ -87,7 +87,7 @@ def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.Monk
         return planted.call({**inputs, "INPUT__0": ids.cuda()})
 
     gpu_pipeline(excerpt=["The cat sat."])
-    monkeypatch.setitem(gpu_pipeline._models, "bert-large", replace(planted, ask=call))
+    monkeypatch.setitem(gpu_pipeline._models, ("bert-large", 1), replace(planted, ask=call))
     before = gpu_pipeline.copies()
     seen = profile(lambda: gpu_pipeline(excerpt=["The cat sat."]), tmp_path)
     moved = by_direction(gpu_pipeline.copies() - before)

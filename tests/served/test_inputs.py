@@ -86,7 +86,7 @@ def test_scored(ask: Callable[..., Any], pipeline: Pipeline, name: str) -> None:
 
 def test_texts_without_a_word_have_no_features(pipeline: Pipeline, bundle: Bundle) -> None:
     """All of them get the same z-scores."""
-    preprocess = pipeline._models["preprocess"].call
+    preprocess = pipeline._models["preprocess", 1].call
     texts = [SCORED[name] for name in ("empty", "blank", "punctuation alone")]
     features = preprocess({"INPUT0": _tensor(texts)})["TREE_FEATS"]
     assert np.array_equal(features[0], features[1])
@@ -99,7 +99,7 @@ def _scale(bundle: Bundle) -> Any:
 
 
 def test_long_texts_are_cut_for_the_encoder_and_counted_whole(pipeline: Pipeline, bundle: Bundle) -> None:
-    read = pipeline._models["preprocess"].call({"INPUT0": _tensor([SCORED["64 KiB"]])})
+    read = pipeline._models["preprocess", 1].call({"INPUT0": _tensor([SCORED["64 KiB"]])})
     assert read["BERT_IDS"].shape == (1, 256)
     num_words = read["TREE_FEATS"][0, 0] * _scale(bundle)[0] + bundle.mean[0]
     assert num_words == pytest.approx(7 * (LIMIT // 31), rel=1e-5)

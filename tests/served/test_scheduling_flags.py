@@ -15,8 +15,8 @@ from shoal.errors import ServerError
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import find_launch_flags
-from shoal.server.launch import serve
 from shoal.server.container import container_command
+from shoal.server.launch import serve
 from tests.support.planted import config, write
 
 COUNTS = """import time
@@ -77,7 +77,7 @@ def test_flags_are_those_that_the_configurations_need(models: Path) -> None:
     repository = compose(["cached", "limited"], models / "r", projects=[models], plan=plan)
     assert read_manifest(repository)["launch"]["flags"] == expected
     assert find_launch_flags(repository, 3) == ["--cache-config=local,size=3145728", expected[1]]
-    command = container_command(repository, 3)
+    command = container_command(repository, cache_mib=3)
     assert command.count("--cache-config=local,size=3145728") == command.count("--cache-config") == 1
     plain = compose("plain", models / "plain", projects=[models], plan=plan)
     assert find_launch_flags(plain) == []

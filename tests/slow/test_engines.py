@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from shoal.check import check
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.provenance import METADATA, dump_ties
@@ -113,6 +114,83 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     assert read_manifest(repository)["dtype"] == "fp32"
     with pytest.raises(InputError, match=r"No model can run in dtype bf16: only models of shoal's pytorch backend can"):
         compose("ensemble_all", tmp_path / "other", artifacts=own, projects=[leaves], plan=Plan(dtype="bf16"))
+
+
+def write_times(
+    folder: Path,
+    path: str,
+    factor: float,
+    more: str = "",
+    *,
+    shape: tuple[int, ...] = (4,),
+    dims: str = "dims: [ 4 ]",
+) -> None:
+    """A model on ONNX Runtime that multiplies by ``factor``, or by its input K; its file is at ``path`` in ``1/``."""
+    file = folder / "1" / path
+    file.parent.mkdir(parents=True)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", *shape]) for name in "XY")
+    k = onnx.helper.make_tensor_value_info("K", onnx.TensorProto.FLOAT, ["times"])
+    constant = onnx.helper.make_tensor("K", onnx.TensorProto.FLOAT, [1], [factor])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Mul", ["X", "K"], ["Y"])], "g", [x, k], [y], [constant])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), str(file))
+    (folder / "config.pbtxt").write_text(
+        f'''name: "{folder.name}"
+platform: "onnxruntime_onnx"
+backend: "onnxruntime"
+max_batch_size: 8
+input [ {{ name: "X" data_type: TYPE_FP32 {dims} }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 {dims} }} ]
+instance_group [ {{ kind: KIND_CPU }} ]
+{more}''',
+        encoding="utf-8",
+    )
+
+
+def test_shapes_and_inputs_as_triton_s_backend_has_them(tmp_path: Path) -> None:
+    """The field reshape, and an optional input, whose default is in the graph."""
+    repository = tmp_path / "r"
+    k = 'input [ { name: "K" data_type: TYPE_FP32 dims: [ 1 ] optional: true reshape { shape: [ ] } } ]'
+    shapes: dict[str, tuple[tuple[int, ...], str, tuple[int, ...]]] = {
+        "column": ((), "dims: [ 1 ] reshape { shape: [ ] }", (1,)),
+        "square": ((2, 2), "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", (4,)),
+        "open": ((-1,), "dims: [ 1, -1 ] reshape { shape: [ -1 ] }", (1, 6)),
+    }
+    for name, (shape, dims, _) in shapes.items():
+        write_times(repository / name, "model.onnx", 2.0, k if name == "column" else "", shape=shape, dims=dims)
+    assert [finding for finding in check(repository, target="embedded") if finding.severity == "error"] == []
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for name, (_, _, outer) in shapes.items():
+            rows = np.arange(3 * int(np.prod(outer)), dtype=np.float32).reshape(3, *outer)
+            for answer in (client.infer(name, X=rows), load(repository / name)(X=rows)):
+                assert np.array_equal(answer["Y"], rows * 2), name
+        ones, threes = np.ones((2, 1), np.float32), np.full((2, 1), 3, np.float32)
+        for answer in (client.infer("column", X=ones, K=threes), load(repository / "column")(X=ones, K=threes)):
+            assert np.array_equal(answer["Y"], threes)
+
+
+def test_the_model_s_file_may_have_another_name(artifacts: Path, tmp_path: Path) -> None:
+    """The field default_model_filename, for each backend; and ONNX Runtime's folder with the file in it."""
+    repository = tmp_path / "r"
+    write_times(repository / "named", "llamav2.onnx", 2.0, 'default_model_filename: "llamav2.onnx"')
+    write_times(repository / "folder", "model.onnx/model.onnx", 3.0)
+    shapes = {}
+    for name, file in (("bert-large", "model.pt"), ("cuml", "checkpoint.tl")):
+        shutil.copytree(shipped_root() / "models" / name, repository / name)
+        shutil.copyfile(artifacts / file, repository / name / "1" / f"mine_{file}")
+        path = repository / name / "config.pbtxt"
+        text = f'{path.read_text(encoding="utf-8")}\ndefault_model_filename: "mine_{file}"\n'
+        path.write_text(text.replace(f'string_value: "{file}"', 'string_value: ""'), encoding="utf-8")
+        shapes[name] = {t.name: t.zeros(2) + 1 for t in read_config(repository / name).spec.inputs}
+    errors = [finding for finding in check(repository, target="embedded") if finding.severity == "error"]
+    assert errors == []
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for name, factor in (("named", 2), ("folder", 3)):
+            for answer in (client.infer(name, X=rows), load(repository / name)(X=rows)):
+                assert np.array_equal(answer["Y"], rows * np.float32(factor))
+        for name, inputs in shapes.items():
+            served, here = client.infer(name, inputs), load(repository / name)(**inputs)
+            assert all(np.array_equal(served[output], here[output]) for output in here)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import json
 import random
 import re
 import shlex
+import shutil
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -102,6 +104,11 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     message = read_config(repository / "llamav2").message
     message.parameters["top_k"].string_value, message.parameters["max_tokens"].string_value = "1", "16"
     write_config(message, repository / "llamav2" / "config.pbtxt", comment="Tuned by hand.")
+    plain = shutil.copytree(repository / "llamav2", repository / "llamav2.plain")  # as the first articles have it
+    message.name, message.max_batch_size = plain.name, 0
+    message.ClearField("dynamic_batching")
+    message.ClearField("model_warmup")
+    write_config(message, plain / "config.pbtxt", comment="Without batches.")
     return repository
 
 
@@ -279,6 +286,24 @@ def test_the_service_counts_tokens(model: str, protocol: str, service: Service, 
         assert seen <= last["output"] - after["output"] < 900
 
 
+def test_a_text_of_shape_1(service: Service, repository: Path) -> None:
+    """A model without batches takes it, over each protocol and in this process; its name has a dot."""
+    tensor = {"name": "prompt", "shape": [1], "datatype": "BYTES", "data": ["What is a river?"]}
+    request = urllib.request.Request(
+        f"http://{service.http}/v2/models/llamav2.plain/versions/1/infer",
+        json.dumps({"inputs": [tensor]}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        output = json.load(answer)["outputs"][0]
+    assert output["shape"] == [1]
+    with Client(service.grpc) as client, shoal.load(repository / "llamav2.plain") as here:
+        batched = client.infer("llamav2", prompt=[["What is a river?"]])["generated_text"]
+        assert [text.decode() for text in batched[0]] == output["data"]
+        assert np.array_equal(client.infer("llamav2.plain", prompt=["What is a river?"])["generated_text"], batched[0])
+        assert np.array_equal(here(prompt=["What is a river?"])["generated_text"], batched[0])
+
+
 def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer) -> None:
     """Answers in a batch are those of each alone; the prompt has Llama 2's form."""
     system = "You are a helpful AI assistant. Keep short answers of no more than 2 sentences."
@@ -390,10 +415,11 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
 
 def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
     assert service.process.stdout is not None
-    said = [service.process.stdout.readline().split() for _ in range(8)]
+    said = [service.process.stdout.readline().split() for _ in range(10)]
     commands = [line[1:] for line in said if line[:2] == ["shoal", "infer"]]
     assert sorted(command[command.index("--model") + 1] for command in commands) == [
         "llamav2",
+        "llamav2.plain",
         "llm",
         "llm-hf",
         "llm_bls",

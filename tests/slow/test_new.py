@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -22,6 +23,7 @@ from shoal.project.scaffold.names import class_name, parse_tensor
 from shoal.project.scaffold.skeletons import draft_component
 from shoal.repository.config import read_config
 from shoal.repository.model_folders import find_model_folders
+from tests.support.once import ROOT
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
 pytestmark = pytest.mark.usefixtures("styles")
@@ -246,6 +248,26 @@ def test_one_of_two_artifacts(here: Path) -> None:
     pipeline = shoal.load(repository / "tokens_alone")
     assert pipeline(TEXT=np.array([[b"?"]], np.object_))["attention_mask"].sum() == 1
     pipeline.close()
+
+
+def test_a_name_with_a_dot(here: Path) -> None:
+    """As Triton takes it: in a component, a copy, and a pipeline whose --map names both."""
+    new("component", "gpt3_1.3b")
+    new("component", "up-2.x", "--like", "softmax", "--input", "LOGITS:FP32:3", "--output", "PROBABILITIES:FP32:3")
+    new("pipeline", "both.1", "--step", "gpt3_1.3b", "--map", "gpt3_1.3b.TEXT=PROMPT")
+    assert {"tests/test_gpt3_1_3b.py", "tests/test_up_2_x.py", "tests/test_both_1.py"} <= files(here)
+    assert run("check", ".").stdout == "No mistakes found.\n"
+    for test in ("tests/test_gpt3_1_3b.py", "tests/test_both_1.py"):
+        run_test(here, test)
+
+
+def test_engine_arguments_of_a_copy(here: Path) -> None:
+    new("component", "fast", "--like", "vllm", "--set", "max_num_seqs=4", "--set", "enforce_eager=true",
+        "--set", "quantization=awq")  # fmt: skip
+    made = json.loads((here / "models/fast/1/model.json").read_bytes())
+    own = json.loads((ROOT / "models/vllm/1/model.json").read_bytes())
+    assert made == own | {"max_num_seqs": 4, "enforce_eager": True, "quantization": "awq"}
+    assert check(here) == []
 
 
 def test_every_leaf_of_shoals_own_can_be_copied(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def add(project: Path, source: Any, name: str, **options: Any) -> tuple[Any, lis
 def declared(config: Any) -> list[str]:
     spec = config.spec
     return [
-        f"{tensor.name} {tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}{' column' * tensor.is_column}"
+        f"{tensor.name} {tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}{' column' * (tensor.inner == ())}"
         for tensor in (*spec.inputs, *spec.outputs)
     ]
 

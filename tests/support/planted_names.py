@@ -15,6 +15,7 @@ ASKS = """    def initialize(self, args):
 
 PLANTS = (
     Plant("an input of another name", "reads-unknown-input", CODE, '"x"', {CODE: ('"X"', '"x"')}),
+    Plant("an input that only the article has", "reads-unknown-input", CODE, '"TEXT"', {CODE: ('"X"', '"TEXT"')}),
     Plant(
         "a misspelt input in a method",
         "reads-unknown-input",

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from shoal.check import RULES, check
+from shoal.check.config import own_backends
 from shoal.check.reports import read_pages, split_entries
 from tests.support import (
     planted_artifacts,
+    planted_checkpoints,
     planted_code,
     planted_engines,
     planted_ensembles,
@@ -22,6 +24,7 @@ from tests.support import (
     planted_modules,
     planted_names,
     planted_onnx,
+    planted_own_backends,
     planted_placement,
     planted_requests,
     planted_scheduling,
@@ -57,6 +60,8 @@ PLANTS: tuple[Plant, ...] = (
     *planted_streams.PLANTS,
     *planted_engines.PLANTS,
     *planted_targets.PLANTS,
+    *planted_checkpoints.PLANTS,
+    *planted_own_backends.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 
@@ -85,6 +90,14 @@ def test_every_rule_has_a_planted_mistake() -> None:
     plants = PLANTS + planted_onnx.PLANTS
     assert {plant.rule for plant in plants} == set(RULES)
     assert len(plants) == len({plant.name for plant in plants})
+
+
+def test_the_page_names_what_the_embedded_servers_backends_ignore() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").partition("## The embedded server's backends")[2]
+    for backend, names in own_backends.PARAMETERS.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {backend}: "))
+        assert re.findall(r"`([\w.]+)`", row) == names.split(), backend
+    assert all(f"`{name}`" in page for name in own_backends.OPTIMIZATIONS)
 
 
 def test_configurations_that_core_refuses_are_errors() -> None:

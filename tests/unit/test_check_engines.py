@@ -132,7 +132,7 @@ def test_the_compiled_batch_is_read_from_the_folder(tmp_path: Path) -> None:
         assert [finding.rule.id for finding in check(tmp_path / "repository")] == rules
 
 
-@pytest.mark.parametrize(("target", "rules"), [("25.06", []), ("26.01", ["engine-args-removed"])])
+@pytest.mark.parametrize(("target", "rules"), [("25.06", []), ("26.01", ["engine-args-unknown"])])
 def test_old_arguments_are_right_on_an_old_server(target: str, rules: list[str], tmp_path: Path) -> None:
     write(tmp_path / CONFIG, TEXTS)
     write(tmp_path / ARGS, dump(disable_log_requests=True))

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from shoal import paths
+from shoal.cli import app
 from shoal.component.artifact_files import sha256
 from shoal.component.triton import CALLING
 from shoal.composition import compose as composing
@@ -137,6 +139,19 @@ def test_missing_artifacts_are_named_together(tmp_path: Path) -> None:
     ):
         compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path)
     assert not (tmp_path / "repository").exists()
+
+
+def test_artifacts_that_nothing_takes(artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere, given for artifacts, is not a folder\. Name the folder that holds"):
+        compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path / "nowhere")
+    for given, said in (
+        (["--artifacts", str(artifacts)], f"No model takes files from {artifacts}: none has"),
+        ([], ""),
+    ):
+        result = CliRunner().invoke(app, ["compose", "softmax", str(tmp_path / "repository"), *given])
+        assert result.exit_code == 0
+        assert result.stderr.startswith(said)
+        assert ("No model takes" in result.stderr) == bool(said)
 
 
 def test_a_forest_of_another_bundle_is_refused(artifacts: Path, tmp_path: Path) -> None:

@@ -98,13 +98,13 @@ def test_nothing_but_the_budget_is_copied(on_gpu: Pipeline) -> None:
 @pytest.mark.parametrize("model", ["preprocess", "bert-large", "postprocess"])
 def test_a_planted_copy_breaks_the_budget(on_gpu: Pipeline, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The features, the encoder's ids or the scores go to the host and back again."""
-    planted = on_gpu._models[model]
+    planted = on_gpu._models[model, 1]
 
     def call(inputs: Any) -> Any:
         device = planted.device
         return {name: device.put(device.fetch(array, name), name) for name, array in planted.call(inputs).items()}
 
-    monkeypatch.setitem(on_gpu._models, model, replace(planted, ask=call))
+    monkeypatch.setitem(on_gpu._models, (model, 1), replace(planted, ask=call))
     before = on_gpu.copies()
     on_gpu(excerpt=TEXTS)
     with pytest.raises(ShoalError, match=rf"Copied beyond the budget: {model}: .* went (up|down) 1 times"):

@@ -99,7 +99,7 @@ def test_branches_run_side_by_side(repository: Path) -> None:
 
     models = dict(pipeline._models)
     for name in ("bert-large", "cuml"):
-        models[name] = meet(models[name])
+        models[name, 1] = meet(models[name, 1])
     assert Pipeline(pipeline._graph, models)(excerpt=["A cat."])["SCORE"].shape == (1, 1)
 
 

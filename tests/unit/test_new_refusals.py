@@ -24,7 +24,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("arguments", "message"),
     [
         ("model it --features 0", r"A linear model of 0 features cannot be fitted here\. Give a number from"),
-        ("component my.words", r"'my\.words' is not a valid model name: .* For example: my_words"),
+        ("component my..words", r"'my\.\.words' is not a valid model name: .* For example: my_\.words"),
+        ("component words.", r"'words\.' is not a valid model name: .* For example: words"),
+        ("component it.1 --like vllm --set max_num_seq=4", r"--set: .* max_num_seqs; .* Did you mean max_num_seqs\?"),
+        ("component it --like vllm --set max_num_seqs=x", r"--set: max_num_seqs is \"x\", not a whole number\."),
         ("component 1st", r"'1st' is not a valid model name: .* For example: st"),
         ("component ÄÖ", r"'ÄÖ' is not a valid model name: .* For example: word_count"),
         ("component preprocess", r"preprocess is a model of shoal's own: .* Choose another name: my_preprocess"),

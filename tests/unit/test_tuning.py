@@ -64,11 +64,23 @@ def test_refused_settings(options: dict[str, list[str]], message: str, tmp_path:
         compose("softmax", tmp_path / "repository", tuning=_parse_tuning(**given))
 
 
+@pytest.mark.parametrize("option", ["tuning", "environments", "stubs", "swap"])
+def test_options_name_models_of_the_repository(option: str, tmp_path: Path) -> None:
+    """Each option of the form MODEL=VALUE; the others are refused in the same words for a model that takes none."""
+    given = {"tuning": Tuning(queue_delay=1), "swap": "label"}.get(option, tmp_path)
+    for name in ("nope", "label"):  # which does not exist, and which is not composed
+        with pytest.raises(ShoalError, match=rf"{name}"):
+            compose("softmax", tmp_path / "repository", **{option: {name: given}})  # type: ignore[arg-type]
+    assert not (tmp_path / "repository").exists()
+
+
 def test_models_that_cannot_be_tuned() -> None:
     available = find_model_folders()
     for name, tuning, plan, message in (
         ("llm", Tuning((Instances(2),)), Plan(), "llm is an ensemble"),
-        ("vllm", Tuning(queue_delay=5), Plan(), "gets each request alone"),
+        ("vllm", Tuning(queue_delay=5), Plan(), r"gets each request alone \(max_batch_size: 0\)"),
+        ("llm-hf", Tuning(queue_delay=300), Plan(), r"\(max_batch_size: 1\).* An engine has the parameter slots"),
+        ("llm-hf", Tuning(preferred_batch_sizes=(2,)), Plan(), r"gets each request alone \(max_batch_size: 1\)"),
         ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
     ):
         with pytest.raises(InputError, match=message):

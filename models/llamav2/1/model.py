@@ -35,10 +35,10 @@ class Llamav2(Component):
         return self.prompts.encode(messages=[*chat, {"role": "user", "content": self.prompts.decode(text, "prompt")}])
 
     def check(self, inputs: Arrays) -> None:
-        list(map(self.ids, inputs["prompt"][:, 0]))
+        list(map(self.ids, inputs["prompt"].ravel()))
 
     def run(self, batch: Arrays) -> Arrays:
-        prompts = [self.ids(text) for text in batch["prompt"][:, 0]]
+        prompts = [self.ids(text) for text in batch["prompt"].ravel()]  # of shape [rows, 1]; [1] without batches
         widest = max(map(len, prompts))
         ids, mask = (torch.zeros((len(prompts), widest), dtype=torch.int64) for _ in range(2))
         for row, prompt in enumerate(prompts):  # padded on the left: the answer follows the prompt
@@ -53,8 +53,8 @@ class Llamav2(Component):
             pad_token_id=self.end_ids[0] if self.end_ids else 0,
             **self.settings,
         )
-        texts = [[self.tokenizer.decode(row).encode()] for row in found[:, widest:].tolist()]
-        return {"generated_text": np.array(texts, np.object_)}
+        texts = [self.tokenizer.decode(row).encode() for row in found[:, widest:].tolist()]
+        return {"generated_text": np.array(texts, np.object_).reshape(batch["prompt"].shape)}
 
 
 TritonPythonModel = Llamav2.for_triton()

@@ -2,7 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context
+from shoal.component import Arrays, Component, Context, Parameters
 from shoal.readability import Bundle, make_reader
 from shoal.text import check_texts, decode_texts, read_vocabulary
 
@@ -14,7 +14,7 @@ class Readability(Component):
         bundle = Bundle.load(context.artifact("preprocess.json"))
         vocabulary = context.artifact("vocab.txt")
         bundle.check_vocabulary(vocabulary)
-        self.max_text_bytes = int(context.spec.parameters["max_text_bytes"])
+        self.max_text_bytes = Parameters(context.spec).whole("max_text_bytes", 65_536)
         self.read = make_reader(read_vocabulary(vocabulary), bundle, context.device, edge="INPUT0")
 
     def check(self, inputs: Arrays) -> None:

@@ -20,6 +20,7 @@ from shoal.environment.targets import Target
 from shoal.files import read_bytes
 from shoal.repository.call_graph import find_circle, is_decoupled, sort_decoupled
 from shoal.repository.config import CONFIG, ModelConfig, as_config
+from shoal.repository.versions import NUMBER, choose_served, sort_versions
 
 _MAX_CODE = 4 * 2**20  # bytes of a model.py
 MAX_DEPTH = 100  # protobuf's own limit of nesting
@@ -37,7 +38,6 @@ PLATFORMS = {
 # the configuration declares none.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
-_VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the leading digits of a name, without a leading zero
 # Imports and base classes through which the model's class may inherit auto_complete_config.
 _INHERITS = re.compile(
     r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
@@ -104,12 +104,12 @@ class Model:
     @cached_property
     def versions(self) -> tuple[int, ...]:
         """Numbers of the version folders, ascending."""
-        return tuple(sorted(int(name) for name in self._folders if re.fullmatch(_VERSION, name)))
+        return sort_versions(self._folders)
 
     @cached_property
     def misread(self) -> tuple[tuple[str, int], ...]:
         """Folders that Triton mistakes for a version, such as ``2.bak`` for version 2, with that version's number."""
-        begun = ((name, re.match(_VERSION, name)) for name in self._folders)
+        begun = ((name, re.match(NUMBER, name)) for name in self._folders)
         return tuple((name, int(found[0])) for name, found in begun if found and found[0] != name)
 
     @cached_property
@@ -119,13 +119,7 @@ class Model:
     @cached_property
     def served_versions(self) -> tuple[int, ...]:
         """Versions that Triton loads by the version policy; by default the latest."""
-        policy = self.message.version_policy if self.message is not None else None
-        if policy is not None and policy.HasField("all"):
-            return self.versions
-        if policy is not None and policy.HasField("specific"):
-            return tuple(version for version in self.versions if version in policy.specific.versions)
-        number = policy.latest.num_versions if policy is not None and policy.HasField("latest") else 1
-        return self.versions[-max(1, number) :]
+        return choose_served(self.message, self.versions)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
 
-Name = Annotated[str, typer.Argument(help="Its name: letters, digits, _ and -.")]
+Name = Annotated[str, typer.Argument(help="Its name: letters, digits, _, - and .")]
 Project = Annotated[Path, typer.Option(help="The folder of your project.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the files, and write none.")]
 Inputs = Annotated[list[str] | None, typer.Option("--input", metavar="NAME:DTYPE:DIMS", help="Such as TEXT:STRING:1.")]

@@ -40,7 +40,7 @@ def compose(
     target: Target = "embedded",
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option(help="The encoder's arithmetic; auto is bf16 where the CPU has it."),
+        typer.Option(help="The arithmetic of encoders and engines; auto: an encoder's is bf16 where the CPU has it."),
     ] = "auto",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
@@ -88,6 +88,7 @@ def compose(
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.composition.compose import compose as compose_repository
     from shoal.repository.manifest import read_manifest
+    from shoal.repository.model_folders import read_configs
     from shoal.repository.placement import Plan
 
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
@@ -106,6 +107,10 @@ def compose(
     manifest = read_manifest(path)
     for note in manifest["notes"]:
         OUT.print(f"note: {plain(note)}", soft_wrap=True)
+    if artifacts and not any(config.artifacts for config in read_configs(path).values()):
+        ERR.print(
+            f"No model takes files from {artifacts}: none has the parameter artifacts.", soft_wrap=True, markup=False
+        )
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():

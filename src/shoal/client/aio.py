@@ -58,6 +58,7 @@ class AsyncClient:
         request_id: str = "",
         timeout: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        version: int | None = None,
         **named: Any,
     ) -> Answer:
         """Send one request, as ``Client.infer`` does.
@@ -67,7 +68,7 @@ class AsyncClient:
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         return await self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -81,6 +82,7 @@ class AsyncClient:
         timeout: float | None = None,
         between: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        version: int | None = None,
         **named: Any,
     ) -> AsyncReplies:
         """Send one request to a decoupled model, which answers in pieces, as ``Client.stream`` does::
@@ -96,7 +98,9 @@ class AsyncClient:
                 request.
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
-        flow = self._flows.stream(Request(model, merge(inputs, named), outputs, request_id, timeout, parameters))
+        flow = self._flows.stream(
+            Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        )
         limit = None if between is None else check_timeout(between, "between")
 
         async def open_course() -> Course:

@@ -45,6 +45,7 @@ class Call:
     """One request to the server. ``spec`` describes the model; it is None only for requests without tensors.
 
     Each part of a split request is a call; ``first_row`` is the index of its first row in the whole request.
+    ``version`` is the version of the model that shall answer; None leaves the choice to the server.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class Call:
     timeout: float | None = None
     spec: ModelSpec | None = None
     first_row: int = 0
+    version: int | None = None
 
 
 class Description(NamedTuple):

@@ -69,6 +69,7 @@ class Client:
         request_id: str = "",
         timeout: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        version: int | None = None,
         **named: Any,
     ) -> Answer:
         """Send one request, with a list or an array for each input, and return its outputs as arrays ``[rows, *dims]``.
@@ -77,14 +78,15 @@ class Client:
         ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's
         time-out. A request with more rows than the model's ``max_batch_size`` is sent in parts, each with this
         time-out, and the answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts
-        of request ``ID`` are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble.
+        of request ``ID`` are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble. ``version``
+        is the version of the model to ask, by default the latest that the server has loaded.
 
         Raises:
             InputError: an input or a requested output does not fit the model's declaration, or the model refused the
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         return self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -98,6 +100,7 @@ class Client:
         timeout: float | None = None,
         between: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        version: int | None = None,
         **named: Any,
     ) -> Replies:
         """Send one request to a decoupled model, which answers in pieces, and iterate over the answers as they come::
@@ -119,7 +122,7 @@ class Client:
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         limit = None if between is None else check_timeout(between, "between")
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         call = self._run_flow(self._flows.stream(request))
         replies = Replies(Course(call, self._settings, limit, self._flows.note_refusal), self._transport.stream)
         self._streams.add(replies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,10 +58,18 @@ class Copies:
     has_setup: bool = True  # whether copies made at start-up are included
 
     @classmethod
-    def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
-        """Read the copies of models in this process from the models' ledgers, which count them."""
-        traffic = {(model, edge): t for model, ledger in ledgers.items() for edge, t in ledger.traffic.items()}
-        return cls(traffic, {model: dict(ledger.events) for model, ledger in ledgers.items()})
+    def read(cls, ledgers: Iterable[tuple[str, Ledger]]) -> Copies:
+        """Read the copies of models in this process from the models' ledgers, which count them, by the models' names.
+
+        Versions of one model add up, as the instances of a model on a server do.
+        """
+        traffic: dict[tuple[str, Edge], Traffic] = defaultdict(Traffic)
+        events: dict[str, Counter[str]] = defaultdict(Counter)
+        for model, ledger in ledgers:
+            events[model].update(ledger.events)
+            for edge, moved in ledger.traffic.items():
+                traffic[model, edge] += moved
+        return cls(dict(traffic), {model: dict(counts) for model, counts in events.items()})
 
     @classmethod
     def parse(cls, metrics: str) -> Copies:

@@ -256,6 +256,11 @@ def _refused(message: str, call: Call, url: str) -> InputError:
                 f"The server at {url} does not offer {call.model} to clients: it is a step of an ensemble.",
                 f"Open it: shoal serve REPOSITORY --expose {call.model}",
             )
+        if call.version and f"version {call.version} " in message:
+            what = f"The server at {url} has not loaded version {call.version} of {call.model}."
+            return UnknownModelError(
+                what, "Leave the version out for the latest, or change the model's version_policy."
+            )
         return UnknownModelError(f"The server at {url} has no model {call.model}.", fix)
     if _DECOUPLED.search(message):
         return InputError(

@@ -106,11 +106,12 @@ def closed_client() -> InputError:
     return InputError("This client is closed.", "Make another client.")
 
 
-def _check_count(name: str, count: int, least: int) -> None:
+def _check_count(name: str, count: int, least: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise InputError(
             f"{name} is {count!r}; it must be a whole number, {least} or more.", f"Give {name}={least + 3}"
         )
+    return count
 
 
 def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -177,6 +178,7 @@ class Request(NamedTuple):
     request_id: str = ""
     timeout: float | None = None
     parameters: Mapping[str, Parameter] | None = None
+    version: int | None = None
 
 
 def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,4 +289,5 @@ def _make_call(method: Method, request: Request, spec: ModelSpec) -> Call:
         parameters=check_parameters(request.parameters or {}),
         timeout=request.timeout,
         spec=spec,
+        version=None if request.version is None else _check_count("version", request.version, 1),
     )

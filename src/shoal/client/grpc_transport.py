@@ -53,7 +53,7 @@ def to_grpc(call: Call) -> GrpcRequest:
         return GrpcRequest("ModelReady", pb.ModelReadyRequest(name=call.model))
     if call.method is Method.INDEX:
         return GrpcRequest("RepositoryIndex", pb.RepositoryIndexRequest())
-    message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
+    message = pb.ModelInferRequest(model_name=call.model, model_version=str(call.version or ""), id=call.request_id)
     for name, array in call.arrays.items():
         message.inputs.add(name=name, datatype=datatype(array), shape=list(array.shape))
         message.raw_input_contents.append(encode(array))

@@ -60,7 +60,7 @@ class HttpReply(NamedTuple):
 
 def to_http(call: Call) -> HttpRequest:
     """Serialise ``call`` as an HTTP request."""
-    path = f"/v2/models/{quote(call.model, safe='')}"
+    path = f"/v2/models/{quote(call.model, safe='')}{f'/versions/{call.version}' if call.version else ''}"
     if call.method is Method.INDEX:
         return HttpRequest("POST", "/v2/repository/index", {}, b"")
     if call.method is Method.STREAM:

@@ -12,7 +12,7 @@ from array_api_compat import device as device_of
 from shoal.component.context import Context
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.component.tensors import Array, Arrays, Device, namespace
+from shoal.component.tensors import Array, Arrays, Device, namespace, to_inside
 from shoal.component.triton import TritonModel
 from shoal.errors import ArtifactError, SetupError, ShoalError, forget_frames
 
@@ -83,6 +83,8 @@ class Component:
         component is stateful. If a joined batch fails, each of its requests is run again alone, so that one bad request
         does not fail the others.
         """
+        spec = self.context.spec
+        requests = [to_inside(spec.inputs, inputs, is_batched=spec.is_batched) for inputs in requests]
         answers: list[Arrays | ShoalError] = [{}] * len(requests)
         groups: dict[tuple[frozenset[str], int], list[int]] = {}
         for index, inputs in enumerate(requests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,8 @@ STOP = "stop"  # optional input of a streaming model: a request with it ends the
 REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository
 # Values of Component.library for components whose arrays stay on the host.
 HOST_LIBRARY, ENGINE_LIBRARY = "numpy", "engine"
-OTHER_REPOSITORY = "The server has another repository"  # start of the error for a request with another digest
+FILES = "shoal_files"  # parameter of a model that is not Python code, and of a request: digest of the model's files
+OTHER_REPOSITORY = "The server has another"  # start of the error for a request with another digest
 DTYPES = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,
@@ -40,8 +41,8 @@ DTYPES = {
 class TensorSpec:
     """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension; -1 is any size.
 
-    ``is_column`` is true for an empty ``reshape``: the declared dims are [ 1 ], the model itself has only the row
-    dimension.
+    ``inner`` are the dims that the model itself has, by ``reshape``; None without it. Triton gives a model its inputs
+    in this shape, and takes its outputs in the declared one.
     """
 
     name: str
@@ -49,7 +50,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     is_optional: bool = False
     is_ragged: bool = False
-    is_column: bool = False
+    inner: tuple[int, ...] | None = None
 
     @classmethod
     def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
@@ -60,8 +61,13 @@ class TensorSpec:
             dims=tuple(int(d) for d in entry.get("dims", ())),
             is_optional=bool(entry.get("optional", False)),
             is_ragged=bool(entry.get("allow_ragged_batch", False)),
-            is_column="reshape" in entry and not entry["reshape"].get("shape"),
+            inner=tuple(int(d) for d in entry["reshape"].get("shape", ())) if "reshape" in entry else None,
         )
+
+    @cached_property
+    def inside(self) -> TensorSpec:
+        """The tensor as the model itself has it."""
+        return self if self.inner is None else replace(self, dims=self.inner, inner=None)
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -110,6 +116,7 @@ class ModelSpec:
 
     ``max_batch_size`` 0 means that tensors have no batch dimension. ``is_decoupled`` is true if a request
     gets any number of answers, even none. It is false for an ensemble, whose configuration does not say this.
+    ``filename`` is the field ``default_model_filename``: the model's file, if it has not the backend's usual name.
     """
 
     name: str
@@ -119,6 +126,7 @@ class ModelSpec:
     num_instances: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
     is_decoupled: bool = False
+    filename: str = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
@@ -132,6 +140,7 @@ class ModelSpec:
             num_instances=max(1, sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", ()))) for g in groups)),
             parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            filename=config.get("default_model_filename", ""),
         )
 
     @property

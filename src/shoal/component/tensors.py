@@ -10,7 +10,7 @@ import importlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,7 +20,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from shoal.component.ledger import ACROSS, DOWN, UP, Ledger
-from shoal.component.spec import DTYPES, ENGINE_LIBRARY, HOST_LIBRARY, STRING, ModelSpec
+from shoal.component.spec import DTYPES, ENGINE_LIBRARY, HOST_LIBRARY, STRING, ModelSpec, TensorSpec
 from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 
 Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
@@ -234,6 +234,16 @@ def triton() -> Any:
     return pb_utils
 
 
+def to_inside(declared: Iterable[TensorSpec], arrays: Arrays, *, is_batched: bool) -> Arrays:
+    """Give tensors the shapes that the model itself has (``reshape``).
+
+    Triton does so with inputs before it calls a model, and expects outputs in these shapes.
+    """
+    inner = {tensor.name: tensor.inner for tensor in declared if tensor.inner is not None}
+    shapes = {name: (*arrays[name].shape[: int(is_batched)], *inner[name]) for name in inner if name in arrays}
+    return {**arrays, **{name: arrays[name].reshape(shape) for name, shape in shapes.items()}} if shapes else arrays
+
+
 def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Array]:
     """Return the inputs of one Triton request by name; omitted optional inputs are absent.
 
@@ -254,7 +264,7 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
         if tensor is None:
             continue
         array = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, declared.name)
-        mismatch = declared.mismatch(array, is_batched=spec.is_batched)
+        mismatch = declared.inside.mismatch(array, is_batched=spec.is_batched)
         if mismatch:
             raise InputError(f"Input {mismatch}, as the config of model {spec.name} declares.", "Send 1 row or more.")
         inputs[declared.name] = array

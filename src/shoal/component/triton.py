@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from shoal.component import tensors
 from shoal.component.context import Callees, Context
 from shoal.component.ledger import Beacon, Metrics
-from shoal.component.spec import CALLS, OTHER_REPOSITORY, REPOSITORY, ModelSpec
+from shoal.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
 
@@ -83,7 +83,10 @@ class TritonModel:
             return self.component.failure(error)
 
     def _respond(self, answer: Arrays | ShoalError) -> Any:
+        spec = self.component.context.spec
         try:
+            if not isinstance(answer, ShoalError):
+                answer = tensors.to_inside(spec.outputs, answer, is_batched=spec.is_batched)
             return tensors.make_response(answer)
         except Exception as error:
             return tensors.make_response(self.component.failure(error))
@@ -103,20 +106,24 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 
 
 def _threads(spec: ModelSpec) -> int:
-    """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
-    if "threads" in spec.parameters:
-        return int(spec.parameters["threads"])
-    return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+    """Return the number of threads in the configuration, else the instance's share of the CPU cores."""
+    parameters = spec.parameters
+    if "threads" in parameters:
+        return int(parameters["threads"])
+    # of Triton's own backends for ONNX and TorchScript, where 0 is the library's choice
+    native = parameters.get("intra_op_thread_count", parameters.get("INTRA_OP_THREAD_COUNT", "0"))
+    return int(native) if int(native) > 0 else max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
     """Refuse a request if its client ran the pipeline's first steps from another repository than this server's."""
-    wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
-    if wanted is not None and wanted != own:
-        raise InputError(
-            f"{OTHER_REPOSITORY}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
-            "Compose on both sides from the same artifacts, with the same version of shoal.",
-        )
+    for digest, what in ((REPOSITORY, "repository"), (FILES, f"model {spec.name}")):
+        wanted, own = parameters.get(digest), spec.parameters.get(digest, "")
+        if wanted is not None and wanted != own:
+            raise InputError(
+                f"{OTHER_REPOSITORY} {what}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
+                "Compose on both sides from the same artifacts, with the same version of shoal.",
+            )
 
 
 def _refuse_foreign_package(folder: Path) -> None:

@@ -23,7 +23,8 @@ from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_code import read_code
-from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, gpus_of
+from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, gpus_of, is_dtype_chosen
+from shoal.repository.versions import list_made
 
 REPORT = "report.json"
 # Entry point group: functions of applications that check their own artifacts, given as paths by file name.
@@ -48,38 +49,42 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
             check_tie(wanted, path, [other for other in ties if other.name == name])
 
 
-def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
-    """Return the folders searched for a model's artifacts: its own version folder, then the artifact folder.
+def _places(model: ModelConfig, artifacts: Path | None, *, is_served: bool = False) -> list[list[Path]]:
+    """Return the folders searched for the artifacts of each version: its own folder, then the artifact folder.
 
     A model folder with a ``model.pt`` of its own therefore keeps it, even if the artifact folder has a ``model.pt``,
     too.
     """
-    return [model.folder / "1", *([] if artifacts is None else [artifacts])]
+    return [[version, *([] if artifacts is None else [artifacts])] for version in list_made(model, is_served=is_served)]
 
 
 def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """Yield the path of each artifact that a model has: in its version folder, else in the folder ``artifacts``."""
-    for artifact in model.artifacts:
-        yield from artifact.find(_places(model, artifacts))
+    """Yield the path of each artifact that a model has: in its version folders, else in the folder ``artifacts``."""
+    found = (artifact.find(places) for places in _places(model, artifacts) for artifact in model.artifacts)
+    yield from dict.fromkeys(path for paths in found for path in paths)
 
 
 def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
     """Check that each required artifact exists.
 
     Raises:
+        InputError: ``artifacts`` is not a folder.
         ArtifactError: required artifacts are missing; the error names them.
     """
+    if artifacts is not None and not artifacts.is_dir():
+        raise InputError(f"{artifacts}, given for artifacts, is not a folder.", "Name the folder that holds them.")
     missing = {
         str(artifact): model
         for model in models
         for artifact in model.artifacts
-        if artifact.is_required and not artifact.find(_places(model, artifacts))
+        if artifact.is_required
+        and not all(artifact.find(places) for places in _places(model, artifacts, is_served=True))
     }
     if missing:
         shown = ", ".join(f"{name} of {model.name}" for name, model in sorted(missing.items()))
         raise ArtifactError(
             f"Artifacts are missing: {shown}.",
-            "Name the folder that holds them, --artifacts FOLDER, or put each into the folder 1/ of its model.",
+            "Name the folder that holds them, --artifacts FOLDER, or put each into each version folder of its model.",
         )
 
 
@@ -147,24 +152,29 @@ def read_onnx(path: Path) -> dict[str, str]:
 
 
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
-    """Choose the dtype of each TorchScript encoder, by model name.
+    """Choose the dtype of each TorchScript encoder and, if the plan gives one, of each engine, by model name.
 
     Raises:
-        InputError: the plan asks for BF16 or FP16, and there is no TorchScript encoder.
+        InputError: the plan asks for BF16 or FP16, and there is no model that can compute in it.
     """
     found = {}
     for model in models:
+        if plan.dtype != AUTO and is_dtype_chosen(model):
+            found[model.name] = Precision(plan.dtype, f"--dtype {plan.dtype}")
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
-                found[model.name] = choose_precision(
+                chosen = choose_precision(
                     plan,
                     is_imported=path.parent != artifacts,
                     has_trunk=partial(_has_trunk, path),
                     gpus=gpus_of(model),
                 )
+                if model.name not in found or chosen.dtype == "fp32":  # which suits every version
+                    found[model.name] = chosen
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(
-            f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and there is none.",
+            f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and engines with the"
+            " parameter dtype; there is none.",
             "Leave the dtype out.",
         )
     return found

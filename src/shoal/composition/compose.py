@@ -13,14 +13,13 @@ from typing import Any
 import shoal
 from shoal.check.targets import check_backends
 from shoal.component.artifact_files import sha256
-from shoal.component.spec import REPOSITORY
+from shoal.component.spec import FILES, REPOSITORY
 from shoal.component.triton import CALLING
 from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,
     check_present,
     choose_precisions,
-    find_artifacts,
     find_host_reasons,
     read_contents,
 )
@@ -40,8 +39,9 @@ from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Plan, Tuning, find_gpus, place_all, tune
+from shoal.repository.placement import Plan, Tuning, find_gpus, place_all, tune, write_dtype
 from shoal.repository.sizes import Sizes, find_scheduling_flags, find_sizes
+from shoal.repository.versions import list_made
 from shoal.vendoring import copy_package
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
@@ -123,14 +123,18 @@ def compose(
             for model in models:
                 message = type(model.message)()
                 message.CopyFrom(model.message)
-                if model.name in precisions and precisions[model.name].dtype != "fp32":
-                    message.parameters["dtype"].string_value = precisions[model.name].dtype
+                if model.name in precisions:
+                    write_dtype(message, model, precisions[model.name].dtype)
                 if model.name in warm_ups.requests:
                     write_warm_up(message, folder / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):
                     message.parameters["content"].string_value = contents[model.name]
                 if not model.is_ensemble:
                     message.parameters[REPOSITORY].string_value = identity
+                if model.is_native:
+                    message.parameters[FILES].string_value = _digest(
+                        {name: digest for name, digest in files.items() if name.startswith(f"{model.name}/")}
+                    )
                 if model.name in placed:
                     placed[model.name].write(folder / model.name, message, copies)
                 write_config(message, folder / model.name / "config.pbtxt", comment=_COMMENT)
@@ -162,14 +166,16 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
         copy = folder / source.relative_to(model.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
-    version = folder / "1"
-    version.mkdir(parents=True, exist_ok=True)
-    if model.backend == "python":
-        copy_package(version, *([CALLING] if model.calls else []))
-    write_engine_args(model, version)
-    for path in find_artifacts(model, artifacts):
-        if path.parent == artifacts:
-            shutil.copyfile(path, version / path.name)
+    for source in list_made(model):
+        version = folder / source.name
+        version.mkdir(parents=True, exist_ok=True)
+        if model.backend == "python":
+            copy_package(version, *([CALLING] if model.calls else []))
+        write_engine_args(model, version)
+        for artifact in model.artifacts:
+            if artifacts and not artifact.find([source]):
+                for path in artifact.find([artifacts]):
+                    shutil.copyfile(path, version / path.name)
 
 
 def version_files(model: Path) -> Iterator[Path]:
@@ -187,10 +193,16 @@ def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dic
 
 def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
     """Return a digest of what determines the answers: artifacts, code and the wiring of steps, not the placement."""
-    steps: list[Any] = [[step.model, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps]
+    steps: list[Any] = [
+        [step.model, step.version, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps
+    ]
     steps += [call for graph in graphs for call in graph.calls()]
     read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
-    return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()
+    return _digest([steps, read])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _write_manifest(

@@ -14,8 +14,8 @@ from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
 from shoal.repository.ensemble_config import Declared, make_ensemble, show
 from shoal.repository.model_folders import find_model_folders
+from shoal.repository.versions import LATEST
 
-LATEST = -1  # value of a step's model_version
 _COMMENT = "Written by shoal's Ensemble."
 _PASS_ON = "Let a component pass it on, under another name."
 

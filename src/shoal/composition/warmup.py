@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ import numpy as np
 from shoal.component.base import check_outputs, join
 from shoal.component.context import Context
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
-from shoal.component.tensors import Arrays
+from shoal.component.tensors import Arrays, to_inside
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
+from shoal.repository.versions import find_version
 
 FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
 _MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a tensor
@@ -131,10 +132,11 @@ def _zeros(tensor: TensorSpec, spec: ModelSpec, text: bytes = b"") -> Any:
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
     """Run a component on one request; raises the component's errors, which ``Component.process`` would log and hide."""
-    folder, spec = repository / config.name / "1", config.spec
+    folder, spec = find_version(replace(config, folder=repository / config.name)), config.spec
     with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
         try:
+            inputs = to_inside(spec.inputs, inputs, is_batched=spec.is_batched)
             component.check(inputs)
             batch, (num_rows,) = join(spec, [inputs], component.context.device)
             outputs = component.run(batch)

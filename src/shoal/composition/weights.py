@@ -12,6 +12,7 @@ from shoal.component.artifact_files import read_json, sha256
 from shoal.errors import ArtifactError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
+from shoal.repository.versions import list_made
 
 PARAMETER = "model"  # of models that need weights: the absolute path of their folder; empty before composing
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
@@ -78,12 +79,12 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
     """
     given = []
     for model in models:
-        own = model.folder / "1" / TOKENIZER
-        if found is not None and (own.parent / DECODER).is_file() and sha256(own) != found.files[TOKENIZER]:
-            raise ArtifactError(
-                f"Model {model.name} has a decoder with another {TOKENIZER} than {found.folder}.",
-                f"Name the decoder's own weights: --weights {own.parent}",
-            )
+        for own in (version / TOKENIZER for version in list_made(model)):
+            if found is not None and (own.parent / DECODER).is_file() and sha256(own) != found.files[TOKENIZER]:
+                raise ArtifactError(
+                    f"Model {model.name} has a decoder with another {TOKENIZER} than {found.folder}.",
+                    f"Name the decoder's own weights: --weights {own.parent}",
+                )
         if wants(model):
             if found is None:
                 raise ArtifactError(

@@ -81,9 +81,12 @@ def run_by_length(
     if it is empty, all rows are run at once.
     """
     arrays = [batch[tensor.name] for tensor in spec.inputs]
-    follows = [tensor.dims[:1] == (-1,) for tensor in spec.inputs]
+    follows = [tensor.inside.dims[:1] == (-1,) for tensor in spec.inputs]
     outputs = run_in_groups(call, arrays, batch[mask], follows) if mask else call(arrays)
-    return {t.name: out.reshape(-1, 1) if t.is_column else out for t, out in zip(spec.outputs, outputs, strict=True)}
+    return {
+        t.name: out if t.inner is None else out.reshape((*out.shape[: int(spec.is_batched)], *t.dims))
+        for t, out in zip(spec.outputs, outputs, strict=True)
+    }
 
 
 def run_in_groups(

@@ -87,10 +87,11 @@ class TokenRequest:
 
     @classmethod
     def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
-        """Read a request's tensors, each ``[1, *dims]``; ``pad_id`` is ignored.
+        """Read a request's tensors, each ``[1, *dims]``.
 
         Only the first ``input_lengths`` ids are used, because rows of a joined batch are padded. With an ``end_id`` of
-        -1, no token ends the answer.
+        -1, no token ends the answer. ``pad_id``, the filling of answers that are shorter than their neighbours, may
+        have any value, since an answer here has only its own tokens.
 
         Raises:
             InputError: a value is out of range; the message has the value and the limit.

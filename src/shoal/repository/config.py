@@ -72,6 +72,11 @@ class ModelConfig(ParameterProperties):
         return self.platform == "ensemble"
 
     @property
+    def is_native(self) -> bool:
+        """Whether a backend runs the model's file: the model is neither Python code nor an ensemble."""
+        return not self.is_ensemble and self.backend != "python"
+
+    @property
     def artifacts(self) -> tuple[Artifact, ...]:
         """Files that must be in the version folder, beside the code.
 

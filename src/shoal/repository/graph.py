@@ -11,6 +11,7 @@ from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 from shoal.repository.call_graph import find_members, mark_decoupled
 from shoal.repository.config import CONFIG, ModelConfig, Step, read_config
+from shoal.repository.versions import LATEST
 
 ROUND_TRIP, TO_HOST, TO_GPU, TO_OTHER_GPU = "host round trip", "to host", "to GPU", "to another GPU"
 HOST, GPU, ENSEMBLE, AUTO = "CPU", "GPU", "ensemble", "auto"
@@ -73,7 +74,7 @@ class Graph:
         if not config.is_ensemble:
             maps = ({t.name: t.name for t in tensors} for tensors in (config.spec.inputs, config.spec.outputs))
             called = find_members(config, members.get)
-            return cls(config, (Step(config.name, 1, *maps),), {config.name: config, **called})
+            return cls(config, (Step(config.name, LATEST, *maps),), {config.name: config, **called})
         for step in config.steps:
             if step.model not in members:
                 raise ArtifactError(

@@ -51,10 +51,13 @@ TABLE = tuple(Parameter(*row) for row in (
     ("hang_seconds", _SECONDS, "1.5; 60 if decoupled", ANY, "shoal serve", "Longest wait without processor time."),
     ("load_seconds", _SECONDS, "0", ANY, "shoal compose", "How long the model may take to load."),
     ("public", _FLAG, "false", ANY, "shoal serve", "Whether clients may call the model although it is no ensemble."),
+    ("shoal_files", "digest", "", ANY, "backends of shoal", "Digest of the model's files; shoal compose writes it."),
     ("shoal_repository", "digest", "", ANY, "every component", "Identity of the repository; shoal compose writes it."),
     ("slots", _WHOLE, "", ANY, "shoal serve", "How many requests run at once; four times as many are accepted."),
     # Of a backend's models.
     ("dtype", "fp32 or bf16", "fp32", "pytorch", "backend pytorch of shoal", "Dtype in which an encoder computes."),
+    ("INTRA_OP_THREAD_COUNT", _WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
+    ("intra_op_thread_count", _WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
     ("is_classifier", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class; from 25.09 on."),
     ("model", _PATH, "", "vllm", "shoal compose", "Weights; empty until shoal compose --weights writes it."),
     ("model_type", "format", "xgboost", "fil", "backend fil, shoal check", "Format of the forest's file."),

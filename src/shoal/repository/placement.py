@@ -20,6 +20,7 @@ CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
 DTYPES = (AUTO, "fp32", "bf16", "fp16")
 PARALLEL_SIZES = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data"))  # arguments of vLLM
+_ENGINES_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # the backends in shoal.server.backends
 _MAX_GPUS = 1024  # of an instance
 _HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -107,11 +108,10 @@ def choose_precision(
     return Precision("bf16", "this processor computes in BF16; scores differ by up to 0.02 from --dtype fp32")
 
 
-def place(config: ModelConfig, plan: Plan, dtype: str = "", *, tuning: Tuning | None = None, why_host: str = "") -> Any:
+def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_host: str = "") -> Any:
     """Make the configuration message of one model under ``plan``; the model folder's configuration is not changed.
 
-    ``dtype`` is the dtype of a TorchScript encoder, by default the plan's. ``tuning`` are the model's settings;
-    those of batches are applied by ``tune``. ``why_host`` is the reason why the model computes on the host only, if its
+    ``tuning`` are the model's settings; those of batches are applied by ``tune``. ``why_host`` is the reason why the model computes on the host only, if its
     artifacts give one; other reasons are found here.
 
     Configurations for different targets differ only for models of python-based backends, in ``runtime`` and
@@ -134,9 +134,17 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, tuning: Tuning | 
     is_ours = config.backend in PYTHON_BASED_BACKENDS or is_component(read_code(config))
     if is_ours and _HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
         message.parameters[_HOST_INPUTS].string_value = "no"
-    if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
-        message.parameters["dtype"].string_value = dtype or plan.dtype
+    if config.backend == "pytorch" and plan.dtype not in (AUTO, "fp32"):
+        message.parameters["dtype"].string_value = plan.dtype
     return message
+
+
+def write_dtype(message: Any, config: ModelConfig, dtype: str) -> None:
+    """Write the dtype, ``fp32``, ``bf16`` or ``fp16``, in which an encoder or an engine computes, into its message."""
+    if is_dtype_chosen(config):
+        message.parameters["dtype"].string_value = _ENGINES_DTYPES[dtype]
+    elif dtype != "fp32":
+        message.parameters["dtype"].string_value = dtype
 
 
 def place_all(
@@ -291,6 +299,11 @@ def show_groups(message: Any) -> str:
     return ", ".join(shown) or "none"
 
 
+def is_dtype_chosen(config: ModelConfig) -> bool:
+    """Whether the parameter ``dtype`` of a Python model is one that an engine computes in, by its name in PyTorch."""
+    return config.backend == "python" and config.spec.parameters.get("dtype") in (AUTO, *_ENGINES_DTYPES.values())
+
+
 # --- instances and dynamic batching of single models -----------------------------------------------------------------
 
 
@@ -339,8 +352,14 @@ def _tune(model: ModelConfig, wanted: Tuning) -> ModelConfig:
     message = type(model.message)()
     message.CopyFrom(model.message)
     if wanted.preferred_batch_sizes or wanted.queue_delay is not None:
-        if not message.max_batch_size:
-            raise InputError(f"{model.name} gets each request alone (max_batch_size: 0): there are no batches to tune.")
+        if message.max_batch_size < 2:
+            raise InputError(
+                f"{model.name} gets each request alone (max_batch_size: {message.max_batch_size}): there are no batches"
+                " to tune.",
+                "An engine has the parameter slots for requests that are computed at once."
+                if "slots" in message.parameters
+                else "Increase max_batch_size in its config.pbtxt.",
+            )
         batching = message.dynamic_batching
         if wanted.preferred_batch_sizes:
             batching.preferred_batch_size[:] = wanted.preferred_batch_sizes

@@ -46,6 +46,7 @@ OLD_FILE = "vllm_engine_args.json"  # of the tutorials of 2023, whose model.py i
 PARAMETER = "engine_args"  # of our own models on vLLM
 # Argument: the parameter of our own models on vLLM that sets it.
 _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}
+_FIXED = ("skip_tokenizer_init", "generation_config")  # arguments that our own models on vLLM set themselves
 _WITHOUT_REQUEST_LOG = (25, 9)  # the first release of Triton with vLLM 0.10.1
 _LORA = "multi_lora.json"
 _SHARE = 0.92  # vLLM's default of gpu_memory_utilization
@@ -131,8 +132,8 @@ def _file(model: Model, repository: Repository, path: Path) -> Findings:
         found = re.search(rf'"{re.escape(name)}"\s*:', text)
         return Place(path, text.count("\n", 0, found.start()) + 1 if found else 0)
 
-    is_old = repository.target is not None and repository.target.release < _WITHOUT_REQUEST_LOG
-    yield from check_arguments(arguments, at, _read_names(model, repository), has_old=is_old)
+    has_old = None if repository.target is None else repository.target.release < _WITHOUT_REQUEST_LOG
+    yield from check_arguments(arguments, at, _read_names(model, repository), has_old=has_old)
     weights = arguments.get("model")
     if weights is None or (weights == "" and not model.is_model_folder):
         what = "It names no model, and vLLM would serve its default, Qwen/Qwen3-0.6B."
@@ -156,9 +157,11 @@ def _parameter(model: Model, repository: Repository) -> Findings:
     for name in sorted(_OWN.keys() & arguments.keys()):
         what = f"{name} is set by the parameter {_OWN[name]} of {model.name}."
         yield VALUE.at(place, what, f"Remove it from {PARAMETER}.")
+    for name in (name for name in _FIXED if name in arguments):
+        yield VALUE.at(place, f"{name} is set by {model.name} itself: token ids in and out.", "Remove it.")
     texts = {name: model.parameters.get(_OWN[name], "") for name in ("max_num_seqs", "max_model_len")}
     own = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 10}
-    yield from check_arguments({**own, **arguments}, lambda _: place, _read_names(model, repository))
+    yield from check_arguments({**own, **arguments}, lambda _: place, _read_names(model, repository), has_old=False)
     yield from _instances(model, arguments)
 
 
@@ -200,12 +203,12 @@ def check_arguments(
     at: Callable[[str], Place],
     known: Collection[str] = (),
     *,
-    has_old: bool = False,
+    has_old: bool | None = None,
 ) -> Findings:
     """Find the mistakes in vLLM's engine arguments, JSON values by name; ``at`` returns the place of an argument.
 
     ``known`` are the names of all arguments of the server's vLLM; if it is empty, only usual names are known.
-    ``has_old``: the server's vLLM still has those that newer ones refuse. ``device`` "rbln" means RBLN's vLLM
+    ``has_old``: whether the server's vLLM is older than 0.10.1; None if unknown. ``device`` "rbln" means RBLN's vLLM
     (vllm-rbln); RBLN's conditions between arguments are then checked, too.
     """
     is_rbln = arguments.get("device") == "rbln"
@@ -221,7 +224,7 @@ def check_arguments(
     yield from _relations(arguments, at)
 
 
-def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool) -> Findings:
+def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool | None) -> Findings:
     near = next(iter(get_close_matches(name.strip("-").replace("-", "_").lower(), known or _KINDS, 1, _CLOSE)), "")
     fix = f"Did you mean {near}?" if near else "Remove it."
     if known:
@@ -234,7 +237,9 @@ def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool) -
         if name == "disable_log_requests":
             fix = "Remove it: vLLM no longer logs requests, unless enable_log_requests is true."
         if not has_old:
-            yield OLD.at(place, f"{name} is an argument of older vLLM; vLLM {VERSION} refuses it.", fix)
+            is_gone = has_old is False and name == "disable_log_requests"  # of the others, some went later
+            rule = UNKNOWN if is_gone else OLD
+            yield rule.at(place, f"{name} is an argument of older vLLM; vLLM {VERSION} refuses it.", fix)
     elif near:
         yield MISSPELT.at(place, f"vLLM {VERSION} has the argument {near}; '{name}' is not known here.", fix)
 

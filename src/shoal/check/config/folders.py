@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from shoal.check.config.checkpoints import DIVIDED, FASTER, PATHS
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, exists, is_file
 from shoal.component.artifact_files import describe_place
@@ -26,8 +27,6 @@ _FILES = {
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
-# Parameters with the path of the model, for backends that open no other file: fastertransformer, tensorrtllm.
-_PATHS = frozenset({"model_checkpoint_path", "gpt_model_path", "engine_dir", "encoder_model_path", "visual_model_path"})
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
@@ -64,6 +63,8 @@ def _versions(model: Model) -> Findings:
             yield IGNORED.at(Place(path), f"ignore version directory '{path.name}' of {model.name}.", fix)
     latest = max([*model.versions, *(number for _, number in model.misread)], default=0)
     for name, number in model.misread:
+        if model.backend == FASTER and DIVIDED.fullmatch(name):
+            continue  # its weights; the backend opens nothing in a version folder
         if number == latest and number not in model.versions:
             yield MISREAD.at(
                 Place(model.folder / name),
@@ -128,7 +129,7 @@ def _expected(model: Model) -> tuple[str, ...]:
     repository agent, or from a path in a parameter.
     """
     message = model.message
-    if model.backend not in _FILES and _PATHS & model.parameters.keys():
+    if model.backend not in _FILES and PATHS & model.parameters.keys():
         return ()
     is_brought = model.is_model_folder and "artifacts" in model.parameters and not model.is_python
     if message is None or is_brought or _has_agents(model):

@@ -75,7 +75,9 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             f"Write max_batch_size: {theirs} in {model.name}, or increase it in {member.name}.",
         )
     version, served = step.model_version, member.served_versions
-    is_unknown = bool(version) and (member.is_model_folder or not member.versions)  # no versions to compare
+    if member.is_model_folder and not member.versions:
+        served = (1,)  # compose makes it
+    is_unknown = bool(version) and not served and not member.versions  # git keeps no empty folders
     if version != -1 and version not in served and not is_unknown:
         unset = "" if version else " (the default)"
         yield VERSION.at(

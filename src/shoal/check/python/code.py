@@ -194,9 +194,11 @@ def _check_opens(source: Source) -> Findings:
 
 
 def _check_names(source: Source, model: Model) -> Findings:
-    """Find misspelt tensor names: string literals that have the letters of a declared name in another order or case.
+    """Find tensor names that the configuration does not declare.
 
-    Any other undeclared name may be right, because a ``model.py`` may serve several configurations.
+    A name is reported if it has the letters of a declared name in another order or case. Any other may be right, since
+    a ``model.py`` may serve several configurations: it is reported if the code uses the tensor without looking whether
+    it is there, and never names an input that each request must have.
     """
     states = model.message.sequence_batching
     inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
@@ -207,18 +209,38 @@ def _check_names(source: Source, model: Model) -> Findings:
         "get_input_config_by_name": (CONFIG, "asks for", inputs),
         "get_output_config_by_name": (CONFIG, "asks for", outputs),
     }
+    required = [tensor.name for tensor in model.inputs if not tensor.is_optional]
+    said = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    has_unread = bool(required) and said.isdisjoint(required)
     for call in source.calls:
         function = source.name(call.func).removeprefix(f"{PB}.")
         if function not in functions:
             continue
         rule, what, declared = functions[function]
+        is_needed = rule is READS and has_unread and _is_used(source, call)
         match argument(call, 1, "name"):
-            case ast.Constant(value=str(name)) if name not in declared and _is_misspelt(name, declared):
+            case ast.Constant(value=str(name)) if name not in declared and (is_needed or _is_misspelt(name, declared)):
                 yield rule.at(
                     source.at(call),
                     f"It {what} {name}, which {model.path.name} does not declare.",
                     f"Declared: {', '.join(declared)}.",
                 )
+
+
+def _is_used(source: Source, call: ast.Call) -> bool:
+    """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None).
+
+    Code under a condition, in a ``try`` or in another function than ``execute`` may be for another configuration.
+    """
+    node: ast.AST = call
+    method = source.parents[call]
+    if not (isinstance(method, ast.Attribute) and isinstance(source.parents[method], ast.Call)):
+        return False
+    while not isinstance(node, Function | ast.Module):
+        node = source.parents[node]
+        if isinstance(node, ast.If | ast.IfExp | ast.Try | ast.Match | ast.BoolOp | ast.Lambda | ast.While):
+            return False
+    return isinstance(node, Function) and node.name == "execute"
 
 
 def _is_misspelt(name: str, declared: list[str]) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.check.config.engines import FILE as ENGINE_FILE
+from shoal.check.config.engines import check_arguments
+from shoal.check.findings import Place, Severity
+from shoal.component.artifact_files import read_json
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import version_files
 from shoal.errors import InputError
+from shoal.files import parse_json
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.project.scaffold.skeletons import Skeleton, alone, check_category, make_skeleton
@@ -29,7 +35,8 @@ def draft_like(
 ) -> Skeleton:
     """Draft a copy, called ``name``, of the model folder ``like`` of shoal or the project.
 
-    ``settings`` are new values of parameters, by name; ``artifacts`` are files for the version folder ``1/``, by their
+    ``settings`` are new values of parameters, by name, and for the vLLM backend of engine arguments, which go into
+    ``model.json``; ``artifacts`` are files for the version folder ``1/``, by their
     names there. ``inputs`` and ``outputs`` replace the dtype and dims of the tensors with the same names. If ``like``
     has two or more inputs, all of one dtype and shape, as ``blend`` does, a new name in ``inputs`` adds an input.
     ``category`` is the project's folder for the copy, such as ``postprocess``; its default is the category of ``like``.
@@ -46,7 +53,8 @@ def draft_like(
     if category is not None:
         check_category(category)
     source = _find_model(like, available)
-    message, config_text = _edit(source, name, settings or {}, inputs, outputs)
+    settings, engine = _divide(source, settings or {})
+    message, config_text = _edit(source, name, settings, inputs, outputs)
     config = as_config(message, source.folder)
     folder = f"{category or source.folder.parent.name}/{name}"
     _check_artifacts(source, artifacts or {})
@@ -65,6 +73,8 @@ def draft_like(
         said.append(f"Before it is tested or served, put {listed} into {folder}/1, as {options} does.")
     made: dict[str, str | Path] = {f"{folder}/{CONFIG}": config_text}
     made |= {f"{folder}/{path}": file for path, file in files.items()}
+    if engine:
+        made[f"{folder}/1/{ENGINE_FILE}"] = _write_engine_args(source, engine)
     return make_skeleton(root, pipeline, ensemble, name, test, made, said)
 
 
@@ -93,6 +103,35 @@ def _check_artifacts(source: ModelConfig, artifacts: Mapping[str, Path]) -> None
             raise InputError(f"{source.name} has no artifact {name}.", listed)
         if not path.is_file():
             raise InputError(f"There is no file {path} for the artifact {name}.", f"Name one: --artifact {name}=PATH")
+
+
+# --- engine arguments of the vLLM backend ------------------------------------------------------------------------
+
+
+def _divide(source: ModelConfig, settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Divide ``settings`` into parameters, and vLLM's engine arguments as JSON values; only its backend has the latter.
+
+    Raises:
+        InputError: vLLM would refuse an engine argument.
+    """
+    own = {key: text for key, text in settings.items() if source.backend != "vllm" or key in source.message.parameters}
+    engine = {key: _parse(text) for key, text in settings.items() if key not in own}
+    for finding in check_arguments(engine, lambda _: Place(source.folder)):
+        if finding.severity != Severity.ADVICE:
+            raise InputError(f"--set: {finding.what}", finding.fix)
+    return own, engine
+
+
+def _parse(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def _write_engine_args(source: ModelConfig, engine: Mapping[str, Any]) -> str:
+    arguments = read_json(source.folder / "1" / ENGINE_FILE, "object of vLLM's arguments")
+    return f"{json.dumps(arguments | dict(engine), indent=2)}\n"
 
 
 # --- config.pbtxt: edited as text to keep its comments; the message it must parse to is built alongside -----------

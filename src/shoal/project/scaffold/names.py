@@ -15,7 +15,7 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import find_model_folders
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_NAME = re.compile(r"(?=.{1,64}$)[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 _TENSOR = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,47}")
 _IMPORTED = {"ArtifactError", "Arrays", "Component", "Context"}  # by the generated files
 _EXAMPLES = "For example: {0} TEXT:STRING:1, or {0} IMAGE:FP32:3,224,224; -1 is any size"
@@ -44,10 +44,10 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
         InputError: the name is invalid for Triton, pytest or Python, or taken by another model.
     """
     if not _NAME.fullmatch(name):
-        near = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-").lstrip("0123456789_-")[:64]
+        near = re.sub(r"[^A-Za-z0-9._-]+|\.(?=\.)", "_", name).strip("._-").lstrip("0123456789._-")[:64]
         raise InputError(
-            f"{name!r} is not a valid model name: use up to 64 letters, digits, _ and -, and begin with a letter, so"
-            " that Triton can use it as a folder and pytest as a file.",
+            f"{name!r} is not a valid model name: use up to 64 letters, digits, _, - and ., each . between two of"
+            " the others, and begin with a letter, so that Triton can use it as a folder.",
             f"For example: {near or 'word_count'}",
         )
     if name not in available:
@@ -63,7 +63,7 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
 
 def class_name(name: str) -> str:
     """Return the Python class name of a component from its model's name: ``WordLength`` from ``word-length``."""
-    made = "".join(part[:1].upper() + part[1:] for part in re.split("[_-]", name))
+    made = "".join(part[:1].upper() + part[1:] for part in re.split("[_.-]", name))
     return f"{made}Model" if made in _IMPORTED or keyword.iskeyword(made) else made
 
 

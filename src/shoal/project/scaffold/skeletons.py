@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def make_skeleton(
     ``config`` is the text of ``config.pbtxt``. An existing ``.gitignore`` is kept. The test's file is named after
     ``tested``, a model or a pipeline: ``word-length`` gives ``test_word_length.py``.
     """
-    path = f"tests/test_{tested.replace('-', '_')}.py"
+    path = f"tests/test_{re.sub('[.-]', '_', tested)}.py"
     made = {**files, f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": "", path: test}
     if not (root / ".gitignore").exists():
         made[".gitignore"] = text.fill("gitignore")

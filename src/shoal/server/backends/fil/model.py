@@ -18,12 +18,12 @@ class Forest(Component):
     """Runs ``checkpoint.tl`` for a model whose configuration names ``fil``, on servers without that backend.
 
     The answers are the same as from FIL for the parameters ``output_class`` (or ``is_classifier``), ``predict_proba``
-    and ``threshold``. Parameters that affect only performance are ignored. On a GPU, the library nvForest runs the
-    forest; on the host, Treelite's GTIL does.
+    and ``threshold``. Parameters that affect only performance are ignored. ``default_model_filename`` may name another
+    file. On a GPU, the library nvForest runs the forest; on the host, Treelite's GTIL does.
     """
 
     def setup(self, context: Context) -> None:
-        path = context.artifact("checkpoint.tl")
+        path = context.artifact(context.spec.filename or "checkpoint.tl")
         forest = checkpoints.read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
         check_ties(forest.ties, path)
         forest.check(context.spec, path)

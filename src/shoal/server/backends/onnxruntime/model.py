@@ -3,10 +3,13 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from shoal.component import Array, Arrays, Component, Context, InputError, SetupError, refusal
+from shoal.component.spec import ModelSpec
 from shoal.component.provenance import METADATA, check_ties, parse_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.errors import needs
@@ -15,8 +18,9 @@ from shoal.errors import needs
 class Onnx(Component):
     """Runs ``model.onnx`` for a model whose configuration names ``onnxruntime``, on servers without that backend.
 
-    It runs on the host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are
-    run in batches of similar length (length bucketing).
+    ``default_model_filename`` may name another file, or a folder with ``model.onnx`` in it. It runs on the host only.
+    Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are run in batches of similar
+    length (length bucketing).
     """
 
     def setup(self, context: Context) -> None:
@@ -29,7 +33,8 @@ class Onnx(Component):
                 "Compose with --placement cpu, or for NVIDIA's container, whose backend has a GPU: --target 26.06",
             )
         self.mask = find_mask(context.spec)
-        path = context.artifact("model.onnx")
+        name = context.spec.filename or "model.onnx"
+        path = context.artifact(f"{name}/model.onnx" if (context.folder / name).is_dir() else name)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = context.num_threads or 0
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning slows other processes
@@ -45,11 +50,12 @@ class Onnx(Component):
         check_ties(ties, path)
 
     def run(self, batch: Arrays) -> Arrays:
-        return run_by_length(self.context.spec, batch, self.call, self.mask)
+        declared = self.context.spec
+        spec = replace(declared, inputs=tuple(tensor for tensor in declared.inputs if tensor.name in batch))
+        return run_by_length(spec, batch, partial(self.call, spec), self.mask)
 
-    def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run the model. Inputs and outputs are in the order of the model's configuration."""
-        spec = self.context.spec
+    def call(self, spec: ModelSpec, arrays: Sequence[Array]) -> list[Array]:
+        """Run the model. Inputs and outputs are in the order of ``spec``; other inputs have a default in the graph."""
         given = {tensor.name: _for_runtime(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
         return [_for_triton(out) for out in self.session.run([tensor.name for tensor in spec.outputs], given)]
 

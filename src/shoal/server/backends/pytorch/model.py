@@ -20,10 +20,11 @@ if TYPE_CHECKING:  # torch is imported only once the device is chosen
 class TorchScript(Component):
     """Runs ``model.pt`` for a model whose configuration names ``pytorch``, on servers without that backend.
 
-    Inputs and outputs are matched by position, in the order of the configuration. When the model is loaded, its
-    submodule ``trunk`` is converted to the type in the parameter ``dtype`` (``fp32``, ``bf16`` or ``fp16``); the file
-    itself stays fp32. On the host, the graph is frozen and fused. If the parameter ``attention_mask`` names an input,
-    rows on the host are run in batches of similar length (length bucketing).
+    ``default_model_filename`` may name another file. Inputs and outputs are matched by position, in the order of the
+    configuration. When the model is loaded, its submodule ``trunk`` is converted to the type in the parameter ``dtype``
+    (``fp32``, ``bf16`` or ``fp16``); the file itself stays fp32. On the host, the graph is frozen and fused. If the
+    parameter ``attention_mask`` names an input, rows on the host are run in batches of similar length (length
+    bucketing).
     """
 
     library = "torch"
@@ -34,7 +35,7 @@ class TorchScript(Component):
         if context.num_threads:
             torch.set_num_threads(context.num_threads)
         self.mask = find_mask(context.spec) if context.device.is_host else ""
-        path = context.artifact("model.pt")
+        path = context.artifact(context.spec.filename or "model.pt")
         check_ties(read_archive(path), path)  # before torch, which verifies no checksum
         try:
             with warnings.catch_warnings():
