@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import OUT, Json, Protocol, Url, print_json
 from shoal.errors import InputError
 from shoal.generation.sampling import SETTINGS
@@ -20,6 +21,7 @@ _OTHERS = ", ".join(name for name in _ROWS if name not in _OPTIONS)
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
     ] = None,
@@ -59,6 +61,10 @@ def generate(
 
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
+    if is_local:
+        refuse_ignored(context, "--url --protocol --timeout", "with --local, which asks no server")
+    else:
+        refuse_ignored(context, "--repository", "without --local")
     text = _read_prompt(prompt)
     asked: Any = text
     if is_chat:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import ERR, OUT, Concurrency, Gpu, Json, Placement, Target, parse_pairs, plain, print_json
 from shoal.errors import InputError
 
@@ -20,6 +21,7 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
 def compose(
+    context: typer.Context,
     ensembles: Annotated[
         list[str],
         typer.Argument(help="Names of ensembles or single models, which are the names of their folders."),
@@ -80,6 +82,8 @@ def compose(
     from shoal.repository.placement import Plan
 
     plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
+    if not plan.gpus:
+        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     path = compose_repository(
         ensembles,
         repository,
@@ -134,6 +138,7 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 
 
 def plan(
+    context: typer.Context,
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
     placement: Placement = "cpu",
     target: Target = "embedded",
@@ -153,6 +158,8 @@ def plan(
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    if not chosen.gpus:
+        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     models = collect(ensemble, find_model_folders(projects or ()))
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(drawn.config.spec.max_batch_size, text_bytes=text_bytes))

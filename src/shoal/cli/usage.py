@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from shoal.errors import InputError
 
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
@@ -35,3 +38,17 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
+
+
+def refuse_ignored(context: typer.Context, options: str, why: str, fix: str = "Leave it out.") -> None:
+    """Refuse options that would have no effect; ``why`` ends the message: ``--url has no effect with --local.``
+
+    ``options`` are names, separated by spaces. An option that is not on the command line is not refused.
+
+    Raises:
+        InputError: one of the options is on the command line.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and {*parameter.opts} & {*options.split()}:
+            raise InputError(f"{parameter.opts[0]} has no effect {why}.", fix)
