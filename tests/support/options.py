@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import typer
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from shoal.cli import app
@@ -24,6 +26,18 @@ from tests.support.imports import load_script
 PRINTED = "printed"
 _REFUSED = "refused: "
 _NOT_OURS = ("--install-completion", "--show-completion", "--help")  # typer's own
+
+
+class Net(nn.Module):
+    """A model whose trunk may be converted to another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Embedding(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.trunk(x.to(torch.int64)).to(torch.float32).sum(1)
+        return found
 
 
 class Both(NamedTuple):
@@ -113,7 +127,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def _read_script(path: Path) -> bytes:
     """Return the graph and the weights of a TorchScript file, without the numbers of the process that wrote it."""
     module = load_script(path)
-    graph = re.sub(r"#.*|__torch__[\w.]*", "", str(module.inlined_graph))
+    graph = re.sub(r"#.*|__torch__[\w.]*|%[\w.]+", "", str(module.inlined_graph))
     return graph.encode() + b"".join(weight.numpy().tobytes() for weight in module.state_dict().values())
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Tuple  # noqa: UP035  # torch.jit.script reads it
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from shoal.environment.archive import unpack
 from tests.support.imports import script
-from tests.support.options import PRINTED, Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import Both, Net, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted_environments import PYTHON, environment, stub
 from tests.support.projects import write_model
 from tests.support.tokenizers import byte_level
@@ -32,7 +30,7 @@ TABLE: Table = {
     "compose --target": Both("compose net repository --project p", "", "--target 26.06", "*/config.pbtxt"),
     "compose --dtype": Both("compose net repository --project p", "--dtype fp32", "--dtype bf16", "*/config.pbtxt"),
     "compose --gpu": Both(f"{COMPOSE} --placement gpu", "--gpu 0", "--gpu 1,2", "*/a/config.pbtxt"),
-    "compose --concurrency": Both(f"{COMPOSE} --placement gpu", "--concurrency 1", "--concurrency 999", "*/manifest.json"),
+    "compose --concurrency": Both(f"{COMPOSE} --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"),
     "compose --project": Both("compose pair repository --project p", "", "--project q", "*/a/1/model.py"),
     "compose --env": Both(COMPOSE, "--env env.tar.gz", "--env a=env.tar.gz", "*/config.pbtxt"),
     "compose --stub": Both(f"{COMPOSE} --env env", "--stub stub", "--stub a=stub", "*stub"),
@@ -81,16 +79,6 @@ TABLE: Table = {
     "doctor --json": Both("doctor", "", "--json"),
     "--version": Both("", "doctor --json", "--version"),
 }  # fmt: skip
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.trunk(x)
-        return out
 
 
 CONFIG = 'parameters { key: "artifacts" value { string_value: "model.pt" } }\n'

@@ -104,8 +104,8 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 
 def _threads(spec: ModelSpec) -> int:
     """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
-    if "threads" in spec.parameters:
-        return int(spec.parameters["threads"])
+    if given := spec.parameters.get("threads", "").strip():
+        return int(given)
     return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 

@@ -79,9 +79,10 @@ class Options:
     names further models that clients may call, besides ensembles and models with the parameter ``public``. When the
     service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
     ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
-    of each process of a model; 0 means no limit. All models together may take ``load_seconds`` to load. After more than
-    ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
-    true, a request that was in flight when its model died is resent once; it may then run twice.
+    of each process of a model; 0 means no limit. All models together may take ``load_seconds`` to load; None: 600, or the
+    highest parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the
+    service pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model
+    died is resent once; it may then run twice.
     """
 
     host: str = "127.0.0.1"
@@ -92,7 +93,7 @@ class Options:
     max_wait: float = 10.0
     model_memory_mib: float = 0.0
     max_restarts: int = 10
-    load_seconds: float = 600.0
+    load_seconds: float | None = None
     resends: bool = True
     is_open: bool = False
     exposed: tuple[str, ...] = ()
@@ -100,7 +101,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("grace", "max_wait", "load_seconds"):
-            _check_option(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
+            if (value := getattr(self, name)) is not None:
+                _check_option(name, value, value > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
         if not (self.is_open or is_loopback(self.host)):
