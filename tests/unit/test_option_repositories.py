@@ -14,7 +14,7 @@ import torch
 
 from shoal.environment.archive import unpack
 from tests.support.imports import script
-from tests.support.options import Both, Net, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import PRINTED, Both, Net, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted_environments import PYTHON, environment, stub
 from tests.support.projects import write_model
 from tests.support.tokenizers import byte_level
@@ -76,6 +76,9 @@ TABLE: Table = {
     "env fit --stub": Both("env fit env", "", "--stub stub --target 26.06"),
     "env fit --target": Both("env fit numpy-2.tar.gz", "", "--target 26.06"),
     "env fit --json": Both("env fit numpy-2.tar.gz", "", "--json"),
+    "serve --print": Both("serve warned", "--print", "--print-config"),
+    "serve --print-config": Both("serve warned --http-port 1", "--print", "--print-config"),
+    "serve --config": Both("serve warned --print-config", "--config one.toml", "--config two.toml"),
     "doctor --json": Both("doctor", "", "--json"),
     "--version": Both("", "doctor --json", "--version"),
 }  # fmt: skip
@@ -138,6 +141,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "forest" / "cuml").mkdir(parents=True)
     text = (ROOT / "models" / "cuml" / "config.pbtxt").read_text()
     (root / "forest" / "cuml" / "config.pbtxt").write_text(text.replace("output_class", "is_classifier"))
+    (root / "one.toml").write_text("http-port = 1")
+    (root / "two.toml").write_text("http-port = 2")
     (root / "zscore.json").write_text('{"mean": [1], "std": [2]}')
     (root / "stub").write_bytes(stub())
     return root
@@ -151,6 +156,10 @@ def shoal(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Shoal:
 @pytest.mark.parametrize("entry", rows(TABLE))
 def test_two_values_give_two_results(entry: Both, shoal: Shoal) -> None:
     check_both(shoal, entry)
+
+
+def test_weights_that_no_model_takes_are_refused(shoal: Shoal) -> None:
+    assert "have no effect: no model has an empty parameter model." in shoal(f"{COMPOSE} --weights tiny")[PRINTED]
 
 
 def test_one_value_gives_one_result(shoal: Shoal) -> None:
