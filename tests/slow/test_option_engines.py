@@ -84,7 +84,9 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("llm-vllm", "context"): Two("5", "64", look_at_vllm("max_model_len")),
     ("llm-vllm", "slots"): Two("1", "2", look_at_vllm("max_num_seqs")),
     ("llm-vllm", "dtype"): Two("float32", "bfloat16", look_at_vllm("dtype")),
-    ("llm-vllm", "engine_args"): Two("{}", '{"gpu_memory_utilization": 0.5}', look_at_vllm("gpu_memory_utilization")),
+    ("llm-vllm", "engine_args"): Two(
+        '{"gpu_memory_utilization": 0.4}', '{"gpu_memory_utilization": 0.5}', look_at_vllm("gpu_memory_utilization")
+    ),
     ("llamav2", "model"): Two("one", "two", look_at_text),
     ("llamav2", "dtype"): Two("float32", "bfloat16", lambda c: str(c.model.dtype)),
     ("llamav2", "max_tokens"): Two("2", "4", look_at_text),

@@ -60,7 +60,7 @@ TABLE: Table = {
     "tokens --model": Both(TOKENS, "--model llm-hf", "--model text"),
     "tokens --timeout": Both(TOKENS, "--timeout 30", "--timeout 0.00001"),
     "tokens --json": Both(TOKENS, "", "--json"),
-}  # fmt: skip
+}
 
 
 class Measured(NamedTuple):
@@ -88,19 +88,33 @@ MEASURED: Table = {
     "bench --protocol": Both(MODELS, "--protocol grpc", "--protocol http"),
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
-    "bench --seconds": Measured(f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 4", lambda _, s: s > 4),
+    "bench --seconds": Measured(
+        f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 4", lambda _, s: s > 4
+    ),
     "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 8", lambda _, s: s > 8),
-    "bench --quick": Measured("bench --model llm --url {grpc} --output-tokens 2 --concurrency 1", "", "--quick", lambda _, s: s > 8),
-    "bench --input-tokens": Measured(MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads),
-    "bench --output-tokens": Measured(MODELS.replace("--output-tokens 2", ""), "--output-tokens 2", "--output-tokens 4", look_at_loads),
-    "bench --concurrency": Measured(MODELS.replace("--concurrency 1", ""), "--concurrency 1", "--concurrency 2", look_at_loads),
+    "bench --quick": Measured(
+        "bench --model llm --url {grpc} --output-tokens 2 --concurrency 1", "", "--quick", lambda _, s: s > 8
+    ),
+    "bench --input-tokens": Measured(
+        MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads
+    ),
+    "bench --output-tokens": Measured(
+        MODELS.replace("--output-tokens 2", ""), "--output-tokens 2", "--output-tokens 4", look_at_loads
+    ),
+    "bench --concurrency": Measured(
+        MODELS.replace("--concurrency 1", ""), "--concurrency 1", "--concurrency 2", look_at_loads
+    ),
     "bench --inputs": Measured(ROWS, "--inputs texts.csv", "--inputs more.csv", look_at_loads),
     "bench --text-column": Both(f"{ROWS} --inputs texts.csv", "--text-column TEXT", "--text-column nothing"),
     "bench --batches": Measured(f"{REPOSITORY} --callers 1", "--batches 1", "--batches 2", look_at_loads),
     "bench --callers": Measured(f"{REPOSITORY} --batches 1", "--callers 1", "--callers 2", look_at_loads),
     "bench --report": Both(ROWS, "", "--report", PRINTED),
-}  # fmt: skip
-TABLE = {**TABLE, **MEASURED, "generate --stream": Elsewhere("slow/test_option_served.py::test_a_stream_comes_in_pieces")}
+}
+TABLE = {
+    **TABLE,
+    **MEASURED,
+    "generate --stream": Elsewhere("slow/test_option_served.py::test_a_stream_comes_in_pieces"),
+}
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8

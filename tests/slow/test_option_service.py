@@ -107,7 +107,7 @@ def look_at_unread(s: Running) -> bool:
     """Whether a stream that is not read is still open after some seconds."""
     body = json.dumps({"COUNT": 10**7}).encode()
     host, port = s.service.http.split(":")
-    head = f"POST /v2/models/count/generate_stream HTTP/1.1\r\nHost: {s.service.http}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/count/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
@@ -222,7 +222,9 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run
             for copy in ("wrong/first", "hidden"):
                 (home / copy / "1").mkdir(parents=True)
                 (home / copy / "1" / "model.py").write_text((repository / "first" / "1" / "model.py").read_text())
-            (home / "wrong" / "first" / "config.pbtxt").write_text(text.partition("model_warmup")[0].replace("dims: [ 1 ]", "dims: [ 0 ]", 1))
+            (home / "wrong" / "first" / "config.pbtxt").write_text(
+                text.partition("model_warmup")[0].replace("dims: [ 1 ]", "dims: [ 0 ]", 1)
+            )
             (home / "hidden" / "config.pbtxt").write_text(
                 text.partition("model_warmup")[0].replace('"public"', '"private"')
             )

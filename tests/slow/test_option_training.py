@@ -30,7 +30,9 @@ TABLE: Table = {
     "train --preset": Both(f"{TRAIN} --data few.csv", "--preset quick", "--preset full", "a/report.json"),
     "train --data": Both(TRAIN, "--data few.csv", "--data more.csv", MODEL),
     "train --text-column": Both(f"{TRAIN} --data columns.csv", "--text-column text", "--text-column other", MODEL),
-    "train --target-column": Both(f"{TRAIN} --data columns.csv", "--target-column target", "--target-column score", MODEL),
+    "train --target-column": Both(
+        f"{TRAIN} --data columns.csv", "--target-column target", "--target-column score", MODEL
+    ),
     "train --encoder": Both("train --out a", "--encoder bert", "--encoder published/score", MODEL),
     "train --revision": Both(TRAIN, "", "--revision abc"),
     "train --seed": Both(TRAIN, "--seed 0", "--seed 1", MODEL),
@@ -63,7 +65,7 @@ TABLE: Table = {
     "env build --stub-builder": Both(BUILD, "--stub compile", "--stub compile --stub-builder builder"),
     "env build --channel": Elsewhere("slow/test_build.py::test_channels_that_are_not_there"),
     "env build --json": Both(BUILD, "", "--json"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,14 +89,17 @@ def world(tiny_bert: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFa
     seen = list(zip(passages.texts, passages.targets.tolist(), strict=True))
     new = [(f"{number} words of a new text.", float(number)) for number in range(6)]
     for name, texts in (
-        ("few", seen[:50]), ("more", seen), ("columns", seen), ("new", new), ("newer", new[1:]), ("mixed", new + seen[:9]),
+        ("few", seen[:50]), ("more", seen), ("columns", seen), ("new", new), ("newer", new[1:]),
+        ("mixed", new + seen[:9]),
     ):  # fmt: skip
         with (root / f"{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["text", "other", "target", "score"])
             writer.writerows([text, text[:20], target, target**2] for text, target in texts)
     (root / "requirements.txt").write_text("numpy<2\n")
-    (root / "builder").write_text(f'#!/bin/sh\n[ "$SHOAL_STUB_GPU" = OFF ] && cp {find_runtime().stub} "$SHOAL_STUB_OUT"\n')
+    (root / "builder").write_text(
+        f'#!/bin/sh\n[ "$SHOAL_STUB_GPU" = OFF ] && cp {find_runtime().stub} "$SHOAL_STUB_OUT"\n'
+    )
     (root / "builder").chmod(0o755)
     Shoal(root, tmp_path_factory.mktemp("first")).run(f"train --encoder bert --out {root / 'trained'}")
     return root

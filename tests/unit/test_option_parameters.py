@@ -38,12 +38,12 @@ from shoal.repository.placement import Plan, place
 from shoal.server.runtime import BACKENDS
 from tests.conftest import as_bytes
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs, parameter
+from tests.support.imports import script
 from tests.support.options import Elsewhere, Net
 from tests.support.pieces import start
 from tests.support.planted_environments import environment
 from tests.support.tokenizers import byte_level, wordpiece
 from tests.unit.test_fil_settings import CHANCES, declare
-from tests.support.imports import script
 
 SCORES = np.array([[0.2, 0.5, 0.3]], np.float32)
 TEXT = as_bytes(["The cat sat."])
@@ -109,7 +109,9 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     (ANY, "artifacts"): Config("", "words.txt", lambda c, _: check_present([*c.values()], None)),
     (ANY, "attention_mask"): Config("", "X", lambda c, _: str(place(c["a"], Plan()).input), TORCH),
     (ANY, "calls"): Config("", "b", lambda c, _: find_below(c)),
-    (ANY, "canary"): Config('{\\"X\\": [[1]]}', '{\\"X\\": [[2]]}', lambda c, _: str(make_canaries(c)), PYTHON + DECOUPLED),
+    (ANY, "canary"): Config(
+        '{\\"X\\": [[1]]}', '{\\"X\\": [[2]]}', lambda c, _: str(make_canaries(c)), PYTHON + DECOUPLED
+    ),
     (ANY, "content"): Config("one", "two", look_at_ensemble),
     (ANY, "EXECUTION_ENV_PATH"): Config("/nowhere/one", "/nowhere/two", look_at_check),
     (ANY, "FORCE_CPU_ONLY_INPUT_TENSORS"): Config("yes", "no", look_at_ensemble, GPU),
@@ -147,9 +149,11 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("prompt", "max_tokens"): Piece("2", "3", (TEXT,)),
     ("prompt", "model"): Piece("one", "two", (TEXT,)),
     ("prompt", "template"): Piece("", "llama2", {"messages": CHAT}),
-    ("completion", "model"): Piece("one", "two", {"output_ids": np.array([[[70, 71, 72]]], np.int32), "sequence_length": np.array([[3]], np.int32)}),
+    ("completion", "model"): Piece(
+        "one", "two", {"output_ids": np.array([[[70, 71, 72]]], np.int32), "sequence_length": np.array([[3]], np.int32)}
+    ),
     ("llm_bls", "model"): Piece("one", "nowhere"),
-}  # fmt: skip
+}
 
 
 READERS = {"preprocess": "preprocess", "every component": COMPONENT}
@@ -203,9 +207,7 @@ def see(folder: str, name: str, entry: Piece | Config, value: str, files: Path) 
 
 @pytest.mark.parametrize(("key", "entry"), [pytest.param(k, e, id="-".join(k)) for k, e in ENTRIES.items()])
 @pytest.mark.usefixtures("may_start_processes")
-def test_two_values_give_two_results(
-    key: tuple[str, str], entry: Piece | Config, files: Path, tmp_path: Path
-) -> None:
+def test_two_values_give_two_results(key: tuple[str, str], entry: Piece | Config, files: Path, tmp_path: Path) -> None:
     seen = []
     for number, value in enumerate((entry.one, entry.two, entry.two)):
         place = files if isinstance(entry, Piece) else tmp_path / str(number)

@@ -14,12 +14,11 @@ import torch
 
 from shoal.environment.archive import unpack
 from tests.support.imports import script
+from tests.support.once import ROOT
 from tests.support.options import PRINTED, Both, Net, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted_environments import PYTHON, environment, stub
 from tests.support.projects import write_model
 from tests.support.tokenizers import byte_level
-from tests.support.once import ROOT
-from tests.support.skeletons import LEAF
 
 COMPOSE = "compose pair repository --project p"
 PLAN = "plan pair --project p"
@@ -30,7 +29,9 @@ TABLE: Table = {
     "compose --target": Both("compose net repository --project p", "", "--target 26.06", "*/config.pbtxt"),
     "compose --dtype": Both("compose net repository --project p", "--dtype fp32", "--dtype bf16", "*/config.pbtxt"),
     "compose --gpu": Both(f"{COMPOSE} --placement gpu", "--gpu 0", "--gpu 1,2", "*/a/config.pbtxt"),
-    "compose --concurrency": Both(f"{COMPOSE} --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"),
+    "compose --concurrency": Both(
+        f"{COMPOSE} --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"
+    ),
     "compose --project": Both("compose pair repository --project p", "", "--project q", "*/a/1/model.py"),
     "compose --env": Both(COMPOSE, "--env env.tar.gz", "--env a=env.tar.gz", "*/config.pbtxt"),
     "compose --stub": Both(f"{COMPOSE} --env env", "--stub stub", "--stub a=stub", "*stub"),
@@ -81,7 +82,7 @@ TABLE: Table = {
     "serve --config": Both("serve warned --print-config", "--config one.toml", "--config two.toml"),
     "doctor --json": Both("doctor", "", "--json"),
     "--version": Both("", "doctor --json", "--version"),
-}  # fmt: skip
+}
 
 
 CONFIG = 'parameters { key: "artifacts" value { string_value: "model.pt" } }\n'

@@ -9,6 +9,7 @@ it: ``Elsewhere("slow/test_x.py::test_y")``.
 from __future__ import annotations
 
 import ast
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,16 @@ REFUSED = {
     "generate --local --url a:1 text": "--url has no effect with --local, which asks no server.",
     "generate --repository r text": "--repository has no effect without --local.",
     "check --explain tensor-dims --strict": "--strict has no effect with --explain, which checks nothing.",
-    "check --explain tensor-dims r": "PATH has no effect with --explain, which checks nothing.",
+    "check --explain tensor-dims r": "PATHS has no effect with --explain, which checks nothing.",
     "check r --json --format sarif": "--format has no effect with --json.",
     "compose llm r --concurrency 2": "--concurrency has no effect without a GPU, whose memory it sizes.",
     "plan llm --concurrency 2": "--concurrency has no effect without a GPU, whose memory it sizes.",
-    "compose ensemble_all r --weights w": "--weights has no effect: no model needs any.",
+    "compose llm r --env a --env b": "There are two paths for all models: a and b.",
+    "compose llm r --env llm-hf=a --env llm-hf=b": "There are two paths for llm-hf: a and llm-hf=b.",
+    "compose llm r --queue-delay a=1 --queue-delay a=2": "--queue-delay a=... is given twice.",
+    "compose llm r --preferred-batch a=1 --preferred-batch a=2": "--preferred-batch a=... is given twice.",
+    "generate --seed 1 --set seed=2 text": "seed is given twice, as an option and by --set.",
+    "generate --set top_k=1 --set top_k=2 text": "--set top_k=... is given twice.",
     "quickstart --llm --data a.csv": "--data has no effect with --llm, whose model is made on the spot.",
     "quickstart --llm --encoder e": "--encoder has no effect with --llm, whose model is made on the spot.",
     "bench r --text-column a": "--text-column has no effect without --inputs.",
@@ -79,8 +85,10 @@ def test_every_option_has_an_entry() -> None:
 def test_a_planted_option_without_an_entry_is_found() -> None:
     command = typer.main.get_command(app)
     group: Any = command
-    plan = group.commands["env"].commands["fit"]
-    plan.params.append(typer.core.TyperOption(param_decls=["--planted"], type=str))
+    fit = group.commands["env"].commands["fit"]
+    planted = copy.copy(fit.params[-1])
+    planted.opts = ["--planted"]
+    fit.params.append(planted)
     assert find_missing(command) == ["env fit --planted"]
 
 

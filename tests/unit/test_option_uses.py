@@ -26,14 +26,20 @@ X = f"{INFER} --model probe X=[1,2,3,4,5,6]"
 FILE = f"{INFER} --model probe --input rows.csv"
 TEXTS = f"{INFER} --model text"
 TABLE: Table = {
-    "add-model --input": Both(SCRIPT, "--input INT64:-1 --input INT64:-1", "--input ids:INT64:-1 --input mask:INT64:-1"),
+    "add-model --input": Both(
+        SCRIPT, "--input INT64:-1 --input INT64:-1", "--input ids:INT64:-1 --input mask:INT64:-1"
+    ),
     "add-model --mask": Both("add-model tokens.onnx net", "", "--mask padding"),
     "add-model --label": Both("add-model forest.json net", "--label a --label b", "--label c --label d"),
-    "add-model --head": Both("add-model published/triage net", "--head embedding --pooling mean", "--head classification"),
+    "add-model --head": Both(
+        "add-model published/triage net", "--head embedding --pooling mean", "--head classification"
+    ),
     "add-model --pooling": Both("add-model published/triage net --head embedding", "--pooling mean", "--pooling cls"),
     "add-model --normalise": Both(ENCODER, "", "--normalise", "*.pt"),
     "add-model --tokenizer": Both(ENCODER, "", "--tokenizer tokens"),
-    "add-model --max-length": Both(ENCODER, "--tokenizer tokens", "--tokenizer tokens --max-length 8", "*/config.pbtxt"),
+    "add-model --max-length": Both(
+        ENCODER, "--tokenizer tokens", "--tokenizer tokens --max-length 8", "*/config.pbtxt"
+    ),
     "add-model --revision": Both(ENCODER, "", "--revision abc"),
     "add-model --format": Both(ENCODER, "", "--format onnx"),
     "add-model --max-batch-size": Both(ONNX, "", "--max-batch-size 4", "*/config.pbtxt"),
@@ -46,7 +52,9 @@ TABLE: Table = {
     "infer --input-format": Both(f"texts.csv | {TEXTS} --format csv", "--input-format csv", "--input-format txt"),
     "infer --text-column": Both(f"{TEXTS} --input texts.csv", "--text-column text", "--text-column other"),
     "infer --set": Both(X, "--set SCALE=1", "--set SCALE=2"),
-    "infer --column": Both(f"{INFER} --model probe --input columns.csv", "--column X=a,b,c,d,e,f", "--column X=f,e,d,c,b,a"),
+    "infer --column": Both(
+        f"{INFER} --model probe --input columns.csv", "--column X=a,b,c,d,e,f", "--column X=f,e,d,c,b,a"
+    ),
     "infer --url": Both(f"{X} --curl", "--url 10.0.0.1:8000", "--url 10.0.0.2:8000"),
     "infer --model": Both(INFER + " hello", "--model text", "--model shout"),
     "infer --local": Both("infer --model text hello", "", "--local"),
@@ -57,7 +65,7 @@ TABLE: Table = {
     "infer --full": Both(X, "", "--full"),
     "infer --curl": Both(X, "", "--curl"),
     "infer --json": Both(X, "", "--json"),
-}  # fmt: skip
+}
 
 PROBE = """
 import threading, time
@@ -77,7 +85,8 @@ class Probe(Component):
         with self.lock:
             kind.now -= 1
         rows = np.full((len(batch["X"]), 1), len(batch["X"]), np.int64)
-        return {"EACH": batch["X"] * batch.get("SCALE", np.float32(1)), "ROWS": rows, "CALLS": 0 * rows + min(kind.most, 2)}
+        each = batch["X"] * batch.get("SCALE", np.float32(1))
+        return {"EACH": each, "ROWS": rows, "CALLS": 0 * rows + min(kind.most, 2)}
 
 
 TritonPythonModel = Probe.for_triton()

@@ -113,7 +113,9 @@ def infer(
 
     _check_choices(values, source, placement, output, is_local=is_local)
     if is_local:
-        refuse_ignored(context, f"{'' if is_curl else '--url'} --protocol --timeout", "with --local, which asks no server")
+        refuse_ignored(
+            context, f"{'' if is_curl else '--url'} --protocol --timeout", "with --local, which asks no server"
+        )
     elif placement == "server":
         refuse_ignored(context, "--repository", "without --local or --placement client")
     if not output:

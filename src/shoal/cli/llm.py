@@ -70,7 +70,11 @@ def generate(
     if is_chat:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop_words": stop}
-    settings: Any = _read_settings(others) | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    settings: Any = _read_settings(others)
+    if twice := sorted(settings.keys() & given.keys()):
+        raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
+    settings |= given
     with ExitStack() as held:
         if is_local:
             pipeline = load(repository / model if model else repository)
@@ -144,6 +148,8 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
         try:
             if row is None or row.is_list:  # the client refuses unknown names
                 settings.setdefault(name, []).append(value)
+            elif name in settings:
+                raise InputError(f"--set {name}=... is given twice.", "Give it once.")
             else:
                 settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:

@@ -115,6 +115,10 @@ def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: 
         for text in given or ():
             model, _, value = text.partition("=")
             old = found.get(model, Tuning())
+            if (option == "preferred-batch" and old.preferred_batch_sizes) or (
+                option == "queue-delay" and old.queue_delay is not None
+            ):
+                raise InputError(f"--{option} {model}=... is given twice.", "Give it once.")
             if option == "instances" and (match := re.fullmatch(r"(\d+)(?:@(\d+(?:,\d+)*))?", value)):
                 gpus = tuple(map(int, match[2].split(","))) if match[2] else ()
                 found[model] = replace(old, instances=(*old.instances, Instances(int(match[1]), gpus)))
@@ -133,7 +137,9 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
     for option in options or ():
         model, sign, path = option.partition("=")
         is_named = sign and "/" not in model and not Path(option).exists()
-        paths[model if is_named else ""] = Path(path if is_named else option)
+        if (key := model if is_named else "") in paths:
+            raise InputError(f"There are two paths for {key or 'all models'}: {paths[key]} and {option}.", "Give one.")
+        paths[key] = Path(path if is_named else option)
     return paths
 
 
