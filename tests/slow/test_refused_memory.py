@@ -78,7 +78,7 @@ def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Call
     """Memory after 80 (in full, 500) as after 20: refused by the gateway, by ``check`` and by ``run``, and failed."""
     clients = [shoal.Client(service.grpc, retries=0), shoal.Client(service.http, protocol="http", retries=0)]
     messages = {-1.0: "X is negative", 1.0: "X is 1", 2.0: "failed on this request"}
-    after_20: dict[str, float] = {}
+    looks = list[dict[str, float]]()
     array = np.zeros((1, 2**23), np.float32)
     stray = service_pb2.ModelInferRequest(model_name="nobody")
     stray.inputs.add(name="X", datatype="FP32", shape=array.shape)
@@ -93,12 +93,16 @@ def test_refused_requests_of_32_mib(service: Service, scale: Scale, record: Call
                 assert b"unknown model" in answer
                 with pytest.raises(grpc.RpcError, match="unknown model"):
                     channel.unary_unary(INFER)(stray.SerializeToString())
-        if number == 19:
-            after_20 = used(service)
-    at_end = used(service)
-    grown = {name: round(at_end[name] - mib) for name, mib in after_20.items()}
-    assert max(grown.values()) <= SLACK_MIB, (after_20, at_end)
-    record("refused requests of 32 MiB", after_20=after_20, grown_mib=grown)
+        if number % 10 == 9 and number > 10:
+            looks.append(used(service))
+    # Triton's allocator keeps one to three requests, never the same number: looks are compared, not two moments
+    before, after = (
+        {name: pick(look[name] for look in some) for name in looks[0]}
+        for pick, some in ((max, looks[:3]), (min, looks[-3:]))
+    )
+    grown = {name: round(after[name] - mib) for name, mib in before.items()}
+    assert max(grown.values()) <= SLACK_MIB, looks
+    record("refused requests of 32 MiB", after_20=before, grown_mib=grown)
     for client in clients:
         assert client.infer("refusing", X=[[3.0]])["Y"].item() == 6.0
         client.close()

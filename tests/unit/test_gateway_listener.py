@@ -17,6 +17,8 @@ import pytest
 from aiohttp import web
 
 from shoal.errors import SetupError
+from shoal.gateway.core import listener
+from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.listener import Listener, listen
 from shoal.gateway.options import IDLE_SECONDS, Limits
 from tests.support.virtual_time import run, settle
@@ -310,6 +312,28 @@ def test_errors_of_accept(monkeypatch: pytest.MonkeyPatch, number: int, seconds:
         bench.listening.close()
 
     run(work())
+
+
+def test_a_fault_while_accepting_leaves_the_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = [ValueError("unexpected")]
+
+    def find(address: str) -> Caller:
+        if faults:
+            raise faults.pop()
+        return Caller(address)
+
+    async def scene(bench: Bench) -> None:
+        monkeypatch.setattr(listener, "Caller", find)
+        reader, writer = await bench.connect()
+        assert await is_ended(reader)
+        writer.close()
+        reader, writer = await bench.connect()
+        writer.write(REQUEST.replace(b"PATH", b""))
+        assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    serve(scene)
+    assert not faults
 
 
 def test_a_port_that_is_taken() -> None:

@@ -297,6 +297,33 @@ def test_no_two_requests_have_the_same_id() -> None:
 
 
 @pytest.mark.parametrize(
+    ("switch", "is_raw", "numbers"),
+    [(False, True, (1, 3, 6)), (True, True, (1, 2, 3)), (True, False, (1, 2, 3)), (None, True, (1, 3, 6))],
+)
+def test_tokens_are_counted_in_all_or_by_answer(switch: bool | None, is_raw: bool, numbers: tuple[int, ...]) -> None:
+    """Six tokens in three answers."""
+    message = service_pb2.ModelInferRequest()
+    message.inputs.add(name="text_input", datatype="BYTES").contents.bytes_contents.append(b"return_num_output_tokens")
+    if switch is not None:
+        added = message.inputs.add(name="return_num_output_tokens", datatype="BOOL")
+        added.contents.bool_contents.append(switch)
+    if is_raw:
+        for tensor in message.inputs:
+            tensor.ClearField("contents")
+        message.raw_input_contents.extend([b"text", bytes([switch or 0])][: len(message.inputs)])
+    requests = StreamRequests(CONFIGS)
+    meter = requests.begin("llm", "", message.SerializeToString()).meter
+    assert meter is not None
+    for number in numbers:
+        answer = service_pb2.ModelInferResponse()
+        for name, count in (("num_input_tokens", 4), ("num_output_tokens", number)):
+            answer.outputs.add(name=name)
+            answer.raw_output_contents.append(count.to_bytes(4, "little"))
+        meter.read(answer)
+    assert requests.tokens.counts == {("llm", "input"): 4, ("llm", "output"): 6}
+
+
+@pytest.mark.parametrize(
     ("model", "error", "is_final", "is_last"),
     [
         ("plain", "", None, True),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from shoal.gateway.core.active import NEXT_SECONDS, Active
-from shoal.gateway.core.refusals import LostError
+from shoal.gateway.core.refusals import FailedError, LostError
 from shoal.gateway.core.resending import _MOST_SUSPECTS, SUSPECT_SECONDS, TOGETHER_SECONDS, Quarantine, Resending
 from shoal.gateway.core.upstream import Upstream
 from tests.support.fake_upstream import FakeUpstream
@@ -82,6 +86,32 @@ def test_an_answer_passes() -> None:
         assert not service.active.suspected.is_set()
 
     run(work())
+
+
+@pytest.mark.parametrize("fault", [lambda: FailedError(400, "It is refused.", is_fault=False), LostError])
+def test_a_request_that_failed_is_freed_at_once(fault: Callable[[], Exception]) -> None:
+    """Without the garbage collector, which may not run for many large requests."""
+
+    async def fail() -> weakref.ref[Any]:
+        async def call(_: Upstream) -> bytes:  # as a front's, which holds the request
+            await asyncio.sleep(1)
+            raise fault()
+
+        service = await bench(is_allowed=False)
+        with contextlib.suppress(LostError, FailedError):
+            await service.resending.run("m", b"x", service.servers[0], call, lambda: True)
+        return weakref.ref(call)
+
+    async def work() -> None:
+        asked = await fail()
+        await settle()
+        assert asked() is None
+
+    gc.disable()
+    try:
+        run(work())
+    finally:
+        gc.enable()
 
 
 def test_the_only_request_in_flight_is_quarantined() -> None:

@@ -200,7 +200,13 @@ class Listener:
                 log.warning("No connection can be accepted: %s.", error.strerror, extra={"most": 1})
                 await asyncio.sleep(_PERIOD)
             return
-        caller = Caller(str(peer[0]))
+        try:
+            self._take(accepted, Caller(str(peer[0])))
+        except Exception:  # the port stays open whatever goes wrong with one connection
+            accepted.close()
+            log.exception("A connection was closed by a fault of the service.")
+
+    def _take(self, accepted: socket.socket, caller: Caller) -> None:
         if not self._connections.has(ANYONE if caller.id in self._limits.trusted_proxies else caller):
             accepted.close()
             log.warning("A connection was closed: there are too many.", extra={"most": 1})

@@ -107,7 +107,9 @@ class Relay(Stream):
         """
         self._traffic.find(model)
         self._traffic.admit(model, num_bytes, self.caller)
-        request = self._requests.begin(model, request_id, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held)
+        request = self._requests.begin(
+            model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held
+        )
         self.unanswered[request.own_id] = request
         self.models.add(model)
         self.num_sent += 1

@@ -113,14 +113,15 @@ class StreamRequests:
         self,
         model: str,
         request_id: str,
+        message: bytes = b"",
         *,
         num_bytes: int = 0,
         is_end_wanted: bool = False,
         held: Reservation | None = None,
     ) -> StreamRequest:
-        """Return the record of a new request, with an id that no other request has."""
+        """Return the record of a new request, the serialised ``message``, with an id that no other request has."""
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
-        meter = self.tokens.meter(model)
+        meter = self.tokens.meter(model, message)
         is_decoupled = self.is_decoupled(model)
         return StreamRequest(own_id, model, request_id, is_decoupled, meter, num_bytes, is_end_wanted, held)
 
@@ -175,10 +176,13 @@ def _make_request(config: ModelConfig) -> Any:
 
 
 class TokenMeter:
-    """Counts the tokens of one request. Each answer gives the total numbers of tokens so far."""
+    """Counts the tokens of one request.
 
-    def __init__(self, counts: Counter[tuple[str, str]], model: str) -> None:
-        self._counts, self._model = counts, model
+    Each answer gives the total numbers of tokens so far; if ``is_by_answer``, the number of its own output tokens.
+    """
+
+    def __init__(self, counts: Counter[tuple[str, str]], model: str, *, is_by_answer: bool = False) -> None:
+        self._counts, self._model, self._is_by_answer = counts, model, is_by_answer
         self._known = dict.fromkeys(_KINDS, 0)
 
     def read(self, answer: Any) -> None:
@@ -187,7 +191,8 @@ class TokenMeter:
             if output.name in _KINDS and len(raw) == 4:
                 number = int.from_bytes(raw, "little")
                 self._counts[self._model, _KINDS[output.name]] += max(0, number - self._known[output.name])
-                self._known[output.name] = max(number, self._known[output.name])
+                if not (self._is_by_answer and output.name == "num_output_tokens"):
+                    self._known[output.name] = max(number, self._known[output.name])
 
 
 class TokenCounts:
@@ -205,9 +210,23 @@ class TokenCounts:
         """Names of the models whose tokens are counted."""
         return sorted(self._models)
 
-    def meter(self, model: str) -> TokenMeter | None:
-        """Return a meter for one request to ``model``; None if the model does not report its tokens."""
-        return TokenMeter(self.counts, model) if model in self._models else None
+    def meter(self, model: str, message: bytes) -> TokenMeter | None:
+        """Return a meter for a serialised request to ``model``; None if the model does not report its tokens."""
+        if model not in self._models:
+            return None
+        return TokenMeter(self.counts, model, is_by_answer=_is_set(message, "return_num_output_tokens"))
+
+
+def _is_set(message: bytes, switch: str) -> bool:
+    """Whether a BOOL input of a serialised ``ModelInferRequest`` is true."""
+    if switch.encode() not in message:
+        return False
+    request = service_pb2.ModelInferRequest.FromString(message)
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name == switch:
+            raw = request.raw_input_contents
+            return any(raw[at]) if raw else any(tensor.contents.bool_contents)
+    return False
 
 
 def _declares_tokens(spec: ModelSpec) -> bool:

@@ -41,6 +41,7 @@ _LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconn
 # Triton's words.
 _UNKNOWN = "Request for unknown model"
 _NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
+_to_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 _RAW = "utf-8", "surrogateescape"  # strings of bytes that are not UTF-8 go through unchanged
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _KINDS = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "O": (str,)}  # by NumPy's kind of dtype
@@ -327,7 +328,7 @@ def to_json(answer: Any, given_id: str) -> bytes:
     if sum(map(len, answer.raw_output_contents)) <= SMALL:
         listed = {name: values if isinstance(values, list) else values.tolist() for name, values in outputs.items()}
         document |= {name: values[0] if len(values) == 1 else values for name, values in listed.items()}
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(*_RAW)
+        return _to_text(document).encode(*_RAW)
     texts = {name: [json.dumps(value, ensure_ascii=False)] for name, value in document.items()}
     texts |= {name: _write(values) for name, values in outputs.items()}
     parts = [part for name in sorted(texts) for part in (",", json.dumps(name, ensure_ascii=False), ":", *texts[name])]
