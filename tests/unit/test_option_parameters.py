@@ -193,7 +193,7 @@ def see(folder: str, name: str, entry: Piece | Config, value: str, files: Path) 
         configs = make_configs(files, a=text, b=entry.text, both=chain("b", "a"))
         return repr(entry.look(configs, files))
     more = {"model": str(files / "one")} if (folder, "model") in ENTRIES else {}
-    given = {**more, **entry.beside, name: str(files / value) if name == "model" else value}
+    given: dict[str, Any] = {**more, **entry.beside, name: str(files / value) if name == "model" else value}
     component = start(folder, files, **given)
     inputs = entry.inputs
     if not isinstance(inputs, Mapping):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import InputError
+from shoal.repository import parameters
 from tests.slow import test_option_engines, test_option_served, test_option_service, test_option_training
 from tests.support.once import ROOT
 from tests.support.options import Elsewhere, Table, find_options
@@ -28,7 +30,7 @@ TABLES: tuple[Table, ...] = (
     test_option_repositories.TABLE, test_option_uses.TABLE, test_option_service.TABLE, test_option_served.TABLE,
     test_option_training.TABLE,
 )  # fmt: skip
-PARAMETERS = (test_option_parameters.ENTRIES, test_option_engines.ENTRIES)
+PARAMETERS: tuple[Mapping[tuple[str, str], Any], ...] = (test_option_parameters.ENTRIES, test_option_engines.ENTRIES)
 # What a line of the command has besides the options that exclude one another.
 REFUSED = {
     "infer --local --url a:1 text": "--url has no effect with --local, which asks no server.",
@@ -99,7 +101,7 @@ def test_every_parameter_has_an_entry() -> None:
 
 
 def test_a_planted_parameter_without_an_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = test_option_parameters.TABLE
+    table = parameters.TABLE
     planted = table[-1]._replace(name="planted", readers="label, top_k")
     monkeypatch.setattr(test_option_parameters, "TABLE", (*table, planted))
     entries = {key for table in PARAMETERS for key in table}
@@ -107,7 +109,8 @@ def test_a_planted_parameter_without_an_entry_is_found(monkeypatch: pytest.Monke
 
 
 def test_tests_of_other_files_exist() -> None:
-    named = [entry.test for table in (*TABLES, *PARAMETERS) for entry in table.values() if isinstance(entry, Elsewhere)]
+    tables: list[Mapping[Any, Any]] = [*TABLES, *PARAMETERS]
+    named = [entry.test for table in tables for entry in table.values() if isinstance(entry, Elsewhere)]
     for name in named:
         path, _, test = name.partition("::")
         tree = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))

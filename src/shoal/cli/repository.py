@@ -133,7 +133,7 @@ def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: 
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:
     """Parse options of the form ``PATH``, for every model (under the empty name), or ``MODEL=PATH``, for one model."""
-    paths = {}
+    paths: dict[str, Path] = {}
     for option in options or ():
         model, sign, path = option.partition("=")
         is_named = sign and "/" not in model and not Path(option).exists()
