@@ -89,7 +89,7 @@ MEASURED: Table = {
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
     "bench --seconds": Measured(
-        f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 4", lambda _, s: s > 4
+        f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 8", lambda _, s: s > 8
     ),
     "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 8", lambda _, s: s > 8),
     "bench --quick": Measured(
