@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import ERR, OUT, Json, Protocol, Url, plain, print_json, show_progress
 from shoal.errors import InputError
 
@@ -19,6 +20,7 @@ QUICK = (1, 8, 32)  # rows per request
 
 
 def bench(
+    context: typer.Context,
     repositories: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -83,6 +85,8 @@ def bench(
             if repositories
             else f"Name one: shoal bench build/repository {wrong[0]} ...",
         )
+    if not rows:
+        refuse_ignored(context, "--text-column", "without --inputs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
         if repositories:

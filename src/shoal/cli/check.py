@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import ERR, OUT, Json, check_target, plain, print_json
 from shoal.errors import ShoalError
 
@@ -19,6 +20,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "advice": "cyan"}
 
 
 def check(
+    context: typer.Context,
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[PATH]...", help="Model repositories, models' folders, or model folders."),
@@ -43,9 +45,12 @@ def check(
     from shoal.check import check as find
     from shoal.check.reports import explain_rules, github, sarif
 
+    if as_json:
+        refuse_ignored(context, "--format", "with --json")
     output = "json" if as_json else output
     try:
         if explain:
+            refuse_ignored(context, "paths --target --strict --format --json", "with --explain, which checks nothing")
             typer.echo(explain_rules(explain), nl=False)
             return
         if not paths:

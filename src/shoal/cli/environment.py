@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.usage import Command, Group
+from shoal.cli.usage import Command, Group, refuse_ignored
 from shoal.console import OUT, Json, Target, plain, print_json, show_progress
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
@@ -26,6 +26,7 @@ NUM_LARGEST = 10
 
 @app.command(cls=Command)
 def build(
+    context: typer.Context,
     source: Source = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("build/env"),
     target: Target = "embedded",
@@ -59,6 +60,14 @@ def build(
     from shoal.environment.building import build, find_file, find_overrides
     from shoal.environment.spec import Request
 
+    if source and source.is_dir():
+        refuse_ignored(context, "--engine --channel", f"with {source}, an environment that exists")
+    if engine == "venv":
+        refuse_ignored(context, "--channel", "with --engine venv, which has no conda")
+    if stub not in ("auto", "compile"):
+        refuse_ignored(context, "--stub-builder", f"with --stub {stub}, which compiles none")
+    if model or (source and not stub_builder):
+        refuse_ignored(context, "--gpu", f"with {'--for' if model else 'a source and no --stub-builder'}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
     request = Request(
         source or find_file(target, engine, is_for_gpu=is_for_gpu, model=model),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import ERR, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
@@ -28,6 +29,7 @@ _SHOWN = 3  # numbers of a long vector
 
 
 def infer(
+    context: typer.Context,
     values: Annotated[
         list[str] | None,
         typer.Argument(
@@ -110,6 +112,26 @@ def infer(
     from shoal.tables import TEXT
 
     _check_choices(values, source, placement, output, is_local=is_local)
+    if is_local:
+        refuse_ignored(
+            context, f"{'' if is_curl else '--url'} --protocol --timeout", "with --local, which asks no server"
+        )
+    elif placement == "server":
+        refuse_ignored(context, "--repository", "without --local or --placement client")
+    if not output:
+        refuse_ignored(context, "--fresh", "without --output")
+    if output or as_json:
+        refuse_ignored(context, "--format", f"with {'--output, whose ending is the format' if output else '--json'}")
+    if output and as_json:
+        refuse_ignored(context, "--json", "with --output, whose ending is the format")
+    if values or source not in (None, "-"):
+        refuse_ignored(context, "--input-format", "without standard input")
+    if is_stream or is_curl:
+        refuse_ignored(context, "--batch-size --concurrency", f"with {'--stream' if is_stream else '--curl'}")
+    if is_curl:
+        refuse_ignored(context, "--output --json --full --format", "with --curl")
+        if protocol == "grpc":
+            refuse_ignored(context, "--protocol", "with --curl, whose request is HTTP")
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):
         with Client(url, protocol=protocol, timeout=timeout) as client:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import OUT, Json, Protocol, Url, print_json
 from shoal.errors import InputError
 from shoal.generation.sampling import SETTINGS
@@ -20,6 +21,7 @@ _OTHERS = ", ".join(name for name in _ROWS if name not in _OPTIONS)
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
     ] = None,
@@ -59,12 +61,20 @@ def generate(
 
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
+    if is_local:
+        refuse_ignored(context, "--url --protocol --timeout", "with --local, which asks no server")
+    else:
+        refuse_ignored(context, "--repository", "without --local")
     text = _read_prompt(prompt)
     asked: Any = text
     if is_chat:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop_words": stop}
-    settings: Any = _read_settings(others) | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    settings: Any = _read_settings(others)
+    if twice := sorted(settings.keys() & given.keys()):
+        raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
+    settings |= given
     with ExitStack() as held:
         if is_local:
             pipeline = load(repository / model if model else repository)
@@ -140,6 +150,8 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
         try:
             if row is None or row.is_list:  # the client refuses unknown names
                 settings.setdefault(name, []).append(value)
+            elif name in settings:
+                raise InputError(f"--set {name}=... is given twice.", "Give it once.")
             else:
                 settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:

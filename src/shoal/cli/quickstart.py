@@ -10,12 +10,14 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import OUT, Data, Encoder, plain, show_progress
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.readability import commands as readability
 
 
 def quickstart(
+    context: typer.Context,
     out: Annotated[Path | None, typer.Option(help="The folder for what is made. Default: build, or build/llm.")] = None,
     data: Data = None,
     encoder: Encoder = SMALL_ENCODER,
@@ -29,6 +31,7 @@ def quickstart(
         return
     from shoal.llm.quickstart import run
 
+    refuse_ignored(context, "--data --encoder", "with --llm, whose model is made on the spot")
     out = out or Path("build/llm")
     with show_progress() as show:
         answers = run(out, on_progress=show)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import ERR, OUT, Concurrency, Gpu, Json, Placement, Target, parse_pairs, plain, print_json
 from shoal.errors import InputError
 
@@ -25,6 +26,7 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
 def compose(
+    context: typer.Context,
     ensembles: Annotated[
         list[str],
         typer.Argument(help="Names of ensembles or single models, which are the names of their folders."),
@@ -92,6 +94,8 @@ def compose(
     from shoal.repository.placement import Plan
 
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
+    if not plan.gpus and not place:
+        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     path = compose_repository(
         ensembles,
         repository,
@@ -135,6 +139,10 @@ def _parse_tuning(
         for text in given or ():
             model, _, value = text.partition("=")
             old = found.get(model, Tuning())
+            if (option == "preferred-batch" and old.preferred_batch_sizes) or (
+                option == "queue-delay" and old.queue_delay is not None
+            ):
+                raise InputError(f"--{option} {model}=... is given twice.", "Give it once.")
             if option == "instances" and (match := re.fullmatch(r"(\d+)(?:@(\d+(?:,\d+)*))?", value)):
                 gpus = tuple(map(int, match[2].split(","))) if match[2] else ()
                 found[model] = replace(old, instances=(*old.instances, Instances(int(match[1]), gpus)))
@@ -151,15 +159,18 @@ def _parse_tuning(
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:
     """Parse options of the form ``PATH``, for every model (under the empty name), or ``MODEL=PATH``, for one model."""
-    paths = {}
+    paths: dict[str, Path] = {}
     for option in options or ():
         model, sign, path = option.partition("=")
         is_named = sign and "/" not in model and not Path(option).exists()
-        paths[model if is_named else ""] = Path(path if is_named else option)
+        if (key := model if is_named else "") in paths:
+            raise InputError(f"There are two paths for {key or 'all models'}: {paths[key]} and {option}.", "Give one.")
+        paths[key] = Path(path if is_named else option)
     return paths
 
 
 def plan(
+    context: typer.Context,
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
     placement: Placement | None = None,
     target: Target = "embedded",
@@ -181,6 +192,8 @@ def plan(
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    if not chosen.gpus:
+        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     models = place_all(collect(ensemble, find_model_folders(projects or ())), chosen)
     if target == EMBEDDED and placement == "gpu" and (fault := explain_cupy(models[0].name)):
         ERR.print(f"[yellow]warning:[/] {plain(' '.join(fault))}", soft_wrap=True)

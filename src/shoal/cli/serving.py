@@ -132,7 +132,10 @@ def serve(
     max_restarts: Annotated[
         int, typer.Option(help="Restarts within ten minutes before further ones are delayed.")
     ] = 10,
-    load_seconds: Annotated[float, typer.Option(help="Seconds that all models may take to load.")] = 600.0,
+    load_seconds: Annotated[
+        float | None,
+        typer.Option(help="Seconds that all models may take to load. Default: 600, or more if a model declares more."),
+    ] = None,
     resends: Annotated[
         bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
     ] = True,

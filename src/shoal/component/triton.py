@@ -108,8 +108,8 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 def _threads(spec: ModelSpec) -> int:
     """Return the number of threads in the configuration, else the instance's share of the CPU cores."""
     parameters = spec.parameters
-    if "threads" in parameters:
-        return int(parameters["threads"])
+    if given := parameters.get("threads", "").strip():
+        return int(given)
     # of Triton's own backends for ONNX and TorchScript, where 0 is the library's choice
     native = parameters.get("intra_op_thread_count", parameters.get("INTRA_OP_THREAD_COUNT", "0"))
     return int(native) if int(native) > 0 else max(1, len(os.sched_getaffinity(0)) // spec.num_instances)

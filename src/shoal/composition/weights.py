@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal.check.config.engines import FILE
 from shoal.component.artifact_files import read_json, sha256
-from shoal.errors import ArtifactError, SetupError
+from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
 from shoal.repository.versions import list_made
@@ -74,16 +74,19 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
     """Return the models; each model that needs weights gets the path of the weights folder.
 
     Raises:
+        InputError: there are weights, and no model that takes them.
         ArtifactError: a model needs weights, and ``found`` is None; or a model has its own decoder, with another
             tokenizer than that of the weights.
     """
-    given = []
+    given, is_taken = [], False
     for model in models:
-        for own in (version / TOKENIZER for version in list_made(model)):
-            if found is not None and (own.parent / DECODER).is_file() and sha256(own) != found.files[TOKENIZER]:
+        decoders = [version for version in list_made(model) if (version / DECODER).is_file()]
+        is_taken = is_taken or bool(decoders) or wants(model)
+        for own in decoders:
+            if found is not None and sha256(own / TOKENIZER) != found.files[TOKENIZER]:
                 raise ArtifactError(
                     f"Model {model.name} has a decoder with another {TOKENIZER} than {found.folder}.",
-                    f"Name the decoder's own weights: --weights {own.parent}",
+                    f"Name the decoder's own weights: --weights {own}",
                 )
         if wants(model):
             if found is None:
@@ -96,6 +99,11 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
             message.parameters[PARAMETER].string_value = str(found.folder)
             model = as_config(message, model.folder)
         given.append(model)
+    if found is not None and not is_taken:
+        raise InputError(
+            f"The weights {found.folder} have no effect: no model has an empty parameter {PARAMETER}.",
+            "Leave --weights out.",
+        )
     return given
 
 

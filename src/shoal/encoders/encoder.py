@@ -142,6 +142,8 @@ def quiet_transformers() -> Iterator[None]:
 
 def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
     """Return the place to load from (``name``, or the folder of an installed package) and the revision."""
+    if revision is not None and Path(name).is_dir():
+        raise InputError(f"A revision, {revision}, is given for the folder {name}.", "Leave it out, or name the hub's.")
     package, folder = PACKAGED.get(name, ("", ""))
     spec = importlib.util.find_spec(package) if package and revision is None else None
     if spec:

@@ -81,10 +81,11 @@ class Options:
     service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
     ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
     of each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
-    ``response_cache`` share. All models together may take ``load_seconds`` to load. After more than
-    ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
-    true, a request that was in flight when its model died is resent once; it may then run twice. ``is_lenient`` passes
-    members of ``generate`` requests that are no inputs of the model on as parameters, as Triton itself does.
+    ``response_cache`` share. All models together may take ``load_seconds`` to load; None stands for 600, or the highest
+    parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the service
+    pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model died is
+    resent once; it may then run twice. ``is_lenient`` passes members of ``generate`` requests that are no inputs of the
+    model on as parameters, as Triton itself does.
     """
 
     host: str = "127.0.0.1"
@@ -96,7 +97,7 @@ class Options:
     model_memory_mib: float = 0.0
     cache_mib: float = CACHE_MIB
     max_restarts: int = 10
-    load_seconds: float = 600.0
+    load_seconds: float | None = None
     resends: bool = True
     is_open: bool = False
     is_lenient: bool = False
@@ -105,7 +106,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("grace", "max_wait", "load_seconds", "cache_mib"):
-            _check_option(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
+            if (value := getattr(self, name)) is not None:
+                _check_option(name, value, value > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
         if not (self.is_open or is_loopback(self.host)):

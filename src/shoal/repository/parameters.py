@@ -49,7 +49,7 @@ TABLE = tuple(Parameter(*row) for row in (
     ("EXECUTION_ENV_PATH", "path", "", ANY, "Triton, shoal check", "Python environment; compose --env writes it."),
     ("FORCE_CPU_ONLY_INPUT_TENSORS", "yes or no", "yes", ANY, "Triton, shoal graph", "Whether inputs go to the host."),
     ("hang_seconds", _SECONDS, "1.5; 60 if decoupled", ANY, "shoal serve", "Longest wait without processor time."),
-    ("load_seconds", _SECONDS, "0", ANY, "shoal compose", "How long the model may take to load."),
+    ("load_seconds", _SECONDS, "0", ANY, "shoal compose, shoal serve", "How long the model may take to load."),
     ("public", _FLAG, "false", ANY, "shoal serve", "Whether clients may call the model although it is no ensemble."),
     ("shoal_files", "digest", "", ANY, "backends of shoal", "Digest of the model's files; shoal compose writes it."),
     ("shoal_repository", "digest", "", ANY, "every component", "Identity of the repository; shoal compose writes it."),

@@ -111,8 +111,8 @@ def choose_precision(
 def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_host: str = "") -> Any:
     """Make the configuration message of one model under ``plan``; the model folder's configuration is not changed.
 
-    ``tuning`` are the model's settings; those of batches are applied by ``tune``. ``why_host`` is the reason why the model computes on the host only, if its
-    artifacts give one; other reasons are found here.
+    ``tuning`` are the model's settings; those of batches are applied by ``tune``. ``why_host`` is the reason why the
+    model computes on the host only, if its artifacts give one; other reasons are found here.
 
     Configurations for different targets differ only for models of python-based backends, in ``runtime`` and
     ``allow_ragged_batch``. shoal's backend pads requests of different widths to one batch, and the native backend does

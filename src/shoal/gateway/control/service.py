@@ -18,7 +18,7 @@ from shoal.gateway.core.active import Active
 from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import listen
-from shoal.gateway.core.models import find_default, find_exposed, find_slots
+from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.logs import log
@@ -58,7 +58,8 @@ class Service:
         gate = self._make_gate(configs)
         canaries = make_canaries(configs)
         health = Health(gate, canaries)
-        servers = Servers(self._repository, runtime, options.load_seconds, canaries, options.cache_mib)
+        seconds = find_load_seconds(configs) if options.load_seconds is None else options.load_seconds
+        servers = Servers(self._repository, runtime, seconds, canaries, options.cache_mib)
         supervisor = Supervisor(
             configs,
             options,

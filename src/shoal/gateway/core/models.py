@@ -11,6 +11,7 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.model_folders import read_calls
 
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait, without processor time
+LOAD_SECONDS = 600.0  # that all models may take to load, if none declares more
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
@@ -24,6 +25,15 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
     found = {name: STREAM_SECONDS for name, config in configs.items() if config.spec.is_decoupled}
     given = {name: config.hang_seconds for name, config in configs.items()}
     return found | {name: seconds for name, seconds in given.items() if seconds is not None}
+
+
+def find_load_seconds(configs: Mapping[str, ModelConfig]) -> float:
+    """Return the number of seconds that all models may take to load: 600, or the highest parameter ``load_seconds``.
+
+    Raises:
+        ArtifactError: a parameter ``load_seconds`` is not a number.
+    """
+    return max([LOAD_SECONDS, *(config.load_seconds for config in configs.values())])
 
 
 def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:

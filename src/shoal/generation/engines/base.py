@@ -59,7 +59,7 @@ class EngineComponent(StreamingComponent):
         parameters = Parameters(context.spec)
         own = context.folder.absolute()
         weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
-        length = min(parameters.whole("context", weights.context), weights.context)
+        length = parameters.whole("context", weights.context, most=weights.context)
         limits = Limits(weights.vocabulary, length, parameters.whole("slots", 16, most=1024), weights.end_ids)
         self.has_prompt = not parameters.flag("exclude_input_in_output", default=True)
         if self.has_prompt and context.spec.is_decoupled:

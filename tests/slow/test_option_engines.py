@@ -1,0 +1,135 @@
+"""Parameters of language models: two values of each give two results.
+
+A line for each folder and parameter, as in ``tests/unit/test_option_parameters.py``. Engines run in this process, on
+two tiny models; vLLM is not started, and the arguments that it would get are looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from shoal.component import Context
+from shoal.errors import ShoalError
+from shoal.generation.engines import vllm
+from shoal.generation.engines.vllm import VllmEngine
+from shoal.llm.tiny import make_tiny
+from shoal.repository.loading import component_class
+from tests.conftest import as_bytes
+from tests.support.imports import add
+from tests.support.llm import count_open, engine_spec, token_inputs, tokens_of
+from tests.support.once import ROOT
+
+IDS = [5, 6, 7, 8, 9, 10]
+
+
+def look_at_tokens(component: Any) -> Any:
+    """Return the tokens that follow six tokens."""
+    return tokens_of(component.stream(token_inputs(IDS, 4)))
+
+
+def look_at_long(component: Any) -> Any:
+    """Return the tokens that follow 120 tokens."""
+    return tokens_of(component.stream(token_inputs(IDS * 20, 4)))
+
+
+def look_at_two(component: Any) -> int:
+    """Return how many of two requests are still answered when the shorter one, which came later, has ended."""
+    long = component.stream(token_inputs([5], 900))
+    tokens_of(component.stream(token_inputs([9], 2)))
+    time.sleep(0.2)  # for the engine to give its place back
+    number = count_open(component)
+    long.close()
+    return number
+
+
+def look_at_text(component: Any) -> str:
+    """Return the answer of a model that takes texts."""
+    (answer,) = component.process([{"prompt": as_bytes(["hello"])}])
+    if isinstance(answer, ShoalError):
+        raise answer
+    return repr(answer["generated_text"].tolist())
+
+
+class Two(NamedTuple):
+    """Two values of a parameter, what is looked at, and other parameters."""
+
+    one: str
+    two: str
+    look: Callable[[Any], Any]
+    beside: dict[str, str] = {}  # noqa: RUF012  # nothing changes it
+
+
+def look_at_vllm(name: str) -> Callable[[Any], Any]:
+    return lambda component: component.engine._arguments[name]
+
+
+DRAWN = {"temperature": "2", "max_tokens": "8"}
+ENTRIES: dict[tuple[str, str], Any] = {
+    ("llm-hf", "model"): Two("one", "two", look_at_tokens),
+    ("llm-hf", "context"): Two("5", "64", look_at_tokens),
+    ("llm-hf", "slots"): Two("1", "2", look_at_two),
+    ("llm-hf", "cache_tokens"): Two("64", "1024", look_at_long),
+    ("llm-hf", "dtype"): Two("float32", "bfloat16", lambda c: str(c.engine._model.dtype)),
+    ("llm-hf", "static"): Two("false", "true", lambda c: type(c.engine).__name__),
+    ("llm-onnx", "model"): Two("one", "two", look_at_tokens),
+    ("llm-onnx", "context"): Two("5", "64", look_at_tokens),
+    ("llm-onnx", "slots"): Two("1", "2", look_at_two),
+    ("llm-vllm", "model"): Two("one", "two", look_at_vllm("model")),
+    ("llm-vllm", "context"): Two("5", "64", look_at_vllm("max_model_len")),
+    ("llm-vllm", "slots"): Two("1", "2", look_at_vllm("max_num_seqs")),
+    ("llm-vllm", "dtype"): Two("float32", "bfloat16", look_at_vllm("dtype")),
+    ("llm-vllm", "engine_args"): Two(
+        '{"gpu_memory_utilization": 0.4}', '{"gpu_memory_utilization": 0.5}', look_at_vllm("gpu_memory_utilization")
+    ),
+    ("llamav2", "model"): Two("one", "two", look_at_text),
+    ("llamav2", "dtype"): Two("float32", "bfloat16", lambda c: str(c.model.dtype)),
+    ("llamav2", "max_tokens"): Two("2", "4", look_at_text),
+    ("llamav2", "repetition_penalty"): Two("1", "9", look_at_text, DRAWN),
+    ("llamav2", "seed"): Two("0", "1", look_at_text, DRAWN),
+    ("llamav2", "system_prompt"): Two("", "Be brief.", look_at_text, DRAWN),
+    ("llamav2", "temperature"): Two("0", "2", look_at_text),
+    ("llamav2", "top_k"): Two("1", "500", look_at_text, DRAWN),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny models, each also exported to ONNX."""
+    root = tmp_path_factory.mktemp("files")
+    for seed, name in enumerate(("one", "two")):
+        make_tiny(root / name, hidden=16, layers=1, seed=seed)
+        add(root / "project", root / name, name, is_decoder=True)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not start vLLM, which needs an environment of its own."""
+    monkeypatch.setattr(vllm, "_complete", lambda arguments: dict(arguments))
+    monkeypatch.setattr(VllmEngine, "_keep", lambda self: self._is_ready.set())
+    monkeypatch.setattr(VllmEngine, "admit", lambda self, request, stream: stream.end())
+    monkeypatch.setattr(VllmEngine, "close", lambda self: None)
+
+
+@pytest.mark.parametrize(("key", "entry"), [pytest.param(k, e, id="-".join(k)) for k, e in ENTRIES.items()])
+def test_two_values_give_two_results(key: tuple[str, str], entry: Two, files: Path) -> None:
+    (name, parameter), seen = key, []
+    for value in (entry.one, entry.two, entry.two):
+        given = {"model": "one", **entry.beside, parameter: value}
+        place = files / given["model"] if name != "llm-onnx" else files / "project" / "models" / given["model"] / "1"
+        folder = ROOT / "models" / name
+        spec = engine_spec(**{**given, "model": str(place), "folder": folder})  # type: ignore[arg-type]
+        try:
+            component: Any = component_class(folder / "1" / "model.py")(Context(spec, folder / "1", num_threads=1))
+            with closing(component):
+                seen.append(str(entry.look(component)))
+        except ShoalError as error:
+            seen.append(f"refused: {error}")
+    assert seen[0] != seen[1] == seen[2]
+    assert not seen[1].startswith("refused"), seen
