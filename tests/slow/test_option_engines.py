@@ -115,7 +115,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not start vLLM, which needs an environment of its own."""
-    monkeypatch.setattr(vllm, "_complete", lambda arguments: dict(arguments))
+    monkeypatch.setattr(vllm, "_complete", lambda arguments, *_: dict(arguments))
     monkeypatch.setattr(VllmEngine, "_keep", lambda self: self._is_ready.set())
     monkeypatch.setattr(VllmEngine, "admit", lambda self, request, stream: stream.end())
     monkeypatch.setattr(VllmEngine, "close", lambda self: None)

@@ -73,7 +73,7 @@ def look_at_ensemble(configs: dict[str, ModelConfig], _: Path) -> Any:
 
 
 def look_at_check(configs: dict[str, ModelConfig], folder: Path) -> Any:
-    (folder / "a" / "1").mkdir(parents=True)
+    (folder / "a" / "1").mkdir()
     (folder / "a" / "config.pbtxt").write_text(str(configs["a"].message))
     (folder / "a" / "1" / "model.py").touch()
     (folder / "a" / "custom_env.tar.gz").write_bytes(environment())
@@ -193,6 +193,7 @@ def see(folder: str, name: str, entry: Piece | Config, value: str, files: Path) 
     """Return what a value of a parameter gives, as text."""
     if isinstance(entry, Config):
         text = entry.text + parameter(name, value)
+        (files / "a").mkdir()
         configs = make_configs(files, a=text, b=entry.text, both=chain("b", "a"))
         return repr(entry.look(configs, files))
     more = {"model": str(files / "one")} if (folder, "model") in ENTRIES else {}
