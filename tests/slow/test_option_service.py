@@ -33,7 +33,7 @@ SERVICES = {
     "other": "--host 127.0.0.2 --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
     " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1 --max-restarts 0"
     " --log {home}/log.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1",
-    "third": "--open --memory-mib 1 --client-share 0.02 --body-seconds 1",
+    "third": "--open --lenient --memory-mib 1 --client-share 0.02 --body-seconds 1",
 }
 
 
@@ -190,6 +190,9 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --body-seconds": Seen("plain", "third", lambda s: s.is_closed(POST, 4)),
     "serve --body-kib": Seen("other", "third", lambda s: s.is_closed(POST + b" " * 6000, 4)),
     "serve --unread-seconds": Seen("plain", "other", look_at_unread),
+    "serve --lenient": Seen(
+        "plain", "third", lambda s: s.post("/v2/models/count/generate", b'{"COUNT": 1, "more": 2}')
+    ),
     "serve --log": Seen("plain", "other", lambda s: (s.home / "log.jsonl").exists()),
     "serve --max-wait": Seen("plain", "other", look_at_waiting),
     "serve --check": Seen("plain", "plain", look_at_start("--check"), look_at_start("--no-check")),

@@ -55,7 +55,8 @@ class Reader:
             return self.run(["python", "-c", block])
         options = {"infer": ("--url", "8001"), "generate": ("--url", "8001"), "tokens": ("--server", "8001")}
         for command, (option, port) in {**options, "copies": ("--url", "8002")}.items():
-            block = block.replace(f"shoal {command}", f"shoal {command} {option} 127.0.0.1:{self.ports[port]}")
+            asked = rf"shoal {command}\b(?!.*--local)"  # --local asks no server
+            block = re.sub(asked, f"shoal {command} {option} 127.0.0.1:{self.ports[port]}", block)
         *before, last = block.strip().split("\n")
         if not is_serving:
             return self.run(["bash", "-ec", block])

@@ -119,6 +119,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     (ANY, "load_seconds"): Config("1", "700", lambda c, _: find_load_seconds(c)),
     (ANY, "public"): Config("false", "true", lambda c, _: find_exposed(c, ())),
     (ANY, "shoal_repository"): Config("0123", "4567", look_at_request),
+    (ANY, "shoal_files"): Elsewhere("slow/test_versions.py::test_only_the_models_on_the_server"),
     (ANY, "slots"): Config("1", "2", lambda c, _: find_slots(c)),
     ("pytorch", "dtype"): Config("fp32", "bf16", look_at_torch),
     ("fil", "is_classifier"): Config("false", "true", look_at_forest),
@@ -128,6 +129,8 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("fil", "threshold"): Config("0.3", "0.7", look_at_forest, FOREST + parameter("output_class", "true")),
     ("vllm", "model"): Config("/one", "/two", look_at_vllm, PYTHON.replace("python", "vllm")),
     ("python", "requires"): Config("numpy", "nowhere", look_at_check, PYTHON + IN_FOLDER),
+    ("pytorch", "INTRA_OP_THREAD_COUNT"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
+    ("onnxruntime", "intra_op_thread_count"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
     (COMPONENT, "threads"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
     ("label", "labels"): Piece('["a", "b", "c"]', '["d", "e", "f"]', (SCORES,)),
     ("label", "least"): Piece("0.4", "0.6", (SCORES,)),
@@ -205,7 +208,9 @@ def see(folder: str, name: str, entry: Piece | Config, value: str, files: Path) 
     return repr({key: array.tolist() for key, array in answer.items() if key != "seed"})
 
 
-@pytest.mark.parametrize(("key", "entry"), [pytest.param(k, e, id="-".join(k)) for k, e in ENTRIES.items()])
+@pytest.mark.parametrize(
+    ("key", "entry"), [pytest.param(k, e, id="-".join(k)) for k, e in ENTRIES.items() if not isinstance(e, Elsewhere)]
+)
 @pytest.mark.usefixtures("may_start_processes")
 def test_two_values_give_two_results(key: tuple[str, str], entry: Piece | Config, files: Path, tmp_path: Path) -> None:
     seen = []

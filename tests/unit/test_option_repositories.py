@@ -25,12 +25,13 @@ PLAN = "plan pair --project p"
 COMPONENT, MODEL, PIPELINE = "new component mine", "new model mine", "new pipeline mine"
 TABLE: Table = {
     "compose --artifacts": Both("compose bare repository --project p", "--artifacts one", "--artifacts two", "*.pt"),
-    "compose --placement": Both(COMPOSE, "--placement cpu", "--placement gpu", "*/a/config.pbtxt"),
+    "compose --placement": Both(f"{COMPOSE} --target 26.06", "--placement cpu", "--placement gpu", "*/a/config.pbtxt"),
     "compose --target": Both("compose net repository --project p", "", "--target 26.06", "*/config.pbtxt"),
     "compose --dtype": Both("compose net repository --project p", "--dtype fp32", "--dtype bf16", "*/config.pbtxt"),
-    "compose --gpu": Both(f"{COMPOSE} --placement gpu", "--gpu 0", "--gpu 1,2", "*/a/config.pbtxt"),
+    "compose --gpu": Both(f"{COMPOSE} --target 26.06 --placement gpu", "--gpu 0", "--gpu 1,2", "*/a/config.pbtxt"),
+    "compose --place": Both(f"{COMPOSE} --target 26.06", "", "--place a=gpu:0", "*/a/config.pbtxt"),
     "compose --concurrency": Both(
-        f"{COMPOSE} --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"
+        f"{COMPOSE} --target 26.06 --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"
     ),
     "compose --project": Both("compose pair repository --project p", "", "--project q", "*/a/1/model.py"),
     "compose --env": Both(COMPOSE, "--env env.tar.gz", "--env a=env.tar.gz", "*/config.pbtxt"),
@@ -78,6 +79,8 @@ TABLE: Table = {
     "env fit --target": Both("env fit numpy-2.tar.gz", "", "--target 26.06"),
     "env fit --json": Both("env fit numpy-2.tar.gz", "", "--json"),
     "serve --print": Both("serve warned", "--print", "--print-config"),
+    "serve --target": Both("serve forest --print", "--target 26.06", "--target 25.08"),
+    "serve --cache-mib": Both("serve forest --print", "--cache-mib 1", "--cache-mib 2"),
     "serve --print-config": Both("serve warned --http-port 1", "--print", "--print-config"),
     "serve --config": Both("serve warned --print-config", "--config one.toml", "--config two.toml"),
     "doctor --json": Both("doctor", "", "--json"),
@@ -141,7 +144,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(path.read_text() + CONFIG.replace("artifacts", "artifact"))
     (root / "forest" / "cuml").mkdir(parents=True)
     text = (ROOT / "models" / "cuml" / "config.pbtxt").read_text()
-    (root / "forest" / "cuml" / "config.pbtxt").write_text(text.replace("output_class", "is_classifier"))
+    (root / "forest" / "cuml" / "config.pbtxt").write_text(
+        text.replace("output_class", "is_classifier") + "response_cache { enable: true }"
+    )
     (root / "one.toml").write_text("http-port = 1")
     (root / "two.toml").write_text("http-port = 2")
     (root / "zscore.json").write_text('{"mean": [1], "std": [2]}')

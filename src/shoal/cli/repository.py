@@ -94,7 +94,7 @@ def compose(
     from shoal.repository.placement import Plan
 
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
-    if not plan.gpus and not place:
+    if placement == "cpu" and not place:
         refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     path = compose_repository(
         ensembles,
@@ -192,7 +192,7 @@ def plan(
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
-    if not chosen.gpus:
+    if placement == "cpu":
         refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
     models = place_all(collect(ensemble, find_model_folders(projects or ())), chosen)
     if target == EMBEDDED and placement == "gpu" and (fault := explain_cupy(models[0].name)):
