@@ -1,4 +1,4 @@
-"""What the container's command installs is enough: every composed ``model.py`` imports with it and nothing else.
+"""Every composed ``model.py`` imports with what the container's command installs, and nothing else.
 
 An environment holds the image's NumPy and the command's own lines, under the image's Python. With ``--verify``, there
 are also those with torch, under Python 3.11, for which this machine may have a build without CUDA; and pip resolves the

@@ -61,6 +61,12 @@ def shipped_class(name: str) -> type[Component]:
     )
 
 
+@pytest.fixture
+def has_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with CuPy, and with a stub for it: the embedded server has none by itself."""
+    monkeypatch.setattr("shoal.check.targets.explain_cupy", lambda name: None)
+
+
 # --- every model, every kind -----------------------------------------------------------------------------------------
 
 
@@ -242,6 +248,7 @@ def test_a_model_is_placed_by_one_option(instances: tuple[Instances, ...]) -> No
         place(SHIPPED["softmax"], GPUS, tuning=Tuning(instances, gpus=(1,)))
 
 
+@pytest.mark.usefixtures("has_cupy")
 def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forest on the host and the encoder on GPU 1, or the reverse; pools and precision are for what is where."""
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
@@ -256,6 +263,7 @@ def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monk
         assert manifest["precision"]["bert-large"]["dtype"] == ("fp32" if is_on_gpu else "bf16")
 
 
+@pytest.mark.usefixtures("has_cupy")
 def test_several_gpus_give_no_warning_of_their_own(artifacts: Path, tmp_path: Path) -> None:
     repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=GPUS)
     found = {(finding.rule.id, finding.severity) for finding in check(repository)}
@@ -266,6 +274,7 @@ def test_several_gpus_give_no_warning_of_their_own(artifacts: Path, tmp_path: Pa
     ]
 
 
+@pytest.mark.usefixtures("has_cupy")
 def test_texts_that_only_the_host_reads_stay_there(artifacts: Path, bundle: Bundle, tmp_path: Path) -> None:
     """The encoder keeps upper case: compose leaves `preprocess` on the host, and check refuses it on a GPU."""
     project = tmp_path / "project"

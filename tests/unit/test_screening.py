@@ -15,13 +15,12 @@ from tritonclient.grpc import service_pb2
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.upstream import PIECE
+from shoal.gateway.v2.rules import Rules, read_rules
 from shoal.gateway.v2.screening import (
     MOST_BESIDE,
     MOST_NESTED,
     MOST_PARAMETERS,
     SMALL,
-    Rules,
-    read_rules,
     scan,
     screen_json,
     screen_message,

@@ -10,7 +10,7 @@ from shoal.gateway.core.listener import listen
 from shoal.gateway.options import CLOSING_SECONDS, Addresses, Options
 from shoal.gateway.v2.grpc_front import GrpcFront, make_server
 from shoal.gateway.v2.http_front import HttpFront
-from shoal.gateway.v2.screening import read_rules
+from shoal.gateway.v2.rules import read_rules
 from shoal.repository.config import ModelConfig
 
 

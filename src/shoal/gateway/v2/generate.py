@@ -32,7 +32,8 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import HEADERS, FailedError, RefusedError, Why
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.upstream import PIECE, cut
-from shoal.gateway.v2.screening import READ, SMALL, Rules, scan, screen_message, screen_nesting
+from shoal.gateway.v2.rules import Rules
+from shoal.gateway.v2.screening import READ, SMALL, scan, screen_message, screen_nesting
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request

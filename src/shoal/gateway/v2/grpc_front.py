@@ -20,7 +20,8 @@ from shoal.gateway.core.routes import Route
 from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.gateway.options import STREAM_SECONDS, Limits
 from shoal.gateway.v2.grpc_stream import GrpcStream
-from shoal.gateway.v2.screening import Rules, parse, screen_grpc
+from shoal.gateway.v2.rules import Rules
+from shoal.gateway.v2.screening import parse, screen_grpc
 
 HEALTH = "/grpc.health.v1.Health/Check"
 MOST_CALLS = 2048  # concurrent calls, including refused ones

@@ -16,7 +16,8 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, kept
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.options import STREAM_SECONDS
-from shoal.gateway.v2.screening import Rules, screen_grpc
+from shoal.gateway.v2.rules import Rules
+from shoal.gateway.v2.screening import screen_grpc
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
 

@@ -32,7 +32,8 @@ from shoal.gateway.core.routes import HttpRoutes, Route
 from shoal.gateway.core.upstream import PIECE, Reply, Upstream, cut, join
 from shoal.gateway.options import MOST_INFLATION, Limits
 from shoal.gateway.v2.generate import Generate
-from shoal.gateway.v2.screening import LARGE, SMALL, Rules, screen_json
+from shoal.gateway.v2.rules import Rules
+from shoal.gateway.v2.screening import LARGE, SMALL, screen_json
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _CLOSED = {

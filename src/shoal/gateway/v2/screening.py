@@ -27,12 +27,11 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import WITH_FINAL
-from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.component.spec import TensorSpec
 from shoal.gateway.core.refusals import RefusedError, Why, closed
 from shoal.gateway.core.upstream import PIECE
+from shoal.gateway.v2.rules import Rules
 from shoal.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
-from shoal.repository.call_graph import find_below
-from shoal.repository.config import ModelConfig
 
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
@@ -59,36 +58,6 @@ for _kind, _characters in enumerate((b'"', b"[{", b"]}", b","), 1):
     _KINDS[list(_characters)] = _kind
 _LONG = 2**10  # bytes of a list
 _DATA_LEVEL = 4  # of the brackets around an input's data
-
-
-class Rules(NamedTuple):
-    """Facts about a model that decide what a request to it may ask for.
-
-    ``num_priorities`` is the greatest number of priority levels of the model and of the models that it calls.
-    ``takes_any``: members of the generate extension's JSON that are no inputs pass as parameters, as in Triton.
-    """
-
-    spec: ModelSpec
-    num_priorities: int = 0
-    takes_any: bool = False
-
-
-def read_rules(configs: Mapping[str, ModelConfig], *, is_lenient: bool = False) -> dict[str, Rules]:
-    """Return the rules for requests to each model of a repository.
-
-    NVIDIA's vLLM backend takes its settings as parameters, so what stands on it takes any; ``is_lenient``: all do.
-    """
-    below = find_below(configs)
-    levels = {name: config.message.dynamic_batching.priority_levels for name, config in configs.items()}
-    return {
-        name: Rules(
-            config.spec,
-            max(levels.get(each, 0) for each in (name, *below[name])),
-            takes_any=is_lenient
-            or any(configs[each].backend == "vllm" for each in (name, *below[name]) if each in configs),
-        )
-        for name, config in configs.items()
-    }
 
 
 class _Input(msgspec.Struct, omit_defaults=True):
