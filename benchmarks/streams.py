@@ -39,7 +39,7 @@ from tests.support.planted import write
 from tests.support.service import Service
 from tests.support.storms import memory_mib
 
-STREAMS = (256,)
+STREAMS = (16, 64, 256)
 MODEL = """
 import queue
 import threading
