@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -185,6 +186,34 @@ Placement = Annotated[
 Protocol: TypeAlias = Literal["grpc", "http"]
 Url = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1, at the protocol's usual port.")
+]
+
+
+def _read_api_key(file: str) -> str:
+    """Return the key in a file or, without one, in ``SHOAL_API_KEY``; an option's callback.
+
+    Raises:
+        InputError: the file cannot be read, or the key is damaged.
+    """
+    from shoal.files import read_text
+    from shoal.keys import VARIABLE, check_key
+
+    try:
+        text = read_text(file) if file else os.environ.get(VARIABLE, "")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"--api-key-file {file} cannot be read: {reason}.", "Give the file with the key.") from None
+    return check_key(text) if file or text else ""
+
+
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="A file with the key for the server. Default: the key in SHOAL_API_KEY, if it is set.",
+        callback=_read_api_key,
+    ),
 ]
 
 

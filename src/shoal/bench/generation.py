@@ -48,6 +48,7 @@ def bench_tokens(
     settings: Settings,
     *,
     model: str = "",
+    api_key: str = "",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Measure a language model on the running server at ``url`` under each load (``cells``); return the record.
@@ -59,7 +60,7 @@ def bench_tokens(
         InputError: the model does not generate text, or refuses the length of a prompt or an answer.
         ServerError: no server answers, or it refuses or loses a request.
     """
-    with closing(Pool(url, settings.protocol)) as pool:
+    with closing(Pool(url, settings.protocol, api_key)) as pool:
         pool.connect(1)
         with pool.take() as client:
             url, model = client.url, model or client.default_model()

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from queue import LifoQueue
 from typing import Any, TypeVar
 
@@ -34,8 +35,10 @@ class Pool:
     Requests are not retried: a rejection ends the measurement instead of appearing as latency.
     """
 
-    def __init__(self, url: str, protocol: str) -> None:
-        self._url, self._protocol = url, protocol
+    def __init__(self, url: str, protocol: str, api_key: str = "") -> None:
+        self._connect = partial(
+            Client, url, protocol=protocol, timeout=TIMEOUT, concurrency=1, retries=0, api_key=api_key
+        )
         self._idle: LifoQueue[Client] = LifoQueue()  # the last one used is taken first: its connection is warm
         self._made: list[Client] = []
         self.calls: defaultdict[str, list[_Call]] = defaultdict(list)  # by model
@@ -43,7 +46,7 @@ class Pool:
     def connect(self, number: int, models: Collection[str] = ()) -> None:
         """Create clients until there are ``number``, and cache these models' descriptions in each new client."""
         while len(self._made) < number:
-            client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
+            client = self._connect()
             self._made.append(client)
             for model in models:
                 client.describe(model)

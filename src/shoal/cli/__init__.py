@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import shoal
-from shoal.cli import environment, project, repository, serving
+from shoal.cli import environment, keys, project, repository, serving
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
@@ -46,6 +46,7 @@ def options(
 
 
 app.add_typer(environment.app, name="env")
+app.add_typer(keys.app, name="keys")
 app.add_typer(project.app, name="new")
 for command in (
     pipeline.train,

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, OUT, Json, Protocol, Url, plain, print_json, show_progress
+from shoal.console import ERR, OUT, ApiKey, Json, Protocol, Url, plain, print_json, show_progress
 from shoal.errors import InputError
 
 QUICK = (1, 8, 32)  # rows per request
@@ -42,6 +42,7 @@ def bench(
         typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests."),
     ] = "",
     url: Url = "",
+    api_key: ApiKey = "",
     input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = "",
     output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = "",
     concurrency: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
@@ -85,6 +86,8 @@ def bench(
             if repositories
             else f"Name one: shoal bench build/repository {wrong[0]} ...",
         )
+    if repositories:
+        refuse_ignored(context, "--api-key-file", "with repositories, whose servers want no key")
     if not rows:
         refuse_ignored(context, "--text-column", "without --inputs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
@@ -108,7 +111,7 @@ def bench(
                 _parse_numbers(concurrency or "1,16", "--concurrency", "1,16"),
             )
             cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-            record = bench_tokens(url, cells, settings, model=model, on_progress=show)
+            record = bench_tokens(url, cells, settings, model=model, api_key=api_key, on_progress=show)
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)

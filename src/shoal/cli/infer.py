@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ import typer
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
+from shoal.console import ERR, ApiKey, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def infer(
         ),
     ] = None,
     url: Url = "",
+    api_key: ApiKey = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time-out of a request; with --stream, of each answer.")
@@ -114,7 +116,9 @@ def infer(
     _check_choices(values, source, placement, output, is_local=is_local)
     if is_local:
         refuse_ignored(
-            context, f"{'' if is_curl else '--url'} --protocol --timeout", "with --local, which asks no server"
+            context,
+            f"{'' if is_curl else '--url'} --api-key-file --protocol --timeout",
+            "with --local, which asks no server",
         )
     elif placement == "server":
         refuse_ignored(context, "--repository", "without --local or --placement client")
@@ -130,11 +134,17 @@ def infer(
         refuse_ignored(context, "--batch-size --concurrency", f"with {'--stream' if is_stream else '--curl'}")
     if is_curl:
         refuse_ignored(context, "--output --json --full --format", "with --curl")
+        refuse_ignored(
+            context,
+            "--api-key-file",
+            "on the command that --curl prints",
+            'Add to it: --header "Authorization: Bearer $SHOAL_API_KEY"',
+        )
         if protocol == "grpc":
             refuse_ignored(context, "--protocol", "with --curl, whose request is HTTP")
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):
-        with Client(url, protocol=protocol, timeout=timeout) as client:
+        with Client(url, protocol=protocol, timeout=timeout, api_key=api_key) as client:
             if _answer_text(client, model, values[0], as_json=as_json, is_full=is_full):
                 return
     if source and source.endswith(".npy"):
@@ -146,7 +156,14 @@ def infer(
         table = None if values else held.enter_context(_open_table(source, f".{input_format}"))
         spoken = "http" if is_curl else protocol
         endpoint = held.enter_context(
-            _open_model(model, where, repository, url, spoken, timeout, max_rows=batch_size, num_callers=concurrency)
+            _open_model(
+                model,
+                where,
+                repository,
+                partial(Client, url, protocol=spoken, timeout=timeout, api_key=api_key),
+                max_rows=batch_size,
+                num_callers=concurrency,
+            )
         )
         spec = endpoint.spec
         table = table or make_table(values or (), spec)
@@ -233,15 +250,14 @@ def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
 
 @contextmanager
 def _open_model(
-    name: str, where: str, repository: Path, url: str, protocol: str, timeout: float, **limits: int | None
+    name: str, where: str, repository: Path, connect: Callable[[], Client], **limits: int | None
 ) -> Iterator[Endpoint]:
     from shoal.bulk.scoring import SERVED_REQUESTS, local, served
-    from shoal.client.client import Client
 
     with ExitStack() as held:
         client = None
         if where != "local":
-            client = held.enter_context(Client(url, protocol=protocol, timeout=timeout))
+            client = held.enter_context(connect())
         if where == "server":
             assert client is not None
             yield served(client, name or client.default_model(), **limits)

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import OUT, Json, Protocol, Url, print_json
+from shoal.console import OUT, ApiKey, Json, Protocol, Url, print_json
 from shoal.errors import InputError
 from shoal.generation.sampling import SETTINGS
 
@@ -42,6 +42,7 @@ def generate(
         typer.Option("--set", metavar="NAME=VALUE", help=f"Another setting; may be repeated. Names: {_OTHERS}."),
     ] = None,
     url: Url = "",
+    api_key: ApiKey = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; with --stream, of each piece.")
@@ -62,7 +63,7 @@ def generate(
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
     if is_local:
-        refuse_ignored(context, "--url --protocol --timeout", "with --local, which asks no server")
+        refuse_ignored(context, "--url --api-key-file --protocol --timeout", "with --local, which asks no server")
     else:
         refuse_ignored(context, "--repository", "without --local")
     text = _read_prompt(prompt)
@@ -81,7 +82,7 @@ def generate(
             held.callback(pipeline.close)
             llm = Llm(pipeline)
         else:
-            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout)), model)
+            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout, api_key=api_key)), model)
         if not is_stream:
             _print(llm.generate(asked, **settings)._asdict(), as_json=as_json)
             return
@@ -108,6 +109,7 @@ def tokens(
         Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
     ] = None,
     server: Url = "",
+    api_key: ApiKey = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     model: Annotated[str, typer.Option(metavar="NAME", help="The engine.")] = "llm-hf",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time-out of each answer.")] = 120.0,
@@ -122,7 +124,7 @@ def tokens(
 
     own = open_tokenizer(tokenizer) if tokenizer else None
     ids = read_ids(query, own)
-    with Client(server, protocol=protocol, timeout=timeout) as client:
+    with Client(server, protocol=protocol, timeout=timeout, api_key=api_key) as client:
         beams = ask(client, model, ids, output_length)
     texts = [str(own.decode([*ids, *beam])) if own else "" for beam in beams]
     if as_json:

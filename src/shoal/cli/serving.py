@@ -14,7 +14,7 @@ import typer
 
 from shoal.cli.usage import refuse_ignored
 from shoal.component.spec import DTYPES, STRING
-from shoal.console import ERR, OUT, Json, check_target, plain, print_copies, print_json
+from shoal.console import ERR, OUT, ApiKey, Json, check_target, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.files import read_text
 
@@ -22,6 +22,7 @@ from shoal.files import read_text
 def copies(
     folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
     url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
+    api_key: ApiKey = "",
     as_json: Json = False,
 ) -> None:
     """Show what a running server's components copied between host and device, by tensor.
@@ -33,7 +34,7 @@ def copies(
     from shoal.repository.graph import Graph
     from shoal.repository.manifest import read_manifest
 
-    read, drawn = read_metrics(url), Graph.load(folder)
+    read, drawn = read_metrics(url, api_key), Graph.load(folder)
     beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
     if as_json:
         rows = [{"model": c.model, **c.edge._asdict(), **asdict(c.traffic)} for c in read]
@@ -119,10 +120,14 @@ def serve(
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
         bool,
-        typer.Option(
-            "--open", help="Accept clients and web pages of other machines; needed for a --host other than loopback."
-        ),
+        typer.Option("--open", help="Accept clients and web pages of other machines, without keys."),
     ] = False,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Answer only clients with a key of this file (`shoal keys`), which is followed."
+        ),
+    ] = None,
     expose: Annotated[
         list[str] | None,
         typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
@@ -197,7 +202,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, exposed=tuple(expose or ()), limits=limits,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")

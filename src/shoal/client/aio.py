@@ -16,6 +16,7 @@ from shoal.client.http_transport import AsyncHttp
 from shoal.client.streams import AsyncReplies, Course
 from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ShoalError
+from shoal.keys import check_key
 
 T = TypeVar("T")
 
@@ -38,9 +39,11 @@ class AsyncClient:
         concurrency: int = 4,
         retries: int = 3,
         is_repeatable: bool = False,
+        api_key: str = "",
     ) -> None:
         self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
+        self._api_key = check_key(api_key) if api_key else ""
         self._flows = Flows()
         self._senders = asyncio.Semaphore(concurrency)
         self._transport: AsyncGrpc | AsyncHttp | None = None
@@ -150,7 +153,8 @@ class AsyncClient:
             raise closed_client()
         loop = asyncio.get_running_loop()
         if self._transport is None:
-            self._transport, self._loop = (AsyncGrpc if self.protocol == "grpc" else AsyncHttp)(self.url), loop
+            make = AsyncGrpc if self.protocol == "grpc" else AsyncHttp
+            self._transport, self._loop = make(self.url, self._api_key), loop
         if self._loop is not loop:
             raise InputError("This client belongs to another event loop.", "Make a client in each loop.")
         return self._transport

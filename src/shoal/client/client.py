@@ -17,6 +17,7 @@ from shoal.client.http_transport import Http
 from shoal.client.streams import Course, Replies
 from shoal.component.spec import ModelSpec
 from shoal.errors import ShoalError
+from shoal.keys import check_key
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Client:
     ``concurrency`` is how many parts of a split request are in flight at a time. ``retries`` is how many times a
     request may be resent. A request is resent only if the server certainly did not run it, because the server could not
     be reached or its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and may
-    run twice.
+    run twice. ``api_key`` is the key that the server wants, if it wants one.
 
     Threads may share a client. Close the client after use, because Triton waits for open HTTP connections before it
     stops.
@@ -50,11 +51,13 @@ class Client:
         concurrency: int = 4,
         retries: int = 3,
         is_repeatable: bool = False,
+        api_key: str = "",
     ) -> None:
         self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._flows = Flows()
-        self._transport: Grpc | Http = Grpc(self.url) if protocol == "grpc" else Http(self.url)
+        api_key = check_key(api_key) if api_key else ""
+        self._transport: Grpc | Http = Grpc(self.url, api_key) if protocol == "grpc" else Http(self.url, api_key)
         self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
         self._is_closed = False
         self._streams: WeakSet[Replies] = WeakSet()

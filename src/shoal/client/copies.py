@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -148,15 +149,22 @@ class Copies:
             )
 
 
-def read_metrics(url: str) -> Copies:
+def read_metrics(url: str, api_key: str = "") -> Copies:
     """Read the copies that the models of a running server have made, from its metrics endpoint.
 
     Raises:
-        ServerError: no server answers at ``url``.
+        ServerError: no server answers at ``url``, or it refuses the key.
     """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with _DIRECT.open(f"http://{url}/metrics", timeout=10) as answer:
+        with _DIRECT.open(urllib.request.Request(f"http://{url}/metrics", headers=headers), timeout=10) as answer:
             return Copies.parse(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ServerError(
+                f"The server at {url} answered HTTP {error.code}.",
+                "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else "",
+            ) from None
     except OSError as error:
         raise ServerError(
             f"No Triton answers at {url} ({error}).", "Give the metrics address: --url 127.0.0.1:8002"

@@ -29,6 +29,7 @@ class Kind(Enum):
     FAILED = "Triton, or a model in it, failed"
     TIMEOUT = "the time is up"
     REFUSED = "the request is at fault"
+    KEY = "the server wants another key, or one at all"
     RESTRICTED = "the operation is restricted to administrators"
 
 
@@ -89,6 +90,10 @@ def grpc_failure(code: str, details: str) -> CallError:
     """Classify a gRPC status other than OK; ``code`` is its name."""
     if code == "DEADLINE_EXCEEDED":
         return CallError(Kind.TIMEOUT, details)
+    if code == "UNAUTHENTICATED":
+        return CallError(Kind.KEY, details)
+    if code == "PERMISSION_DENIED":
+        return CallError(Kind.RESTRICTED, details)
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
         return CallError(Kind.NOT_TRITON if _NO_HTTP2.search(reason) else Kind.UNREACHABLE, _plain(reason))
@@ -105,6 +110,8 @@ def grpc_failure(code: str, details: str) -> CallError:
 
 def http_failure(status: int, body: bytes) -> CallError:
     """Classify an HTTP status other than 200."""
+    if status == 401:
+        return CallError(Kind.KEY, f"HTTP {status}")
     try:
         message = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -199,8 +206,13 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             )
         case Kind.BUSY:
             return _rejected(message, call, url)
+        case Kind.KEY:
+            return ServerError(
+                f"The server at {url} wants a key, and did not accept what it got.",
+                "Give one that is valid: --api-key-file FILE, or SHOAL_API_KEY; in Python api_key=...",
+            )
         case Kind.RESTRICTED:
-            return RestrictedError(f"The server at {url} does not allow this: {message}.")
+            return RestrictedError(f"The server at {url} does not allow this: {message.rstrip('.')}.")
         case Kind.REFUSED:
             return _refused(message, call, url)
         case Kind.FAILED:

@@ -235,12 +235,17 @@ async def _read_rest_async(replies: Any) -> None:
                 pass
 
 
+def _authorise(api_key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
 class Grpc:
     """Blocking transport over gRPC; threads may share it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         import grpc
 
+        self._metadata = _authorise(api_key)
         self._channels = ChannelPool(url, grpc.insecure_channel)
 
     def send(self, call: Call, seconds: float) -> Any:
@@ -248,7 +253,7 @@ class Grpc:
         for channel in self._channels.unused():
             channel.close()
         with self._channels.channel() as channel:
-            reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
+            reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds, metadata=self._metadata)
         return from_grpc(call, reply)
 
     def stream(self, call: Call) -> WatchedSource:
@@ -258,7 +263,7 @@ class Grpc:
         for channel in self._channels.unused():
             channel.close()
         with self._channels.channel() as channel:
-            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
+            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]), metadata=self._metadata)
             with source.watch(replies.cancel):
                 for reply in replies:
                     try:
@@ -283,9 +288,10 @@ class Grpc:
 class AsyncGrpc:
     """Asynchronous transport over gRPC, bound to one event loop."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         import grpc
 
+        self._metadata = _authorise(api_key)
         self._channels = ChannelPool(url, grpc.aio.insecure_channel)
 
     async def send(self, call: Call, seconds: float) -> Any:
@@ -293,7 +299,9 @@ class AsyncGrpc:
         for channel in self._channels.unused():
             await channel.close()
         with self._channels.channel() as channel:
-            reply = await getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
+            reply = await getattr(channel.stub, request.procedure)(
+                request.message, timeout=seconds, metadata=self._metadata
+            )
         return from_grpc(call, reply)
 
     def stream(self, call: Call) -> AsyncSource:
@@ -303,7 +311,7 @@ class AsyncGrpc:
         for channel in self._channels.unused():
             await channel.close()
         with self._channels.channel() as channel:
-            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
+            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]), metadata=self._metadata)
             try:
                 async for reply in replies:
                     try:

@@ -246,12 +246,14 @@ class AsyncHttp:
     the time of a whole request, not only of each read.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         import aiohttp
 
         self._url = f"http://{url}"
         self._aiohttp = aiohttp
         headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
 
     async def send(self, call: Call, seconds: float) -> Any:
@@ -305,11 +307,11 @@ class AsyncHttp:
 class Http:
     """Blocking transport over HTTP: threads share one ``AsyncHttp``, whose event loop runs in a thread of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-http", daemon=True)
         self._thread.start()
-        self._transport = self._wait(_open(url))
+        self._transport = self._wait(_open(url, api_key))
         # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
         self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
 
@@ -339,8 +341,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-async def _open(url: str) -> AsyncHttp:
-    return AsyncHttp(url)  # within the loop, which aiohttp's session belongs to
+async def _open(url: str, api_key: str) -> AsyncHttp:
+    return AsyncHttp(url, api_key)  # within the loop, which aiohttp's session belongs to
 
 
 async def _end(transport: AsyncHttp) -> None:

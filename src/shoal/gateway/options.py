@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
@@ -76,7 +77,8 @@ class Limits:
 class Options:
     """Options of ``shoal serve``.
 
-    A port of 0 stands for any free port. A ``host`` that is not a loopback address requires ``is_open``. ``exposed``
+    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. A ``host``
+    that is not a loopback address requires ``keys`` or ``is_open``. ``exposed``
     names further models that clients may call, besides ensembles and models with the parameter ``public``. When the
     service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
     ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
@@ -101,6 +103,7 @@ class Options:
     resends: bool = True
     is_open: bool = False
     is_lenient: bool = False
+    keys: Path | None = None
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -110,11 +113,18 @@ class Options:
                 _check_option(name, value, value > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
-        if not (self.is_open or is_loopback(self.host)):
+        if self.is_open and self.keys:
+            raise InputError("--open has no effect with --keys: clients of all machines need a key.", "Leave one out.")
+        if not (self.is_open or self.keys or is_loopback(self.host)):
             raise InputError(
-                f"--host {self.host} serves every client that reaches this machine: there is no authentication yet.",
-                "Give --open as well if a proxy or a firewall decides which clients reach it.",
+                f"--host {self.host} serves every client that reaches this machine, without a key.",
+                "Give --keys FILE (shoal keys new NAME makes it); or --open, if a proxy or a firewall decides who asks.",
             )
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether requests of other machines' web pages are answered: with ``is_open``, or with a key."""
+        return self.is_open or self.keys is not None
 
 
 def is_loopback(host: str) -> bool:

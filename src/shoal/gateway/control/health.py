@@ -10,7 +10,11 @@ import aiohttp
 from aiohttp import web
 
 from shoal.gateway.control.canary import Canary
+from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.key_ring import KeyRing
+from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.routes import HttpRoutes, Route
 from shoal.gateway.core.stream_requests import KINDS
 
 
@@ -20,21 +24,25 @@ class Health:
     def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
         self._gate, self._canaries = gate, canaries
         self.restarts: Counter[str] = Counter()  # by what went wrong
-        self.app = web.Application(client_max_size=0)
-        self.app.router.add_get("/health/live", self._answer_live)
-        self.app.router.add_get("/health/ready", self._answer_ready)
-        self.app.router.add_get("/metrics", self._answer_metrics)
+        self.routes = [
+            Route("Liveness", Scope.OPEN, "/health/live", self._answer_live, "GET, HEAD"),
+            Route("Readiness", Scope.OPEN, "/health/ready", self._answer_ready, "GET, HEAD"),
+            Route("Metrics", Scope.METRICS, "/metrics", self._answer_metrics, "GET, HEAD"),
+        ]
+        self.app = HttpRoutes(gate, self.routes, _no_path).app
 
-    async def _answer_live(self, _: web.Request) -> web.Response:
+    async def _answer_live(self, *_: Any) -> web.Response:
         return web.json_response({"live": True})
 
-    async def _answer_ready(self, _: web.Request) -> web.Response:
+    async def _answer_ready(self, _: web.Request, caller: Caller) -> web.Response:
         trouble = self._gate.active.trouble()
+        if Scope.METRICS not in caller.scopes:  # names and states of models are not for everybody
+            return web.json_response({"ready": not trouble}, status=503 if trouble else 200)
         models = {name: self._gate.active.trouble(name) or "ready" for name in sorted(self._gate.traffic.models)}
         body = {"ready": not trouble, "why": trouble, "models": models}
         return web.json_response(body, status=503 if trouble else 200)
 
-    async def _answer_metrics(self, _: web.Request) -> web.Response:
+    async def _answer_metrics(self, *_: Any) -> web.Response:
         return web.Response(text=await self._triton() + self._own(), content_type="text/plain", charset="utf-8")
 
     async def _triton(self) -> str:
@@ -101,6 +109,13 @@ class Health:
         for kind, number in self._gate.refusals.items():
             refusals.add_metric([kind], number)
         yield refusals
+        if isinstance(keys := self._gate.callers.keys, KeyRing):
+            damaged = "Whether the file of keys is damaged or missing"
+            yield GaugeMetricFamily("shoal_keys_damaged", damaged, value=keys.is_damaged)
         yield CounterMetricFamily(
             "shoal_resent", "Requests that were resent to the next server", value=self._gate.resending.num_resent
         )
+
+
+def _no_path(path: str) -> RefusedError:
+    return RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")

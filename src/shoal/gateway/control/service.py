@@ -17,6 +17,7 @@ from shoal.gateway.control.supervisor import Servers, Supervisor
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.key_ring import KeyRing
 from shoal.gateway.core.listener import listen
 from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots
 from shoal.gateway.core.stream_requests import StreamRequests
@@ -99,6 +100,7 @@ class Service:
             StreamRequests(configs),
             options.limits,
             resends=options.resends,
+            keys=KeyRing(options.keys, configs) if options.keys else None,
         )
 
     @asynccontextmanager
@@ -109,10 +111,16 @@ class Service:
         ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
         at = Addresses(*(f"{host}:{port}" for port in ports))
         async with (
-            listen(health.app, at.metrics, options.limits, HEALTH_CONNECTIONS, is_open=options.is_open),
+            listen(health.app, at.metrics, options.limits, HEALTH_CONNECTIONS, is_open=options.takes_pages),
             self._open_fronts(gate, configs, options, at),
         ):
-            yield at
+            keys = gate.callers.keys
+            following = isinstance(keys, KeyRing) and asyncio.create_task(keys.follow(gate.callers.end_invalid))
+            try:
+                yield at
+            finally:
+                if following:
+                    following.cancel()
 
     def _handle_signals(self) -> None:
         def note(name: str) -> None:

@@ -2,49 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 
 class Scope(Enum):
     """Kind of request, which a caller needs permission for."""
 
-    HEALTH = "health"  # whether the server and its models are ready
-    READ = "read"  # metadata, configuration and statistics
+    OPEN = "open"  # whether the service lives and is ready: for everybody
+    HEALTH = "health"  # whether a model is ready
+    READ = "list"  # metadata, configuration and statistics
     INFER = "infer"
+    METRICS = "metrics"
 
 
 @dataclass(frozen=True)
 class Caller:
     """Client of the service. Its shares of memory, streams and connections are counted under ``id``.
 
-    Without keys, a caller is an IP address. ``models`` are the models that it may ask; None: all that are exposed.
+    Without keys, a caller is an IP address. With keys, it is a key, whose text has the SHA-256 ``digest``; a client
+    without a valid one is not ``is_known``. ``models`` are the models that it may ask; None: all that are exposed.
     """
 
     id: str
     address: str = ""
     scopes: frozenset[Scope] = frozenset(Scope)
     models: frozenset[str] | None = None
+    is_known: bool = True
+    digest: str = field(default="", repr=False)
 
 
 ANYONE = Caller("")
 
 
+class Keys(Protocol):
+    """Keys that clients need; ``KeyRing`` has this interface."""
+
+    def find(self, address: str, authorizations: Iterable[str]) -> Caller:
+        """Return the caller with the key in the only ``Authorization`` header, or one that is not known."""
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether a caller's key is valid, and still allows what it allowed."""
+
+
 class Callers:
     """Finds the caller of a request, once, when the request arrives."""
 
-    def __init__(self, trusted_proxies: Container[str]) -> None:
-        self.trusted_proxies = trusted_proxies
+    def __init__(self, trusted_proxies: Container[str], keys: Keys | None = None) -> None:
+        self.trusted_proxies, self.keys = trusted_proxies, keys
+        self._watched: dict[object, tuple[Caller, Callable[[], object]]] = {}
 
-    def find(self, peer: str, forwarded: Iterable[str] = ()) -> Caller:
+    def find(self, peer: str, forwarded: Iterable[str] = (), authorizations: Iterable[str] = ()) -> Caller:
         """Return the caller at the address ``peer`` or, if that is a trusted proxy, the one for whom it asks.
 
         ``forwarded`` are the values of ``X-Forwarded-For``. The last address in them that is not a trusted proxy is the
-        caller's.
+        caller's. ``authorizations`` are the values of ``Authorization``.
         """
         if peer in self.trusted_proxies:
             hops = [hop.strip() for line in forwarded for hop in line.split(",")]
             while peer in self.trusted_proxies and hops:
                 peer = hops.pop()
-        return Caller(peer, peer)
+        return Caller(peer, peer) if self.keys is None else self.keys.find(peer, authorizations)
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether a caller may still do what it could when it was found."""
+        return self.keys is None or not caller.is_known or self.keys.is_valid(caller)
+
+    @contextmanager
+    def watch(self, caller: Caller, end: Callable[[], object]) -> Iterator[None]:
+        """Call ``end`` if the caller's key is revoked, changed or expires within the context."""
+        if self.keys is None or not caller.is_known:
+            yield
+            return
+        mark = object()
+        self._watched[mark] = caller, end
+        try:
+            yield
+        finally:
+            self._watched.pop(mark, None)
+
+    def end_invalid(self) -> None:
+        """End what is watched of callers whose keys are no longer valid."""
+        for mark, (caller, end) in list(self._watched.items()):
+            if not self.is_valid(caller):
+                del self._watched[mark]
+                end()

@@ -32,15 +32,27 @@ class Exposure:
 
     def check_exposed(self, model: str, caller: Caller) -> None:
         """Raise ``RefusedError`` unless a caller may send requests to a model."""
+        self.check_allowed(model, caller)
         if not self.is_exposed(model, caller):
             raise self._absent(model, caller)
 
     def check_visible(self, model: str, caller: Caller) -> None:
         """Raise ``RefusedError`` unless a caller may see a model's metadata, configuration and statistics."""
+        self.check_allowed(model, caller)
         if not self.is_visible(model, caller):
             raise self._absent(model, caller)
 
+    def check_allowed(self, model: str, caller: Caller) -> None:
+        """Raise ``RefusedError`` if a caller is limited to other models, whether there is such a model or not."""
+        if caller.models is not None and model not in caller.models:
+            raise RefusedError(
+                Why.CLOSED, f"This key is not for the model {model[:100]!r}. Models: {self._known(caller)}."
+            )
+
+    def _known(self, caller: Caller) -> str:
+        return ", ".join([name for name in sorted(self._exposed) if self.is_exposed(name, caller)][:_MOST_LISTED])
+
     def _absent(self, model: str, caller: Caller) -> RefusedError:
-        known = ", ".join([name for name in sorted(self._exposed) if self.is_exposed(name, caller)][:_MOST_LISTED])
+        known = self._known(caller)
         what = "is a step, and closed to clients" if self.is_visible(model, caller) else "is not found"
         return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")

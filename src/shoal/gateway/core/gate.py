@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from shoal.gateway.core.active import Active
-from shoal.gateway.core.callers import Caller, Callers
+from shoal.gateway.core.callers import Caller, Callers, Keys
 from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, log_failure, lost
@@ -34,9 +34,10 @@ class Gate:
         limits: Limits,
         *,
         resends: bool = True,
+        keys: Keys | None = None,
     ) -> None:
         self.active, self.traffic, self.exposure, self.requests = active, traffic, exposure, requests
-        self.limits, self.callers = limits, Callers(limits.trusted_proxies)
+        self.limits, self.callers = limits, Callers(limits.trusted_proxies, keys)
         self.resending = Resending(active, is_allowed=resends)
         self.refusals: Counter[str] = Counter()  # that are the client's fault, by kind
 

@@ -37,7 +37,8 @@ class Why(Enum):
     UNAVAILABLE = "unavailable"
     WRONG = "wrong"  # malformed, or would crash Triton
     ABSENT = "absent"  # a model or a path that is not here, or not for clients
-    CLOSED = "closed"  # a part of Triton that is not for clients
+    CLOSED = "closed"  # a part of Triton that is not for clients, or not for the client's key
+    KEY = "key"  # no valid key
     METHOD = "method"
     LARGE = "large"
     ENCODING = "encoding"
@@ -93,6 +94,11 @@ def lost(model: str) -> RefusedError:
 def closed(what: str) -> RefusedError:
     """Build the refusal for a part of Triton that is closed to clients."""
     return RefusedError(Why.CLOSED, f"{what} is closed to clients of this server.")
+
+
+def keyless() -> RefusedError:
+    """Build the refusal of a client without a valid key: the same words whatever is wrong with the one it sent."""
+    return RefusedError(Why.KEY, "A valid key is needed: Authorization: Bearer KEY")
 
 
 def kept(metadata: Any) -> Any:

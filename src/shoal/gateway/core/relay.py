@@ -205,7 +205,9 @@ class Relay(Stream):
             self._stop(own_id)
 
     def _stop_others(self, model: str, request_id: str) -> None:
-        relays = [each for each in self._upstream.streams if isinstance(each, Relay) and each.caller == self.caller]
+        relays = [
+            each for each in self._upstream.streams if isinstance(each, Relay) and each.caller.id == self.caller.id
+        ]
         found = [
             (relay, own_id)
             for relay in relays

@@ -11,11 +11,11 @@ from aiohttp import web
 
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.refusals import RefusedError, Why, keyless
 
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
-    Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+    Why.KEY: 401, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
 
 
@@ -23,7 +23,7 @@ _STATUS = {
 class Route:
     """Something that clients may ask for, by HTTP or gRPC.
 
-    For HTTP, ``method`` is GET or POST, and ``path`` is a path or, if it has groups, a regular expression for paths.
+    For HTTP, ``method`` is GET or POST (or several: ``GET, HEAD``), and ``path`` is a path or, if it has groups, a regular expression for paths.
     For gRPC, ``path`` is the full name of the method.
 
     Raises:
@@ -43,13 +43,15 @@ class Route:
     def check(self, caller: Caller) -> None:
         """Raise ``RefusedError`` if the caller lacks the route's scope."""
         if self.scope not in caller.scopes:
+            if not caller.is_known:
+                raise keyless()
             raise RefusedError(
                 Why.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
             )
 
 
 class HttpRoutes:
-    """The HTTP application of the clients' port: finds the route of a request, and its caller.
+    """The HTTP application of a port: finds the route of a request, and its caller.
 
     A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
     a path that no route has. The path decides as the client sent it: nothing in it is decoded, as Triton does not
@@ -67,11 +69,15 @@ class HttpRoutes:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
             route, groups = self._find(request.rel_url.raw_path)
-            if request.method != route.method:
+            if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
-            caller = self._gate.callers.find(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
+            headers, callers = request.headers, self._gate.callers
+            caller = callers.find(
+                str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
+            )
             route.check(caller)
-            response: web.StreamResponse = await route.answer(request, caller, **groups)
+            with callers.watch(caller, lambda: request.transport and request.transport.abort()):
+                response: web.StreamResponse = await route.answer(request, caller, **groups)
         except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
         except RefusedError as refused:
@@ -92,6 +98,8 @@ class HttpRoutes:
         response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
         if refused.retry_after:
             response.headers["Retry-After"] = str(refused.retry_seconds)
-        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
+        if refused.why is Why.KEY:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY):
             response.force_close()  # without waiting for the rest of the body
         return response

@@ -15,7 +15,7 @@ from shoal.errors import forget_frames
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Quota
-from shoal.gateway.core.refusals import EXTENSIONS, PRIVATE, FailedError, RefusedError, Why, closed, kept
+from shoal.gateway.core.refusals import EXTENSIONS, PRIVATE, FailedError, RefusedError, Why, closed, kept, keyless
 from shoal.gateway.core.routes import Route
 from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.gateway.options import STREAM_SECONDS, Limits
@@ -36,7 +36,7 @@ _STATUS = {
     Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
-    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
 _PAUSE = 0.02  # seconds between two looks at a pool, or at a message
@@ -55,12 +55,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._reading = Quota(2 * most, share)
         self._late = _Late(most, share)
         self._opened = _Late(max(4, gate.traffic.streams.most // 4), share)  # streams, which may begin with a pause
-        health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
+        everybody, health, read, infer = Scope.OPEN, Scope.HEALTH, Scope.READ, Scope.INFER
         self._stream_route = Route("Inference", infer, f"{SERVICE}ModelStreamInfer", self._stream)
         self.routes = [
-            Route("Liveness", health, f"{SERVICE}ServerLive", self._answer_live),
-            Route("Readiness", health, f"{SERVICE}ServerReady", self._answer_ready),
-            Route("Health", health, HEALTH, self._answer_health),
+            Route("Liveness", everybody, f"{SERVICE}ServerLive", self._answer_live),
+            Route("Readiness", everybody, f"{SERVICE}ServerReady", self._answer_ready),
+            Route("Health", everybody, HEALTH, self._answer_health),
             Route("Readiness", health, f"{SERVICE}ModelReady", self._answer_model_ready),
             Route("Server metadata", read, f"{SERVICE}ServerMetadata", self._answer_server_metadata),
             Route("Model metadata", read, f"{SERVICE}ModelMetadata", self._answer_model_metadata),
@@ -93,11 +93,14 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             route.check(caller)
             most = limits.request_bytes if route.scope is Scope.INFER else _MOST_QUESTION
             # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
-            return bytes(
+            answer = bytes(
                 await route.answer(
                     await self._arrive(self._late, caller, context, seconds, most) or b"", caller, context
                 )
             )
+            if not self._gate.callers.is_valid(caller):  # the key was revoked meanwhile
+                raise keyless()
+            return answer
         except RefusedError as refused:
             await self._refuse(context, refused)
         except FailedError as error:
@@ -137,9 +140,13 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _caller(self, context: Any) -> Caller:
         """Return the caller of a call."""
         peer, callers = _host(context.peer()), self._gate.callers
-        if peer not in callers.trusted_proxies:
+        if peer not in callers.trusted_proxies and callers.keys is None:
             return callers.find(peer)
-        return callers.find(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
+        given = {"x-forwarded-for": list[str](), "authorization": list[str]()}
+        for name, value in context.invocation_metadata() or ():
+            if name in given:
+                given[name].append(value if isinstance(value, str) else "")
+        return callers.find(peer, *given.values())
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -153,8 +160,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _NOT_SERVING if self._gate.active.trouble() else _SERVING
 
     async def _answer_model_ready(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        is_unready = self._gate.is_unready(parse("ModelReadyRequest", request).name, caller)
-        return b"" if is_unready else await self._fetch("ModelReady", request, caller)
+        model = parse("ModelReadyRequest", request).name
+        self._gate.exposure.check_allowed(model, caller)
+        return b"" if self._gate.is_unready(model, caller) else await self._fetch("ModelReady", request, caller)
 
     async def _answer_server_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
         answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request, caller))
@@ -242,8 +250,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())
         relaying.add_done_callback(_retrieve_error)
+        revoked = asyncio.Event()
         try:
-            await asyncio.shield(relaying)
+            with self._gate.callers.watch(caller, revoked.set):
+                await self._wait_first(relaying, revoked)
         except RefusedError as refused:
             del relaying  # as in _unary: it has the error, with the traceback
             await self._refuse(context, refused)
@@ -251,6 +261,21 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             del relaying
             forget_frames(error)
             await context.abort(error.status, error.message)
+
+    async def _wait_first(self, relaying: asyncio.Future[None], revoked: asyncio.Event) -> None:
+        """Wait until a stream has ended, which then may raise its error, or its key is revoked.
+
+        Raises:
+            RefusedError: the key was revoked. The stream is then read to its end, as if the client had disconnected.
+        """
+        waiting = asyncio.ensure_future(revoked.wait())
+        try:
+            await asyncio.wait({relaying, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not relaying.done():
+            raise keyless()
+        relaying.result()
 
     async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
         """End a call with the gRPC status and the message of a refusal."""

@@ -57,9 +57,10 @@ class HttpFront:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
         health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
+        everybody = Scope.OPEN
         self.routes = [
-            Route("Liveness", health, "/v2/health/live", self._answer_live, "GET"),
-            Route("Readiness", health, "/v2/health/ready", self._answer_ready, "GET"),
+            Route("Liveness", everybody, "/v2/health/live", self._answer_live, "GET"),
+            Route("Readiness", everybody, "/v2/health/ready", self._answer_ready, "GET"),
             Route("Server metadata", read, "/v2", self._answer_metadata, "GET"),
             Route("Statistics", read, "/v2/models/stats", self._answer_all_statistics, "GET"),
             Route("Repository index", read, "/v2/repository/index", self._answer_index, "POST"),
@@ -103,6 +104,7 @@ class HttpFront:
         return web.json_response(trim_config(await self._fetch(request, caller, f"/v2/models/{model}/config")))
 
     async def _answer_model_ready(self, request: web.Request, caller: Caller, model: str, **_: str) -> web.Response:
+        self._gate.exposure.check_allowed(model, caller)
         if self._gate.is_unready(model, caller):
             return web.Response(status=400)
         return web.json_response(await self._fetch(request, caller))

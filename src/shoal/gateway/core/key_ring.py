@@ -1,0 +1,100 @@
+"""The keys of a running service, which follow their file."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NoReturn
+
+from shoal.errors import ShoalError
+from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.logs import log
+from shoal.keys import Key, KeyFile, hash_key, read_id
+
+_BEARER = re.compile(r"(?i:Bearer) ([!-~]{1,200})", re.ASCII)
+_OPEN = frozenset({Scope.OPEN})
+_PERIOD = 1.0  # seconds between two looks at the file
+_AGAIN = 60.0  # seconds between two lines about a damaged file
+
+
+class KeyRing:
+    """Keys of the file ``path`` for a repository with ``models``. ``clock`` is the time in seconds since 1970.
+
+    Raises:
+        InputError: there is no such file, or other users can read it.
+        ArtifactError: the file is damaged.
+    """
+
+    def __init__(self, path: Path, models: Collection[str], clock: Callable[[], float] = time.time) -> None:
+        self._file, self._models, self._clock = KeyFile(path), models, clock
+        self._keys: dict[str, tuple[Key, frozenset[Scope], frozenset[str] | None]] = {}
+        self.is_damaged, self._told = False, 0.0
+        self._seen = self._look()
+        self._take(self._file.read())
+
+    def _take(self, keys: Iterable[Key]) -> None:
+        found = {}
+        for key in keys:
+            for pattern in key.models:
+                if not any(fnmatchcase(name, pattern) for name in self._models):
+                    log.warning("The key %s may use %s, and no model has such a name.", key.name, pattern)
+            scopes = _OPEN | {Scope.HEALTH} | {Scope(act) for act in key.may}
+            models = {name for name in self._models for pattern in key.models if fnmatchcase(name, pattern)}
+            found[key.id] = key, scopes, None if "*" in key.models else frozenset(models)
+        self._keys = found
+
+    def find(self, address: str, authorizations: Iterable[str]) -> Caller:
+        """Return the caller with the key in the only ``Authorization`` header, or one that is not known."""
+        given = [*authorizations]
+        found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
+        public = read_id(found[1]) if found else ""
+        unknown = Caller(address, address, _OPEN, frozenset(), is_known=False)
+        return self._make(public, address, hash_key(found[1]), unknown) if found and public else unknown
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether a caller's key is valid, and still allows what it allowed."""
+        return self._make(caller.id, caller.address, caller.digest, None) == caller
+
+    def _make(self, public: str, address: str, digest: str, otherwise: Caller | None) -> Caller | None:
+        if public not in self._keys:
+            return otherwise
+        (key, scopes, models), now = self._keys[public], datetime.fromtimestamp(self._clock(), UTC)
+        right = [hmac.compare_digest(secret.sha256, digest) and secret.is_valid(now) for secret in key.secrets]
+        return Caller(public, address, scopes, models, digest=digest) if any(right) else otherwise
+
+    async def follow(self, after: Callable[[], object]) -> NoReturn:
+        """Follow the file; a damaged or missing one leaves the keys as they are. ``after`` is called after each look."""
+        while True:
+            await asyncio.sleep(_PERIOD)
+            await self.look()
+            after()
+
+    async def look(self) -> None:
+        """Read the file again if it has changed, or if it was damaged."""
+        seen = await asyncio.to_thread(self._look)
+        if seen == self._seen and not self.is_damaged:
+            return
+        try:
+            keys = await asyncio.to_thread(self._file.read)
+        except ShoalError as error:
+            if not self.is_damaged or self._clock() - self._told >= _AGAIN:
+                self._told = self._clock()
+                log.error("The keys stay as they were: %s", error)
+            self.is_damaged = True
+            return
+        self._seen, self.is_damaged = seen, False
+        self._take(keys)
+        log.info("Keys were read again: %d.", len(keys))
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            found = self._file.path.stat()
+        except OSError:
+            return ()
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
