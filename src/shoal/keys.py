@@ -1,69 +1,27 @@
-"""Keys of a service's clients: their form, and the file that has their digests.
+"""Form of the keys that clients of a service have.
 
 A key is ``shoal_<id>_<secret><checksum>``: a public id, 256 random bits, and a CRC-32 of what precedes it, which finds
-typing errors. The bits are random, so that one SHA-256 protects them at rest. The file is JSON::
-
-    {"keys": [{"name": "ci", "id": "0123456789ab", "models": ["*"], "may": ["infer", "list"],
-               "secrets": [{"sha256": "...", "created": "2026-01-01T00:00:00Z", "expires": null}]}]}
+typing errors. The bits are random, so that one SHA-256 protects them at rest.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
 import re
 import secrets
-import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-from shoal.errors import ArtifactError, InputError, SetupError, suggest
-from shoal.files import parse_json, read_bytes
+from shoal.errors import InputError
 
-ACTS = ("infer", "list", "metrics")  # what a key may do, besides asking whether models are ready
-DEFAULT_ACTS = ("infer", "list")
 VARIABLE = "SHOAL_API_KEY"
-PREFIX = "shoal_"
-_KEY = re.compile(rf"({PREFIX}([0-9a-f]{{12}})_[0-9a-f]{{64}})([0-9a-f]{{8}})", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}", re.ASCII)
-_SPAN = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_MOST_BYTES = 2**20
+_PREFIX = "shoal_"
+_KEY = re.compile(rf"({_PREFIX}([0-9a-f]{{12}})_[0-9a-f]{{64}})([0-9a-f]{{8}})", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Secret:
-    """Digest of a key's whole text, and the time (UTC) from which the key is no longer valid; None: never."""
-
-    sha256: str
-    created: datetime
-    expires: datetime | None = None
-
-    def is_valid(self, now: datetime) -> bool:
-        """Whether the secret has not expired."""
-        return self.expires is None or now < self.expires
-
-
-@dataclass(frozen=True)
-class Key:
-    """A client's key: its name, its public id, the patterns of the models that it may use, and what it may do.
-
-    It has several ``secrets`` only while it is rotated.
-    """
-
-    name: str
-    id: str
-    models: tuple[str, ...]
-    may: tuple[str, ...]
-    secrets: tuple[Secret, ...]
+def make_key(public: str) -> str:
+    """Return the text of a new key with the id ``public``, which has 12 hexadecimal digits."""
+    text = f"{_PREFIX}{public}_{secrets.token_hex(32)}"
+    return text + _checksum(text)
 
 
 def read_id(text: str) -> str:
@@ -84,234 +42,10 @@ def check_key(text: str) -> str:
         InputError: it is not one line of ASCII characters, or is a key of shoal's with a typing error.
     """
     text = text.strip()
-    if not re.fullmatch(r"[!-~]{1,4096}", text) or (text.startswith(PREFIX) and not read_id(text)):
+    if not re.fullmatch(r"[!-~]{1,4096}", text) or (text.startswith(_PREFIX) and not read_id(text)):
         raise InputError("The API key is damaged or has a typing error.", "Copy it again, whole, on a line of its own.")
     return text
 
 
-def read_span(option: str, text: str) -> timedelta:
-    """Read a time such as ``90d`` or ``24h``.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if not (found := _SPAN.fullmatch(text)):
-        raise InputError(f"{option} {text!r} is not a time.", f"Give a number and s, m, h or d: {option} 24h")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
-
-
-def default_file() -> Path:
-    """Return the file of ``shoal keys`` unless another is named: ``~/.config/shoal/keys.json``."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "shoal" / "keys.json"
-
-
-# --- changes -----------------------------------------------------------------------------------------------------
-
-
-class KeyFile:
-    """File of keys, with its changes; each one replaces the file atomically. ``clock`` gives the time in UTC."""
-
-    def __init__(self, path: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.path, self._clock = path, clock
-
-    def read(self) -> list[Key]:
-        """Read the keys.
-
-        Raises:
-            InputError: there is no such file, or other users can read it.
-            ArtifactError: the file is damaged.
-        """
-        path = self.path
-        try:
-            mode = path.stat().st_mode
-            if stat.S_ISREG(mode) and mode & 0o077:
-                raise InputError(
-                    f"Other users can read or write {path} (mode {stat.S_IMODE(mode):04o}).", f"chmod 600 {path}"
-                )
-            content = read_bytes(path, _MOST_BYTES)
-        except FileNotFoundError:
-            raise InputError(f"There is no file {path}.", f"Make a key: shoal keys new NAME --file {path}") from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}.", "Name a file of keys.") from None
-        try:
-            return _parse(parse_json(content, object_pairs_hook=_unique))
-        except ValueError as error:
-            reason = "it is not JSON to its end" if isinstance(error, json.JSONDecodeError) else error
-            raise ArtifactError(
-                f"{path} is not a file of keys: {reason}.", "Correct it, or make another: shoal keys new NAME"
-            ) from None
-
-    def new(
-        self,
-        name: str,
-        models: Sequence[str] = ("*",),
-        may: Sequence[str] = DEFAULT_ACTS,
-        span: timedelta | None = None,
-    ) -> str:
-        """Add a key that is valid for ``span``; return its text, which is stored nowhere.
-
-        Raises:
-            InputError: a value is wrong, or there is a key of this name.
-        """
-        if not _NAME.fullmatch(name):
-            raise InputError(f"{name!r:.80} is not a name.", "Give up to 64 letters, digits, dots, dashes: team-a")
-        if wrong := next((each for each in models if not _PATTERN.fullmatch(each)), None):
-            raise InputError(f"--models {wrong!r:.80} is not a pattern of names.", "For example: --models 'ensemble_*'")
-        if wrong := next((each for each in may if each not in ACTS), None):
-            raise InputError(f"--may {wrong!r:.80} is not known.", suggest(wrong, ACTS))
-        if span is not None and not span:
-            raise InputError("--expires 0 makes a key that is never valid.", "Give it time: --expires 90d")
-        public = secrets.token_hex(6)
-        with self._change(is_new=True) as keys:
-            if any(key.name == name for key in keys):
-                raise InputError(f"{self.path} has a key {name} already.", f"Replace it: shoal keys rotate {name}")
-            text, secret = self._make(public, span)
-            keys.append(Key(name, public, tuple(models), tuple(sorted({*may})), (secret,)))
-        return text
-
-    def revoke(self, name: str) -> None:
-        """Remove a key.
-
-        Raises:
-            InputError: there is no key of this name.
-        """
-        with self._change() as keys:
-            keys.remove(self._find(keys, name))
-
-    def rotate(self, name: str, overlap: timedelta) -> str:
-        """Give a key another secret and return its text; earlier ones stay valid for ``overlap`` at most.
-
-        The new secret is valid for as long as the last one was when it was made.
-
-        Raises:
-            InputError: there is no key of this name.
-        """
-        with self._change() as keys:
-            key, now = self._find(keys, name), self._clock()
-            last = key.secrets[-1]
-            text, secret = self._make(key.id, last.expires - last.created if last.expires else None)
-            old = [replace(each, expires=min(each.expires or now + overlap, now + overlap)) for each in key.secrets]
-            kept = [each for each in old if each.is_valid(now)]
-            keys[keys.index(key)] = replace(key, secrets=(*kept, secret))
-        return text
-
-    def _find(self, keys: Sequence[Key], name: str) -> Key:
-        for key in keys:
-            if key.name == name:
-                return key
-        raise InputError(f"{self.path} has no key {name!r:.80}.", suggest(name, [key.name for key in keys]))
-
-    def _make(self, public: str, span: timedelta | None) -> tuple[str, Secret]:
-        now, text = self._clock().replace(microsecond=0), f"{PREFIX}{public}_{secrets.token_hex(32)}"
-        text += _checksum(text)
-        return text, Secret(hash_key(text), now, now + span if span else None)
-
-    @contextmanager
-    def _change(self, *, is_new: bool = False) -> Iterator[list[Key]]:
-        """Read the keys, and replace the file by those that the context leaves; one process at a time does so."""
-        try:
-            if is_new:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            target = self.path.resolve()  # a link stays
-            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SetupError(f"{self.path.parent} cannot be used: {error.strerror}.", "Name another --file.") from None
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            keys = [] if is_new and not target.exists() else self.read()
-            yield keys
-            _replace(target, json.dumps({"keys": [_to_json(key) for key in keys]}, indent=1) + "\n")
-            os.fsync(folder)
-        except OSError as error:
-            raise SetupError(f"{self.path} cannot be written: {error.strerror}.", "Name another --file.") from None
-        finally:
-            os.close(folder)
-
-
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically by one that only its owner can read."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.unlink(missing_ok=True)
-    try:
-        at = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(at, "w", encoding="utf-8") as file:  # noqa: PTH123  # pathlib opens no descriptor
-            file.write(text)
-            file.flush()
-            os.fsync(at)
-        aside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
-
-
-# --- the file's JSON ---------------------------------------------------------------------------------------------
-
-
-def _to_json(key: Key) -> dict[str, Any]:
-    given = [
-        {"sha256": each.sha256, "created": show_time(each.created), "expires": show_time(each.expires)}
-        for each in key.secrets
-    ]
-    return {"name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may], "secrets": given}
-
-
-def show_time(time: datetime | None) -> str | None:
-    """Return a time as in ISO 8601, to the second, in UTC; None for None."""
-    return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it has a field twice")
-    return found
-
-
-def _parse(document: Any) -> list[Key]:
-    (entries,) = _take(document, "the file", keys=list)
-    keys = [_parse_key(entry) for entry in entries]
-    for values, what in (([key.name for key in keys], "name"), ([key.id for key in keys], "id")):
-        if twice := next((value for value in values if values.count(value) > 1), None):
-            raise ValueError(f"it has the {what} {twice} twice")
-    return keys
-
-
-def _parse_key(entry: Any) -> Key:
-    name, public, models, may, given = _take(entry, "a key", name=str, id=str, models=list, may=list, secrets=list)
-    what = f"the key {name!r:.80}"
-    is_right = _NAME.fullmatch(name) and re.fullmatch("[0-9a-f]{12}", public) and given
-    if not is_right or any(not isinstance(each, str) or not _PATTERN.fullmatch(each) for each in models):
-        raise ValueError(f"{what} has a wrong name, id, or pattern of models, or no secret")
-    if any(each not in ACTS for each in may):
-        raise ValueError(f"{what} may something else than {', '.join(ACTS)}")
-    found = []
-    for each in given:
-        digest, created, expires = _take(each, what, sha256=str, created=str, expires=str | None)
-        if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ValueError(f"{what} has a wrong digest")
-        found.append(Secret(digest, _parse_time(created, what), _parse_time(expires, what) if expires else None))
-    return Key(name, public, tuple(models), tuple(may), tuple(found))
-
-
-def _parse_time(text: str, what: str) -> datetime:
-    with suppress(ValueError):
-        if (time := datetime.fromisoformat(text)).tzinfo is not None:
-            return time
-    raise ValueError(f"{what} has the time {text!r:.40}, which is not like 2026-01-31T12:00:00Z")
-
-
-def _take(entry: Any, what: str, **fields: Any) -> list[Any]:
-    """Return the values of an object that has these fields, of these types, and no others."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{what} is not an object")
-    if odd := sorted(entry.keys() ^ fields.keys()):
-        raise ValueError(f"{what} {'has an unknown' if odd[0] in entry else 'lacks the'} field {odd[0]!r:.60}")
-    for name, kind in fields.items():
-        if not isinstance(entry[name], kind):
-            raise ValueError(f"{what} has a wrong {name!r}")
-    return [entry[name] for name in fields]

@@ -53,9 +53,12 @@ def test_the_caller_behind_a_trusted_proxy(peer: str, forwarded: list[str], addr
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
 def test_off_loopback_is_said(host: str) -> None:
-    with pytest.raises(InputError, match="no authentication yet"):
+    with pytest.raises(InputError, match=r"without a key\. Give --keys FILE .* or --open"):
         Options(host=host)
     assert Options(host=host, is_open=True).host == host
+    assert Options(host=host, keys=Path("keys.json")).takes_pages
+    with pytest.raises(InputError, match="--open has no effect with --keys"):
+        Options(host=host, keys=Path("keys.json"), is_open=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])

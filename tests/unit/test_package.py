@@ -73,7 +73,7 @@ def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> No
     code = "import shoal, shoal.llm, sys; shoal.Client, shoal.AsyncClient, shoal.llm.Llm; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     packages = {name.split(".")[1] for name in modules if name.startswith("shoal.")}
-    assert packages == {"client", "component", "default_model", "errors", "llm", "pieces"}
+    assert packages == {"client", "component", "default_model", "errors", "keys", "llm", "pieces"}
 
 
 def test_public_names() -> None:
@@ -208,8 +208,8 @@ def test_such_reads_are_seen() -> None:
 
 
 BASEMENT = {
-    "console", "default_model", "errors", "files", "machine", "paths", "pieces", "processes", "progress", "tables",
-    "vendoring",
+    "console", "default_model", "errors", "files", "keys", "machine", "paths", "pieces", "processes", "progress",
+    "tables", "vendoring",
 }  # fmt: skip
 
 

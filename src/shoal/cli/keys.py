@@ -11,7 +11,7 @@ from rich.table import Table
 
 from shoal.cli.usage import Command, Group
 from shoal.console import ERR, OUT, Json, plain, print_json
-from shoal.keys import ACTS, DEFAULT_ACTS, Key, KeyFile, default_file, read_span, show_time
+from shoal.gateway.key_file import ACTS, DEFAULT_ACTS, Key, KeyFile, default_file, read_span, show_time
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Make, list, revoke and rotate keys of a service's clients.")
 Name = Annotated[str, typer.Argument(help="The key's name, such as team-a.")]

@@ -202,7 +202,8 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()), limits=limits,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()),
+        limits=limits,
     )  # fmt: skip
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")

@@ -78,16 +78,15 @@ class Options:
     """Options of ``shoal serve``.
 
     A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. A ``host``
-    that is not a loopback address requires ``keys`` or ``is_open``. ``exposed``
-    names further models that clients may call, besides ensembles and models with the parameter ``public``. When the
-    service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
-    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
-    of each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
-    ``response_cache`` share. All models together may take ``load_seconds`` to load; None stands for 600, or the highest
-    parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the service
-    pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model died is
-    resent once; it may then run twice. ``is_lenient`` passes members of ``generate`` requests that are no inputs of the
-    model on as parameters, as Triton itself does.
+    that is not a loopback address requires ``keys`` or ``is_open``. ``exposed`` names further models that clients may
+    call, besides ensembles and models with the parameter ``public``. When the service stops, requests in flight have
+    ``grace`` seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are
+    the limits for clients. ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
+    ``cache_mib`` is the size of the cache that models with ``response_cache`` share. All models together may take
+    ``load_seconds`` to load; None stands for 600, or the highest parameter ``load_seconds`` of a model. After more than
+    ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
+    true, a request that was in flight when its model died is resent once; it may then run twice. ``is_lenient`` passes
+    members of ``generate`` requests that are no inputs of the model on as parameters, as Triton itself does.
     """
 
     host: str = "127.0.0.1"
@@ -118,7 +117,7 @@ class Options:
         if not (self.is_open or self.keys or is_loopback(self.host)):
             raise InputError(
                 f"--host {self.host} serves every client that reaches this machine, without a key.",
-                "Give --keys FILE (shoal keys new NAME makes it); or --open, if a proxy or a firewall decides who asks.",
+                "Give --keys FILE (made by: shoal keys new NAME); or --open, if a proxy or a firewall decides.",
             )
 
     @property

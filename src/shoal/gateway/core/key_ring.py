@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from shoal.errors import ShoalError
 from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.key_file import Key, KeyFile
 from shoal.gateway.logs import log
-from shoal.keys import Key, KeyFile, hash_key, read_id
+from shoal.keys import hash_key, read_id
 
 _BEARER = re.compile(r"(?i:Bearer) ([!-~]{1,200})", re.ASCII)
 _OPEN = frozenset({Scope.OPEN})
@@ -54,22 +55,22 @@ class KeyRing:
         given = [*authorizations]
         found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
         public = read_id(found[1]) if found else ""
-        unknown = Caller(address, address, _OPEN, frozenset(), is_known=False)
-        return self._make(public, address, hash_key(found[1]), unknown) if found and public else unknown
+        unknown = Caller(address, address, _OPEN, frozenset(), is_known=False)  # also for what is open to all
+        return (found and public and self._make(public, address, hash_key(found[1]))) or unknown
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether a caller's key is valid, and still allows what it allowed."""
-        return self._make(caller.id, caller.address, caller.digest, None) == caller
+        return self._make(caller.id, caller.address, caller.digest) == caller
 
-    def _make(self, public: str, address: str, digest: str, otherwise: Caller | None) -> Caller | None:
+    def _make(self, public: str, address: str, digest: str) -> Caller | None:
         if public not in self._keys:
-            return otherwise
+            return None
         (key, scopes, models), now = self._keys[public], datetime.fromtimestamp(self._clock(), UTC)
         right = [hmac.compare_digest(secret.sha256, digest) and secret.is_valid(now) for secret in key.secrets]
-        return Caller(public, address, scopes, models, digest=digest) if any(right) else otherwise
+        return Caller(public, address, scopes, models, digest=digest) if any(right) else None
 
     async def follow(self, after: Callable[[], object]) -> NoReturn:
-        """Follow the file; a damaged or missing one leaves the keys as they are. ``after`` is called after each look."""
+        """Follow the file; if it is damaged or missing, the keys stay. ``after`` is called after each look."""
         while True:
             await asyncio.sleep(_PERIOD)
             await self.look()

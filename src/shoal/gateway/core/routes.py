@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +24,8 @@ _STATUS = {
 class Route:
     """Something that clients may ask for, by HTTP or gRPC.
 
-    For HTTP, ``method`` is GET or POST (or several: ``GET, HEAD``), and ``path`` is a path or, if it has groups, a regular expression for paths.
+    For HTTP, ``method`` is GET or POST (or several: ``GET, HEAD``), and ``path`` is a path or, if it has groups, a
+    regular expression for paths.
     For gRPC, ``path`` is the full name of the method.
 
     Raises:
@@ -76,7 +78,7 @@ class HttpRoutes:
                 str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
             )
             route.check(caller)
-            with callers.watch(caller, lambda: request.transport and request.transport.abort()):
+            with callers.watch(caller, partial(_abort, request)):
                 response: web.StreamResponse = await route.answer(request, caller, **groups)
         except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
@@ -103,3 +105,8 @@ class HttpRoutes:
         if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY):
             response.force_close()  # without waiting for the rest of the body
         return response
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

@@ -36,7 +36,8 @@ _STATUS = {
     Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
-    Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Why.KEY: grpc.StatusCode.UNAUTHENTICATED,
+    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
 _PAUSE = 0.02  # seconds between two looks at a pool, or at a message
@@ -268,9 +269,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         Raises:
             RefusedError: the key was revoked. The stream is then read to its end, as if the client had disconnected.
         """
-        waiting = asyncio.ensure_future(revoked.wait())
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(revoked.wait())
         try:
-            await asyncio.wait({relaying, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([relaying, waiting], return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
         if not relaying.done():

@@ -1,0 +1,232 @@
+"""Keys of a real service: the three ports, models, rotation and revocation under callers, streams, and the log."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc  # type: ignore[import-untyped]
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.client.client import Client
+from shoal.client.copies import read_metrics
+from shoal.client.failures import RestrictedError
+from shoal.errors import ServerError, ShoalError
+from shoal.gateway.key_file import KeyFile
+from shoal.keys import make_key
+from tests.support.counting import write_counting
+from tests.support.service import Service, make_repository, wait_until
+
+SECONDS = 2.0  # within which a change of the file is followed
+SLACK = 1.0  # of a busy machine
+_keys = list[str]()  # all keys of this module, which no log may have
+
+
+class Served(NamedTuple):
+    """A service, the file of its keys, and a key for everything."""
+
+    service: Service
+    file: KeyFile
+    key: str
+
+
+def note(key: str) -> str:
+    _keys.append(key)
+    return key
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("home")
+    repository = make_repository(home)
+    write_counting(repository)
+    file = KeyFile(home / "keys.json")
+    key = note(file.new("all", may=("infer", "list", "metrics")))
+    with Service(repository, home / "log", "--keys", file.path, "--host", "0.0.0.0") as service:
+        http, grpc_, metrics = (f"127.0.0.1:{at.split(':')[1]}" for at in (service.http, service.grpc, service.metrics))
+        service.http, service.grpc, service.metrics = http, grpc_, metrics
+        yield Served(service, file, key)
+        service.stop()
+        log = (home / "log").read_text()
+        for each in _keys:
+            assert each not in log
+            assert each.split("_")[2] not in log
+
+
+def ask(at: str, path: str, given: list[str], body: bytes | None = None) -> tuple[int, str, str]:
+    """Return an HTTP answer's status, text and WWW-Authenticate."""
+    request = urllib.request.Request(f"http://{at}{path}", body)
+    for value in given:
+        request.add_header("Authorization", value)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status, reply.read().decode(), ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers.get("WWW-Authenticate", "")
+
+
+def test_only_health_answers_without_a_key(served: Served) -> None:
+    service, key = served.service, served.key
+    bad = [
+        [],
+        ["Bearer"],
+        [f"Basic {key}"],
+        [f"Bearer {key}0"],
+        [f"Bearer {key[:-1]}"],
+        [f"Bearer {make_key('0' * 12)}"],
+    ]
+    paths = [(service.http, path, None) for path in ("/v2", "/v2/models/chain", "/v2/models/chain/ready")]
+    paths += [(service.http, "/v2/models/chain/infer", b"{}"), (service.http, "/v2/repository/index", b"")]
+    paths += [(service.metrics, "/metrics", None)]
+    for given in bad:
+        found = {ask(at, path, given, body) for at, path, body in paths}
+        assert found == {(401, '{"error": "A valid key is needed: Authorization: Bearer KEY"}', "Bearer")}
+        for at, path in ((service.http, "/v2/health/live"), (service.metrics, "/health/ready")):
+            assert ask(at, path, given)[0] == 200
+    assert ask(service.metrics, "/health/ready", []) == (200, '{"ready": true}', "")
+    assert ask(service.http, "/v2", [f"Bearer {key}"])[0] == 200
+    assert "shoal_keys_damaged 0.0" in ask(service.metrics, "/metrics", [f"Bearer {key}"])[1]
+    assert 'shoal_refusals_total{kind="key"}' in ask(service.metrics, "/metrics", [f"Bearer {key}"])[1]
+
+
+def test_grpc_wants_a_key_too(served: Served) -> None:
+    key = served.key
+    twice = [("authorization", f"Bearer {key}")] * 2
+    with grpc.insecure_channel(served.service.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+        assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
+        for metadata in ([], twice, [("authorization", f"Basic {key}")], [("authorization", f"Bearer {key}0")]):
+            for method, request in (
+                ("ServerMetadata", service_pb2.ServerMetadataRequest()),
+                ("ModelReady", service_pb2.ModelReadyRequest(name="chain")),
+                ("ModelInfer", service_pb2.ModelInferRequest(model_name="chain")),
+                ("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest()),
+            ):
+                with pytest.raises(grpc.RpcError) as caught:
+                    getattr(stub, method)(request, metadata=metadata)
+                assert caught.value.code().name == "UNAUTHENTICATED", method
+                assert caught.value.details() == "A valid key is needed: Authorization: Bearer KEY"
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.ModelStreamInfer(iter([]), metadata=metadata))
+            assert caught.value.code().name == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_key_for_some_models(protocol: str, served: Served, tmp_path: Path) -> None:
+    key = note(served.file.new(f"chain-{protocol}", ["ch*"]))
+    url = served.service.grpc if protocol == "grpc" else served.service.http
+    time.sleep(SECONDS)
+    with Client(url, protocol=protocol, api_key=key) as client:
+        assert client.infer("chain", X=[[3.0]])["Z"] == 12
+        assert client.is_ready("chain")
+        for model in ("other", "unheard"):
+            with pytest.raises(RestrictedError, match=f"This key is not for the model '{model}'. Models: chain."):
+                client.infer(model, X=[[3.0]])
+        assert client.default_model() == "chain"
+    (tmp_path / "key").write_text(f"{key}\n")
+    line = ["infer", "--url", url, "--protocol", protocol, "--model", "chain", "X=3", "--json"]
+    done = CliRunner().invoke(app, [*line, "--api-key-file", str(tmp_path / "key")])
+    assert done.exit_code == 0, done.output
+    assert "12" in done.output
+    refused = CliRunner().invoke(app, line)
+    assert "wants a key" in str(refused.exception)
+    index = json.loads(ask(served.service.http, "/v2/repository/index", [f"Bearer {key}"], b"")[1])
+    assert [entry["name"] for entry in index] == ["chain"]
+    with pytest.raises(ServerError, match="answered HTTP 403. Give a key that may read metrics"):
+        read_metrics(served.service.metrics, key)
+    assert read_metrics(served.service.metrics, served.key) is not None
+
+
+class Caller(threading.Thread):
+    """Asks again and again, with the key that it has; notes failures, and when the last answer came."""
+
+    def __init__(self, service: Service, protocol: str, key: str) -> None:
+        super().__init__()
+        url = service.grpc if protocol == "grpc" else service.http
+        self._make = lambda key: Client(url, protocol=protocol, api_key=key, retries=0)
+        self.key, self.failures, self.num_answers, self.last = key, list[str](), 0, 0.0
+        self.is_stopped = threading.Event()
+
+    def run(self) -> None:
+        key, client = self.key, self._make(self.key)
+        while not self.is_stopped.is_set():
+            if key != self.key:
+                client.close()
+                key, client = self.key, self._make(self.key)
+            try:
+                client.infer("other", X=[[3.0]])
+                self.num_answers, self.last = self.num_answers + 1, time.monotonic()
+            except ShoalError as error:
+                self.failures.append(str(error))
+                time.sleep(0.05)
+        client.close()
+
+
+def test_rotation_and_revocation_under_callers(served: Served) -> None:
+    first = note(served.file.new("turning"))
+    time.sleep(SECONDS)
+    callers = [Caller(served.service, protocol, first) for protocol in ("grpc", "http") for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for _ in range(2):
+        time.sleep(1)
+        second = note(served.file.rotate("turning", timedelta(seconds=6)))
+        time.sleep(SECONDS)  # until the service has it
+        for caller in callers:
+            caller.key = second
+        time.sleep(6)  # the first one has expired
+    assert [caller.failures for caller in callers] == [[]] * 4
+    assert all(caller.num_answers > 20 for caller in callers)
+    served.file.revoke("turning")
+    revoked = time.monotonic()
+    time.sleep(SECONDS + SLACK)
+    for caller in callers:
+        caller.is_stopped.set()
+        caller.join()
+    assert all(caller.last - revoked < SECONDS for caller in callers)
+    assert all("wants a key" in caller.failures[-1] for caller in callers)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_streams_of_a_revoked_key_end(protocol: str, served: Served) -> None:
+    key = note(served.file.new(f"stream-{protocol}"))
+    time.sleep(SECONDS)
+    url = served.service.grpc if protocol == "grpc" else served.service.http
+    with Client(url, protocol=protocol, api_key=key) as client:
+        answers = iter(client.stream("count", COUNT=[[1000]], DELAY=[[0.1]]))
+        next(answers)
+        served.file.revoke(f"stream-{protocol}")
+        revoked = time.monotonic()
+        with pytest.raises(ServerError, match="wants a key|broke during a stream"):
+            for _ in answers:
+                assert time.monotonic() - revoked < SECONDS + SLACK
+        assert time.monotonic() - revoked < SECONDS + SLACK
+
+
+def test_a_damaged_file_leaves_the_keys(served: Served) -> None:
+    text, path = served.file.path.read_bytes(), served.file.path
+
+    def is_damaged() -> bool:
+        return "shoal_keys_damaged 1.0" in ask(served.service.metrics, "/metrics", [f"Bearer {served.key}"])[1]
+
+    path.write_bytes(text[:40])
+    try:
+        assert wait_until(is_damaged, SECONDS + SLACK)
+        with Client(served.service.grpc, api_key=served.key) as client:
+            assert client.infer("chain", X=[[3.0]])["Z"] == 12
+    finally:
+        path.write_bytes(text)
+    assert wait_until(lambda: not is_damaged(), SECONDS + SLACK)
+    assert any("The keys stay as they were" in entry["message"] for entry in served.service.entries())
