@@ -29,7 +29,13 @@ INFER = "infer hello --model text"
 LLM = "generate hello --model llm --url {grpc}"
 GENERATE = f"{LLM} --max-tokens 8 --seed 1 --temperature 2"
 TOKENS = "tokens 5,6,7 --server {grpc}"
+KEY = Elsewhere("unit/test_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
 TABLE: Table = {
+    "copies --api-key-file": KEY,
+    "infer --api-key-file": KEY,
+    "generate --api-key-file": KEY,
+    "tokens --api-key-file": KEY,
+    "bench --api-key-file": KEY,
     "copies --url": Both("copies repository/all", "--url {metrics}", "--url 127.0.0.1:1"),
     "copies --json": Both("copies repository/all --url {metrics}", "", "--json"),
     "infer --protocol": Both(f"{INFER} --url {{grpc}}", "--protocol grpc", "--protocol http"),

@@ -177,6 +177,7 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --metrics-port": Seen("plain", "other", look_at_port("metrics", 2)),
     "serve --host": Seen("plain", "other", lambda s: s.service.grpc.split(":")[0]),
     "serve --open": Seen("plain", "third", lambda s: s.post("/v2/models/chain/infer", b"{}", Host="example.org")[:3]),
+    "serve --keys": Elsewhere("slow/test_keys_served.py::test_only_health_answers_without_a_key"),
     "serve --expose": Seen("plain", "other", lambda s: s.infer("hidden")),
     "serve --max-request-mib": Seen("plain", "other", lambda s: s.post("/v2/models/other/infer", b" " * 20_000)),
     "serve --memory-mib": Seen("plain", "third", lambda s: s.post("/v2/models/other/infer", b" " * 1_500_000)),

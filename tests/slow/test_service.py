@@ -254,7 +254,7 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--max-restarts", "-1"], "--max-restarts -1 is out of range"),
         (["--log", "/nowhere/log"], "The log /nowhere/log cannot be written"),
         (["--host", "192.0.2.1", "--open"], "cannot be used"),
-        (["--host", "0.0.0.0"], "Give --open as well"),
+        (["--host", "0.0.0.0"], "Give --keys FILE"),
         (["--expose", "nobody"], "--expose nobody names no model"),
         (["--trusted-proxy", "me"], "--trusted-proxy 'me' is not an IP address"),
         (["--client-share", "2"], "--client-share 2 is out of range"),

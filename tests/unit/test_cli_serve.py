@@ -78,7 +78,7 @@ def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:
         ("expose = 'a'", "expose = 'a' is of the wrong kind. Give a list of texts."),
         ("[limits]\nmemory-mib = 1", "has an option 'limits'"),
         ("http-port", "cannot be read: "),
-        ("host = '0.0.0.0'", "there is no authentication yet"),
+        ("host = '0.0.0.0'", "without a key"),
         ("client-share = 2", "--client-share 2 is out of range"),
         ("cache-mib = 0", "--cache-mib 0 is out of range"),
     ],

@@ -169,7 +169,7 @@ def test_options_of_serve_are_obeyed_or_named(tmp_path: Path) -> None:
     said = printed(tmp_path, "--host", "::", "--open")
     assert "-p [::]:8000:8000" in said.stdout
     assert said.stderr == ""
-    assert "there is no authentication yet" in str(printed(tmp_path, "--host", "0.0.0.0").exception)
+    assert "without a key" in str(printed(tmp_path, "--host", "0.0.0.0").exception)
 
 
 def test_releases_that_are_not_known(tmp_path: Path) -> None:

@@ -256,6 +256,10 @@ def test_exposure() -> None:
     with pytest.raises(RefusedError, match=r"'step' is a step, and closed to clients\. Models: a, b\.$") as caught:
         exposure.check_exposed("step", ANYONE)
     assert caught.value.why is Why.ABSENT
+    assert exposure.find_default(limited) == "a"
+    exposure.default = "b"
+    assert (exposure.find_default(ANYONE), exposure.find_default(limited)) == ("b", "a")
+    assert exposure.find_default(Caller("x", models=frozenset())) == ""
     for name in ("b", "step", "no model"):  # the same words, whether there is such a model or not
         with pytest.raises(RefusedError, match=rf"This key is not for the model '{name}'\. Models: a\.$") as caught:
             exposure.check_visible(name, limited)

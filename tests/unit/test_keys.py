@@ -446,8 +446,23 @@ def test_a_client_says_what_to_give() -> None:
         assert "shoal_" not in repr(client._settings)
 
 
+REFUSED = {
+    "infer --local --api-key-file k text": "--api-key-file has no effect with --local",
+    "infer --curl --api-key-file k X=1": "--api-key-file has no effect on the command that --curl prints.",
+    "generate --local --api-key-file k text": "--api-key-file has no effect with --local",
+    "bench r --api-key-file k": "--api-key-file has no effect with repositories, whose servers want no key.",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_key_file_without_effect_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("k").write_text(make_key("0" * 12))
+    assert REFUSED[line] in str(CliRunner().invoke(app, line.split()).exception)
+
+
 @pytest.mark.parametrize("command", ["infer hello --url 127.0.0.1:1", "generate hello --url 127.0.0.1:1",
-    "tokens 1,2 --server 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
+    "copies here", "tokens 1,2 --server 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
 def test_commands_read_a_key_from_a_file_or_the_environment(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +473,7 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
         raise InputError("seen")
 
     monkeypatch.setattr(Client, "__init__", refuse)
+    monkeypatch.setattr("shoal.client.copies.read_metrics", lambda _, api_key: refuse(api_key=api_key))
     key, other = make_key("0" * 12), make_key("1" * 12)
     (tmp_path / "key").write_text(f"{key}\n")
     for options, environment in ((["--api-key-file", str(tmp_path / "key")], {"SHOAL_API_KEY": other}), ([], {})):

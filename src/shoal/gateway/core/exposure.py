@@ -42,9 +42,16 @@ class Exposure:
         if not self.is_visible(model, caller):
             raise self._absent(model, caller)
 
+    def find_default(self, caller: Caller) -> str:
+        """Return the model that a caller gets if it names none: the default, or the only one that it may ask, or ""."""
+        allowed = [name for name in self._exposed if self.is_exposed(name, caller)]
+        if self.is_visible(self.default, caller) or caller.models is None:
+            return self.default
+        return allowed[0] if len(allowed) == 1 else ""
+
     def check_allowed(self, model: str, caller: Caller) -> None:
         """Raise ``RefusedError`` if a caller is limited to other models, whether there is such a model or not."""
-        if caller.models is not None and model not in caller.models:
+        if model and caller.models is not None and model not in caller.models:
             raise RefusedError(
                 Why.CLOSED, f"This key is not for the model {model[:100]!r}. Models: {self._known(caller)}."
             )

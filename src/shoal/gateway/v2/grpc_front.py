@@ -178,8 +178,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_config(self, request: bytes, caller: Caller, _: Any) -> bytes:
         wanted, exposure = parse("ModelConfigRequest", request), self._gate.exposure
-        if not wanted.name and exposure.default:
-            wanted.name = exposure.default
+        if not wanted.name and (default := exposure.find_default(caller)):
+            wanted.name = default
             request = wanted.SerializeToString()
         exposure.check_visible(wanted.name, caller)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request, caller))

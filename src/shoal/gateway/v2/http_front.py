@@ -99,7 +99,7 @@ class HttpFront:
         return web.json_response([entry for entry in index if is_exposed(entry["name"], caller)])
 
     async def _answer_default_config(self, request: web.Request, caller: Caller) -> web.Response:
-        model = self._gate.exposure.default
+        model = self._gate.exposure.find_default(caller)
         self._gate.exposure.check_visible(model, caller)
         return web.json_response(trim_config(await self._fetch(request, caller, f"/v2/models/{model}/config")))
 
