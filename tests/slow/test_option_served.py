@@ -29,7 +29,7 @@ INFER = "infer hello --model text"
 LLM = "generate hello --model llm --url {grpc}"
 GENERATE = f"{LLM} --max-tokens 8 --seed 1 --temperature 2"
 TOKENS = "tokens 5,6,7 --server {grpc}"
-KEY = Elsewhere("unit/test_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
+KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
 TABLE: Table = {
     "copies --api-key-file": KEY,
     "infer --api-key-file": KEY,

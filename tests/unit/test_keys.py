@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner
 
-from shoal.cli import app
 from shoal.client.calls import Call, Method
 from shoal.client.client import Client
 from shoal.client.failures import Server, explain, grpc_failure, http_failure
@@ -28,25 +26,10 @@ from shoal.gateway.key_file import KeyFile, read_span
 from shoal.gateway.v2.grpc_front import GrpcFront
 from shoal.gateway.v2.http_front import HttpFront
 from shoal.keys import check_key, hash_key, make_key, read_id
-from tests.support.options import PRINTED, Both, Shoal, Table, check_both, rows
 from tests.support.virtual_time import run
 from tests.unit.test_gateway_routes import CONFIGS, ask, make_gate
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
-TABLE: Table = {
-    "keys new --models": Both("keys new one --file k.json --json", "--models a", "--models b", PRINTED),
-    "keys new --may": Both("keys new one --file k.json --json", "--may infer", "--may infer,metrics", PRINTED),
-    "keys new --expires": Both("keys new one --file k.json --json", "--expires 1d", "--expires 9d", PRINTED),
-    "keys new --file": Both("keys new one", "--file a.json", "--file b.json"),
-    "keys new --json": Both("keys new one --file k.json", "", "--json", PRINTED),
-    "keys list --file": Both("keys list", "--file keys.json", "--file none.json", PRINTED),
-    "keys list --json": Both("keys list --file keys.json", "", "--json", PRINTED),
-    "keys revoke --file": Both("keys revoke team", "--file keys.json", "--file none.json", PRINTED),
-    "keys revoke --json": Both("keys revoke team --file keys.json", "", "--json", PRINTED),
-    "keys rotate --overlap": Both("keys rotate team --file keys.json --json", "--overlap 0s", "--overlap 1h", PRINTED),
-    "keys rotate --file": Both("keys rotate team", "--file keys.json", "--file none.json", PRINTED),
-    "keys rotate --json": Both("keys rotate team --file keys.json", "", "--json", PRINTED),
-}
 
 
 class World:
@@ -430,7 +413,7 @@ def test_a_pattern_without_a_model_is_warned_of(world: World, caplog: pytest.Log
     assert "The key typo may use plane*, and no model has such a name." in caplog.text
 
 
-# --- clients and the command line ------------------------------------------------------------------------------------
+# --- clients -------------------------------------------------------------------------------------------------------
 
 
 def test_a_client_says_what_to_give() -> None:
@@ -444,77 +427,3 @@ def test_a_client_says_what_to_give() -> None:
         Client(api_key="shoal_wrong")
     with Client(api_key=make_key("0" * 12)) as client:
         assert "shoal_" not in repr(client._settings)
-
-
-REFUSED = {
-    "infer --local --api-key-file k text": "--api-key-file has no effect with --local",
-    "infer --curl --api-key-file k X=1": "--api-key-file has no effect on the command that --curl prints.",
-    "generate --local --api-key-file k text": "--api-key-file has no effect with --local",
-    "bench r --api-key-file k": "--api-key-file has no effect with repositories, whose servers want no key.",
-}
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_a_key_file_without_effect_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("k").write_text(make_key("0" * 12))
-    assert REFUSED[line] in str(CliRunner().invoke(app, line.split()).exception)
-
-
-@pytest.mark.parametrize("command", ["infer hello --url 127.0.0.1:1", "generate hello --url 127.0.0.1:1",
-    "copies here", "tokens 1,2 --server 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
-def test_commands_read_a_key_from_a_file_or_the_environment(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = list[str]()
-
-    def refuse(*_: Any, api_key: str = "", **__: Any) -> Any:
-        seen.append(api_key)
-        raise InputError("seen")
-
-    monkeypatch.setattr(Client, "__init__", refuse)
-    monkeypatch.setattr("shoal.client.copies.read_metrics", lambda _, api_key: refuse(api_key=api_key))
-    key, other = make_key("0" * 12), make_key("1" * 12)
-    (tmp_path / "key").write_text(f"{key}\n")
-    for options, environment in ((["--api-key-file", str(tmp_path / "key")], {"SHOAL_API_KEY": other}), ([], {})):
-        CliRunner().invoke(app, [*command.split(), *options], env=environment)
-    CliRunner().invoke(app, command.split(), env={"SHOAL_API_KEY": other})
-    assert seen == [key, "", other]
-    done = CliRunner().invoke(app, [*command.split(), "--api-key-file", str(tmp_path / "none")])
-    assert "none cannot be read: No such file or directory" in str(done.exception)
-
-
-@pytest.fixture(scope="module")
-def shoal(tmp_path_factory: pytest.TempPathFactory) -> Shoal:
-    return Shoal(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("runs"))
-
-
-@pytest.mark.parametrize("entry", rows(TABLE))
-def test_two_values_give_two_results(entry: Both, shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
-    world = shoal.world / "keys.json"
-    world.unlink(missing_ok=True)
-    KeyFile(world).new("team")
-    shoal.seen.clear()
-    runs: list[dict[str, str]] = []
-
-    def once(line: str) -> dict[str, str]:
-        world.unlink(missing_ok=True)
-        KeyFile(world).new("team")
-        runs.append(shoal.run(line))
-        return {**runs[-1], "world": world.read_text() if "--overlap" in line else ""}
-
-    check_both(once, entry._replace(see="*") if "--overlap" in entry.one else entry)
-
-
-def test_the_commands_show_a_key_once(tmp_path: Path) -> None:
-    run_ = lambda line: CliRunner().invoke(app, [*line.split(), "--file", str(tmp_path / "k")])  # noqa: E731
-    made = run_("keys new team").stdout.split()[0]
-    rotated = json.loads(run_("keys rotate team --json").stdout)
-    assert read_id(made) == read_id(rotated["key"]) == rotated["id"]
-    listed = run_("keys list --json").output
-    assert [(row["name"], row["valid"]) for row in json.loads(listed)] == [("team", 2)]
-    for text in (listed, run_("keys list").output, (tmp_path / "k").read_text()):
-        assert made.split("_")[2] not in text
-    assert run_("keys revoke team").output == "revoked: team\n"
-    assert run_("keys list").output == "There are no keys.\n"

@@ -24,11 +24,11 @@ from shoal.repository import parameters
 from tests.slow import test_option_engines, test_option_served, test_option_service, test_option_training
 from tests.support.once import ROOT
 from tests.support.options import Elsewhere, Table, find_options
-from tests.unit import test_keys, test_option_parameters, test_option_repositories, test_option_uses
+from tests.unit import test_option_keys, test_option_parameters, test_option_repositories, test_option_uses
 
 TABLES: tuple[Table, ...] = (
     test_option_repositories.TABLE, test_option_uses.TABLE, test_option_service.TABLE, test_option_served.TABLE,
-    test_option_training.TABLE, test_keys.TABLE,
+    test_option_training.TABLE, test_option_keys.TABLE,
 )  # fmt: skip
 PARAMETERS: tuple[Mapping[tuple[str, str], Any], ...] = (test_option_parameters.ENTRIES, test_option_engines.ENTRIES)
 # What a line of the command has besides the options that exclude one another.
