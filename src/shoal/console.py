@@ -203,7 +203,7 @@ def _read_api_key(file: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"--api-key-file {file} cannot be read: {reason}.", "Give the file with the key.") from None
-    return check_key(text) if file or text else ""
+    return check_key(text, file or VARIABLE) if file or text else ""
 
 
 ApiKey = Annotated[

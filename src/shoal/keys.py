@@ -35,15 +35,17 @@ def hash_key(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_key(text: str) -> str:
+def check_key(text: str, source: str = "api_key") -> str:
     """Return a key that a client shall send, without white space around it; it may be another server's.
+
+    ``source`` is where it came from, for the error.
 
     Raises:
         InputError: it is not one line of ASCII characters, or is a key of shoal's with a typing error.
     """
     text = text.strip()
     if not re.fullmatch(r"[!-~]{1,4096}", text) or (text.startswith(_PREFIX) and not read_id(text)):
-        raise InputError("The API key is damaged or has a typing error.", "Copy it again, whole, on a line of its own.")
+        raise InputError(f"The key in {source} is damaged or has a typing error.", "Copy it again, whole, on a line of its own.")
     return text
 
 
