@@ -87,7 +87,7 @@ def test_a_stream_of_text() -> None:
     pieces = [stream.step([token]) for token in ids]
     end = stream.step([], last=True, reason="length")
     assert "".join(piece.text for piece in pieces) == "cat 😀"
-    assert [piece[1:] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
+    assert [piece[1:4] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
     assert end == Piece("", "length", 7, len(ids))
 
 
@@ -297,8 +297,8 @@ def test_the_stream_that_is_idle_longest_is_dropped() -> None:
         completions.answer(answer(a, stream, carry=carry(prompt=stream)))
     completions.answer(answer(a, 1))  # 2 is idle longest now
     completions.answer(answer(a, 4, carry=carry(prompt=4)))
-    assert [read(completions.answer(answer(a, stream)))[2:] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
-    assert read(completions.answer(answer(a, 2)))[2:] == (0, 1)
+    assert [read(completions.answer(answer(a, stream)))[2:4] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
+    assert read(completions.answer(answer(a, 2)))[2:4] == (0, 1)
 
 
 def test_ten_thousand_streams_are_kept(component: Component) -> None:

@@ -33,9 +33,12 @@ class Settings(TypedDict, total=False):
     min_tokens: int
     frequency_penalty: float
     presence_penalty: float
+    top_logprobs: int
     stop_words: Sequence[str]
     bad_words: Sequence[str]
     # end of settings
+    return_cumulative_logprob: bool
+    return_logprobs: bool
 
 
 _LISTS = {name for name, kind in get_type_hints(Settings).items() if kind == Sequence[str]}
@@ -162,8 +165,10 @@ def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streami
 
 def read_piece(answer: Mapping[str, Any]) -> Piece:
     """Convert an answer of the pipeline to a ``Piece``."""
-    found = (np.asarray(answer[name]).item() for name in ("text_output", *Piece._fields[1:]))
-    return Piece._make(value.decode() if isinstance(value, bytes) else value for value in found)
+    names = ("text_output", *Piece._fields[1:])
+    found = [np.asarray(answer[name]).item() if name in answer else None for name in names]
+    *values, total, logprobs = (value.decode() if isinstance(value, bytes) else value for value in found)
+    return Piece._make([*values, total, json.loads(logprobs) if logprobs else ()])
 
 
 def check_end(last: Piece | None) -> None:
