@@ -404,6 +404,7 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
+        (("--set", "top_logprobs=2"), "--set top_logprobs changes nothing in the text. Add --json"),
         (("--set", "top_q=1"), "Unknown setting 'top_q'. Did you mean top_p"),
         (("--set", "bad_words=a", "--set", "bad_words="), r"bad_words\[1\] is empty"),
         (("--set", "min_tokens=few"), "'min_tokens=few' has no number"),

@@ -70,7 +70,8 @@ class Component:
 
         ``batch`` maps input names to arrays ``[rows, *dims]`` on ``self.context.device``; TYPE_STRING inputs are NumPy
         object arrays of ``bytes``; an optional input that was left out is absent. Return every declared output, with
-        the same number of rows. Do not keep references to ``batch`` after the call.
+        the same number of rows; those in ``optional_outputs`` may be missing. Do not keep references to ``batch`` after
+        the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
 
