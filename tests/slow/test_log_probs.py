@@ -178,7 +178,7 @@ def test_texts(
     if (way, engine) == ("local", "vllm"):
         pytest.skip("vLLM runs in an environment of its own")
     source: Any = shoal.load(repository / model) if way == "local" else None
-    source = source or Client(service.grpc if way == "grpc" else service.http, protocol=way)  # type: ignore[arg-type]
+    source = source or Client(service.grpc if way == "grpc" else service.http, protocol=way)
     llm = Llm(source, "" if way == "local" else model)
     asked = {"return_logprobs": True, "return_cumulative_logprob": True, "max_tokens": NEW}
     for prompt, settings, number in make_requests(scale(5, 100)):

@@ -141,10 +141,16 @@ def test_two_values_give_two_results(key: tuple[str, str], entry: Two, files: Pa
 
 
 def test_a_smaller_limit_of_vllm_s_log_probabilities_is_this_engine_s(files: Path) -> None:
-    for arguments, most in (("{}", 20), ('{"max_logprobs": 5}', 5), ('{"max_logprobs": -1}', 20)):
+    for arguments, most in (
+        ("{}", 20),
+        ('{"max_logprobs": 5}', 5),
+        ('{"max_logprobs": 0}', 0),
+        ('{"max_logprobs": -1}', 20),
+    ):
         folder = ROOT / "models" / "llm-vllm"
         spec = engine_spec(files / "one", folder, engine_args=arguments)
-        with closing(component_class(folder / "1" / "model.py")(Context(spec, folder / "1"))) as component:
+        component: Any = component_class(folder / "1" / "model.py")(Context(spec, folder / "1"))
+        with closing(component):
             assert component.engine.limits.top_logprobs == most
             with pytest.raises(ShoalError, match=f"top_logprobs is {most + 1}"):
                 list(component.stream(token_inputs(IDS, 1, top_logprobs=most + 1)))

@@ -140,7 +140,7 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
         "is_last": np.ones((len(rows), 1), np.bool_),
         **{name: np.array(values, np.object_).reshape(-1, 1) for name, values in texts.items()},
     }
-    for name in {name for row in rows for name in row.log_probs}:
+    for name in {name for row in rows for name in row.request.returns if name in row.log_probs}:
         outputs[name] = _pad([row.log_probs.get(name, []) for row in rows], name)
     declared = {tensor.name for tensor in spec.outputs}
     return {name: array for name, array in outputs.items() if name in declared}

@@ -71,7 +71,8 @@ class EngineComponent(StreamingComponent):
         self.outputs = {tensor.name for tensor in context.spec.outputs}
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
-        asked = _WARM | {name: 1 for name, outputs in LOG_PROBS.items() if self.outputs & {*outputs}}
+        number = min(1, self.engine.limits.top_logprobs)
+        asked = _WARM | {name: number for name, outputs in LOG_PROBS.items() if self.outputs & {*outputs}}
         self.open({name: np.array([[value]], ids) for name, value in asked.items()}, warm)
         list(warm)
 
