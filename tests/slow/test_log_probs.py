@@ -181,7 +181,7 @@ def test_texts(
     source = source or Client(service.grpc if way == "grpc" else service.http, protocol=way)
     llm = Llm(source, "" if way == "local" else model)
     asked = {"return_logprobs": True, "return_cumulative_logprob": True, "max_tokens": NEW}
-    for prompt, settings, number in make_requests(scale(5, 100)):
+    for prompt, settings, number in make_requests(scale(5, 30)):
         given: Any = {**settings, **asked, "top_logprobs": number}
         ids = tokenizer.encode(prompt).ids
         whole = llm.generate(prompt, **given)
