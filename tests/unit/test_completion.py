@@ -319,6 +319,24 @@ def test_log_probabilities_are_of_the_tokens_that_count(
         }
 
 
+def test_padding_of_log_probabilities_is_left_out(component: Component) -> None:
+    """A row of a whole answer, beside longer rows with more of the most probable tokens."""
+    ids = encode("The cat")
+    text = json.dumps({"stops": [], "num_input_tokens": 3, "returns": ["logprobs"]})
+    plain, padded = ({**answer(ids, carry=text), **make_places(ids)} for _ in range(2))
+    for name, sizes, pad in (
+        ("output_log_probs", ((0, 0), (0, 0), (0, 2)), 0),
+        ("top_log_probs", ((0, 0), (0, 2), (0, 3)), 0),
+        ("top_token_ids", ((0, 0), (0, 2), (0, 3)), -1),
+        ("output_ids", ((0, 0), (0, 0), (0, 2)), 9),
+    ):
+        padded[name] = np.pad(padded[name], sizes, constant_values=pad)
+    one, other = component.process([plain, padded])
+    assert not isinstance(one, ShoalError)
+    assert not isinstance(other, ShoalError)
+    assert one["logprobs"].item() == other["logprobs"].item()
+
+
 def test_log_probabilities_come_with_the_next_piece_that_is_packed() -> None:
     """As ``llm_bls`` does it, which sends no piece without text."""
     ids = encode("\u1234")

@@ -187,13 +187,15 @@ def pack_places(request: TokenRequest, places: Sequence[Place], total: float) ->
 
 
 def read_places(answer: Arrays) -> list[Place]:
-    """Return the places of one answer of ``pack_places``; none if it has no ``output_log_probs``."""
+    """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
     if "output_log_probs" not in answer:
         return []
     chosen = answer["output_log_probs"][0, 0].tolist()
     if "top_log_probs" not in answer:
         return [Place(value) for value in chosen]
-    return [*map(Place, chosen, answer["top_token_ids"][0].tolist(), answer["top_log_probs"][0].tolist())]
+    ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
+    number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
+    return [*map(Place, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
