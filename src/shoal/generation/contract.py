@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +189,26 @@ def as_python(value: Any) -> Any:
     if isinstance(value, np.floating):
         return float(str(value))
     return value.item() if isinstance(value, np.generic) else value
+
+
+def read_streaming(array: Any, name: str = "streaming") -> bool:
+    """Read the BOOL ``[rows, 1]`` input ``name``: whether answers come in pieces.
+
+    Raises:
+        InputError: it differs between rows.
+    """
+    if (is_streaming := bool(np.all(array))) != bool(np.any(array)):
+        raise InputError(f"{name} is true for some rows and false for others.", "Send the same for all rows.")
+    return is_streaming
+
+
+@contextmanager
+def naming_row(number: int, count: int) -> Iterator[None]:
+    """Begin the message of an ``InputError`` with the row ``number``, if the request has several, ``count``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
 
 
 def new_stream_id() -> int:
