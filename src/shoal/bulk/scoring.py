@@ -100,10 +100,8 @@ def _whole(model: Endpoint) -> Endpoint:
         return model
 
     def call(inputs: Mapping[str, Any]) -> Mapping[str, Array]:
-        number = len(next(iter(inputs.values()))) if model.spec.is_batched else 1
-        with closing(
-            model.stream({switch: np.zeros((number, 1) if model.spec.is_batched else 1, np.bool_), **inputs})
-        ) as answers:
+        shape = (len(next(iter(inputs.values()))), 1) if model.spec.is_batched else (1,)
+        with closing(model.stream({switch: np.zeros(shape, np.bool_), **inputs})) as answers:
             found = list(answers)
         if len(found) != 1:
             raise InputError(

@@ -20,7 +20,6 @@ from shoal.client.calls import (
     Call,
     Description,
     Method,
-    count_rows,
     datatype,
     decode,
     encode,
@@ -196,7 +195,7 @@ def from_generate(call: Call, data: bytes) -> Answer:
         if "model_name" not in document:
             raise stream_failure(document["error"])
         wanted = [spec for spec in model.outputs if spec.name in (call.outputs or document)]
-        is_one_row = not model.is_batched or count_rows(call.arrays) == 1
+        is_one_row = not model.is_batched or {len(array) for array in call.arrays.values()} <= {1}
         arrays = {spec.name: _to_array(spec, model, document[spec.name], is_one_row=is_one_row) for spec in wanted}
         return Answer(
             {name: arrays[name] for name in call.outputs or arrays},

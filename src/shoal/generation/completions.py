@@ -307,9 +307,8 @@ class RowTexts:
 
         Outputs also have ``batch_index``, INT32 ``[1, 1]``.
         """
-        count = len(answer["output_ids"])
-        numbers = answer[BATCH_INDEX].ravel().tolist() if BATCH_INDEX in answer else range(count)
-        for at, number in enumerate(numbers):
+        numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
+        for at, number in enumerate(map(int, numbers)):
             if number not in self._open:  # it has ended at its stop word, and the engine goes on with the request
                 continue
             piece = self._streams[number].take({name: array[at : at + 1] for name, array in answer.items()})

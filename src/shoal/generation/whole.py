@@ -86,7 +86,7 @@ class RowAnswers(WholeAnswer):
     def _end_row(self, is_complete: bool) -> None:
         if is_complete:
             self._stream.end()
-        else:
+        elif self._stream.is_open:
             self._set_farewell()
 
     def _set_farewell(self) -> None:
