@@ -67,7 +67,7 @@ def read(outputs: Arrays | ShoalError) -> Piece:
     if isinstance(outputs, ShoalError):
         raise outputs
     kinds = {"text_output": "O", "finish_reason": "O", "num_input_tokens": "uint32", "num_output_tokens": "uint32"}
-    assert {name: array.dtype for name, array in outputs.items()} == kinds
+    assert {name: array.dtype for name, array in outputs.items() if name != "batch_index"} == kinds
     assert all(array.shape == (1, 1) for array in outputs.values())
     text, reason, num_input, num_output = (outputs[name][0, 0] for name in kinds)
     return Piece(text.decode(), reason.decode(), int(num_input), int(num_output))
@@ -76,6 +76,33 @@ def read(outputs: Arrays | ShoalError) -> Piece:
 def ask(component: Component, *requests: Mapping[str, Any]) -> list[Piece]:
     """The answers to requests that come together."""
     return [read(outputs) for outputs in component.process(requests)]
+
+
+def test_rows_are_those_asked_alone(component: Component) -> None:
+    """Rows of a request may be streams at different places, or whole answers; the message has the row that fails."""
+
+    def stack(*rows: Mapping[str, Any]) -> dict[str, Any]:
+        width = max(row["output_ids"].shape[2] for row in rows)
+        padded = [{**row, "output_ids": np.pad(row["output_ids"], ((0, 0), (0, 0), (0, width)))} for row in rows]
+        cut = [{**row, "output_ids": row["output_ids"][:, :, :width]} for row in padded]
+        return {name: np.concatenate([row[name] for row in cut]) for name in rows[0]}
+
+    cat, dog = (
+        [answer(encode(part), stream, last=part == parts[-1], carry=carry("mat")) for part in parts]
+        for stream, parts in ((1, ["The cat", " sat on the mat"]), (2, ["A dog sat", " here"]))
+    )
+    (first,) = component.process([stack(cat[0], dog[0])])
+    (second,) = component.process([stack(dog[1], cat[1]) | {"batch_index": as_int32([[1], [0]])}])
+    assert not isinstance(first, ShoalError)
+    assert not isinstance(second, ShoalError)
+    assert first["batch_index"].tolist() == [[0], [1]]
+    assert second["batch_index"].tolist() == [[1], [0]]
+    texts = [first["text_output"][row, 0] + second["text_output"][1 - row, 0] for row in range(2)]
+    assert texts == [b"The cat sat on the ", b"A dog sat here"]
+    assert second["num_input_tokens"].tolist() == [[5], [5]]
+    bad = answer([1], 3) | {"carry": np.array([[b"\xff"]], np.object_)}
+    (refused,) = component.process([stack(answer([1], 4, carry=""), bad)])
+    assert str(refused).startswith("Row 1: carry is not UTF-8")
 
 
 # --- one stream --------------------------------------------------------------------------------------------------
@@ -415,7 +442,8 @@ def test_tensors_that_do_not_fit_are_refused(component: Component) -> None:
         output_ids=np.zeros((1, 2, 3), np.int32),
         sequence_length=as_int32([[3, 3]]),
     )
-    refuse("output_ids has shape [2, 1, 3]", output_ids=np.zeros((2, 1, 3), np.int32))
+    two = {"output_ids": np.zeros((2, 1, 3), np.int32), "stream_id": np.array([[8]])}
+    refuse("Row 1: output_ids has shape [1, 1, 3] and seq", **two)
     refuse("output_ids has shape [1, 1, 1] and seq", sequence_length=np.zeros((1, 0), np.int32))
     refuse("sequence_length is 2, and output_ids has 1 tokens.", sequence_length=as_int32([[2]]))
     refuse("sequence_length is -1, and output_ids has 1 tokens.", sequence_length=as_int32([[-1]]))

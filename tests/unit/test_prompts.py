@@ -350,6 +350,18 @@ def test_a_bad_row_fails_alone(prompt: Component) -> None:
     assert kinds == [dict, InputError, InputError, InputError, dict, InputError, InputError]
 
 
+@pytest.mark.usefixtures("may_start_processes")
+def test_the_row_that_is_refused_is_named(prompt: Component) -> None:
+    """In its own request's numbers, also if requests were joined."""
+    three = np.concatenate([texts("The cat"), texts("The mat"), texts("")])
+    good, bad, none = prompt.process(
+        [{"text_input": texts("The cat")}, {"text_input": three}, {"text_input": three[:0]}]
+    )
+    assert isinstance(good, dict)
+    assert str(bad) == "Row 2: The prompt is empty. Send a text of at least one token."
+    assert str(none) == "The request has no rows. Send one prompt or more."
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

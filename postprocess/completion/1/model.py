@@ -2,6 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import numpy as np
+
 from shoal.component import Arrays, Component, Context, Parameters
 from shoal.generation import Completions
 
@@ -18,7 +20,9 @@ class Completion(Component):
 
     def run(self, batch: Arrays) -> Arrays:
         fetch = self.context.device.fetch
-        return self.completions.answer({name: fetch(array, name) for name, array in batch.items()})
+        rows = np.arange(len(batch["output_ids"]), dtype=np.int32)
+        inputs = {name: fetch(array, name) for name, array in batch.items()}
+        return self.completions.answer({"batch_index": rows[:, None], **inputs})
 
 
 TritonPythonModel = Completion.for_triton()

@@ -17,7 +17,7 @@ from shoal.component import tensors
 from shoal.component.answer_socket import Connection, connect
 from shoal.component.base import Component, check_outputs
 from shoal.component.ledger import BATCHES, ROWS
-from shoal.component.spec import STOP
+from shoal.component.spec import BATCH_INDEX, STOP
 from shoal.component.tensors import Array, Arrays
 from shoal.component.triton import TritonModel
 from shoal.errors import InputError, ShoalError
@@ -60,12 +60,14 @@ class Stream:
     def send(self, outputs: Arrays) -> bool:
         """Send one answer: every declared output, ``[rows, *dims]`` with the request's number of rows.
 
+        With an output ``batch_index``, INT32 ``[1]``, an answer is to those rows of the request that it names.
         Returns False if the stream is closed; then stop computing answers. If an output differs from its declaration in
         ``config.pbtxt``, the stream ends with an error.
         """
         try:
             component = self._component
-            check_outputs(component.context.spec, outputs, self._num_rows, component.optional_outputs)
+            rows = len(outputs[BATCH_INDEX]) if BATCH_INDEX in outputs else self._num_rows
+            check_outputs(component.context.spec, outputs, rows, component.optional_outputs)
         except Exception as error:
             self.end(error)
             return False

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
+from shoal.component.spec import BATCH_INDEX
 from shoal.errors import InputError
-from shoal.generation.contract import MAX_WORDS, Place, read_places
+from shoal.generation.contract import MAX_WORDS, Place, naming_row, read_places
 from shoal.generation.detokenizer import Detokenizer, find_specials
 from shoal.generation.weights import TOKENIZER, read_folder
-from shoal.pieces import Piece
+from shoal.pieces import Piece, join_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -262,19 +263,28 @@ class Completions:
             return cls(read_tokenizer(path))
 
     def answer(self, inputs: Arrays) -> dict[str, Array]:
-        """Answer one request, whose tensors have one row and are on the host.
+        """Answer one request, whose tensors are on the host. Each row belongs to another stream.
 
-        Inputs are ``output_ids``, INT32 ``[1, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
-        ``[1, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[1, 1]``, and ``is_last``,
-        BOOL ``[1, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and ``finish_reason``,
-        both STRING ``[1, 1]``, are optional, and so are an engine's log probabilities (``contract.pack_places``).
+        Inputs are ``output_ids``, INT32 ``[rows, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
+        ``[rows, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[rows, 1]``, and
+        ``is_last``, BOOL ``[rows, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and
+        ``finish_reason``, both STRING ``[rows, 1]``, are optional, and so are ``batch_index``, INT32 ``[rows, 1]``, and
+        an engine's log probabilities (``contract.pack_places``).
 
-        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32, and
-        what ``carry`` asks for (``TextStream.pack``), all ``[1, 1]``.
+        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32,
+        what ``carry`` asks for (``TextStream.pack``), and ``batch_index`` if the request has it, all ``[rows, 1]``.
 
         Raises:
-            InputError: a shape or value cannot be used; the stream stays as it was.
+            InputError: a shape or value cannot be used; the row's stream and those of later rows stay as they were.
         """
+        count = len(inputs["output_ids"])
+        found = []
+        for number in range(count):
+            with naming_row(number, count):
+                found.append(self._answer_row({name: array[number : number + 1] for name, array in inputs.items()}))
+        return join_rows(found) | ({BATCH_INDEX: inputs[BATCH_INDEX]} if BATCH_INDEX in inputs else {})
+
+    def _answer_row(self, inputs: Arrays) -> dict[str, Array]:
         ids, reason, places = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_places(inputs)
         if ("stream_id" in inputs) != ("is_last" in inputs):
             there, missing = ("stream_id", "is_last") if "stream_id" in inputs else ("is_last", "stream_id")
@@ -296,6 +306,12 @@ class Completions:
         if len(self._streams) > self._most_streams:
             del self._streams[next(iter(self._streams))]
 
+    def open_rows(self, inputs: Arrays, *, is_streaming: bool) -> RowTexts:
+        """Begin a stream for each row of an engine's inputs; see ``open``."""
+        carries = inputs["carry"]
+        rows = [self.open({"carry": carries[number : number + 1]}) for number in range(len(carries))]
+        return RowTexts(rows, is_streaming=is_streaming)
+
     def open(self, inputs: Arrays) -> TextStream:
         """Begin a stream. The input ``carry``, if any, has the arguments of ``TextStream``; ``stops`` are the strings.
 
@@ -303,6 +319,53 @@ class Completions:
             InputError: ``carry`` cannot be read.
         """
         return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
+
+
+class RowTexts:
+    """Texts of the rows of one request, from the answers of an engine that name their rows in ``batch_index``."""
+
+    def __init__(self, streams: Sequence[TextStream], *, is_streaming: bool) -> None:
+        self._streams, self._is_streaming = streams, is_streaming
+        self._pieces: list[list[Piece]] = [[] for _ in streams]
+        self._open = set(range(len(streams)))
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether the texts of all rows have ended."""
+        return not self._open
+
+    def take(self, answer: Arrays) -> Iterator[dict[str, Array]]:
+        """Take an engine's next answer; if streaming, yield each row that has new text or ends, as ``pack`` does.
+
+        Outputs also have ``batch_index``, INT32 ``[1, 1]``.
+        """
+        numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
+        for at, number in enumerate(map(int, numbers)):
+            if number not in self._open:  # it has ended at its stop word, and the engine goes on with the request
+                continue
+            piece = self._streams[number].take({name: array[at : at + 1] for name, array in answer.items()})
+            if piece.finish_reason:
+                self._open.discard(number)
+            if not self._is_streaming:
+                self._pieces[number].append(piece)
+            elif piece.text or piece.finish_reason:
+                yield self._pack(number, piece)
+
+    def join(self) -> Iterator[dict[str, Array]]:
+        """Yield the whole answer, ``[rows, 1]``, unless a row has no text at all."""
+        if all(self._pieces):
+            packed = [self._pack(number, join_pieces(pieces)) for number, pieces in enumerate(self._pieces)]
+            yield join_rows(packed)
+
+    def _pack(self, number: int, piece: Piece) -> dict[str, Array]:
+        return {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}
+
+
+def join_rows(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Join answers to rows; rows that did not ask for log probabilities have 0 and the JSON ``null`` beside others."""
+    empty = {"cumulative_logprob": np.zeros((1, 1), np.float32), "logprobs": _string("null")}
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.concatenate([row[name] if name in row else empty[name] for row in rows]) for name in names}
 
 
 def _read_ids(inputs: Arrays) -> list[int]:

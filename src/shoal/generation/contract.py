@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -236,6 +237,26 @@ def as_python(value: Any) -> Any:
     if isinstance(value, np.floating):
         return float(str(value))
     return value.item() if isinstance(value, np.generic) else value
+
+
+def read_streaming(array: Any, name: str = "streaming") -> bool:
+    """Read the BOOL ``[rows, 1]`` input ``name``: whether answers come in pieces.
+
+    Raises:
+        InputError: it differs between rows.
+    """
+    if (is_streaming := bool(np.all(array))) != bool(np.any(array)):
+        raise InputError(f"{name} is true for some rows and false for others.", "Send the same for all rows.")
+    return is_streaming
+
+
+@contextmanager
+def naming_row(number: int, count: int) -> Iterator[None]:
+    """Begin the message of an ``InputError`` with the row ``number``, if the request has several, ``count``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
 
 
 def new_stream_id() -> int:

@@ -15,7 +15,7 @@ from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read
 from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.completions import RETURNS
-from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
+from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
 from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.weights import TOKENIZER, read_context, read_folder
@@ -216,6 +216,20 @@ class Prompts:
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "carry": carry,
         }
+
+    def requests(self, inputs: Arrays) -> dict[str, Array]:
+        """Return an engine's inputs for the rows of a request, ``[rows, *dims]``; see ``request``, ``rows``, ``stack``.
+
+        Raises:
+            InputError: a value cannot be used; the message has the row, if there are several.
+        """
+        if not (count := len(next(iter(inputs.values())))):
+            raise InputError("The request has no rows.", "Send one prompt or more.")
+        found = []
+        for number, row in enumerate(rows(inputs)):
+            with naming_row(number, count):
+                found.append(self.request(row))
+        return stack(found)
 
     def _text(self, row: Mapping[str, Any]) -> str | None:
         return self.decode(row["text_input"], "text_input") if "text_input" in row else None

@@ -1,19 +1,19 @@
-"""Whole answers of engines: a request of several rows, each computed by itself, and one answer to all of them."""
+"""Requests of several rows to engines: each row is computed by itself, and answered as it comes or with all others."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from shoal.component import Array, Arrays, Component, Stream
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.streaming import QueueStream
 from shoal.errors import InputError, ShoalError
-from shoal.generation.contract import Limits, TokenRequest, new_stream_id
+from shoal.generation.contract import Limits, TokenRequest, naming_row, new_stream_id
 
 
 @dataclass
@@ -37,32 +37,68 @@ class WholeAnswer:
 
     def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
         self._spec, self._rows, self._stream = component.context.spec, rows, stream
-        self._lock, self._num_open = threading.Lock(), len(rows)
+        self._lock, self._open = threading.Lock(), set(range(len(rows)))
         self.streams = [_RowStream(component, self, number, stream.request_id) for number in range(len(rows))]
         stream.on_leave(self._leave)
 
     def add(self, number: int, item: Arrays | ShoalError | None) -> None:
         """Take an answer to the row ``number``, its error or, with None, its end."""
-        row = self._rows[number]
         if isinstance(item, ShoalError):
             place = f"Row {number}: " if len(self._rows) > 1 else ""
             self._stream.end(type(item)(f"{place}{item.what}", item.fix))
-            self._leave()
+            # in a thread of its own, because this one holds the lock of the row that failed
+            threading.Thread(target=self._leave, name="shoal-rows", daemon=True).start()
         elif item is not None:
-            row.ids += item["output_ids"][0, 0].tolist()
-            row.reason = bytes(item["finish_reason"][0, 0]).decode()
-            for name in row.request.returns:
-                row.log_probs.setdefault(name, []).append(item[name][0])
+            self._take(number, item)
         else:
             with self._lock:
-                self._num_open -= 1
-                is_complete = not self._num_open
-            if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
-                self._stream.end()
+                self._open.discard(number)
+                is_complete = not self._open
+            self._end_row(is_complete)
+
+    def _take(self, number: int, item: Arrays) -> None:
+        row = self._rows[number]
+        row.ids += item["output_ids"][0, 0].tolist()
+        row.reason = bytes(item["finish_reason"][0, 0]).decode()
+        for name in row.request.returns:
+            row.log_probs.setdefault(name, []).append(item[name][0])
+
+    def _end_row(self, is_complete: bool) -> None:
+        if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
+            self._stream.end()
 
     def _leave(self) -> None:
         for each in self.streams:
             each.leave()
+
+
+class RowAnswers(WholeAnswer):
+    """Sends the answers to the rows of one request as they come, each with its row's number as ``batch_index``."""
+
+    def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
+        super().__init__(component, rows, stream)
+        self._names = [tensor.name for tensor in self._spec.outputs]
+        self._stream_ids = np.array([[new_stream_id()] for _ in rows], np.int64)
+        self._set_farewell()
+
+    def _take(self, number: int, item: Arrays) -> None:
+        numbers = {"stream_id": self._stream_ids[number : number + 1], BATCH_INDEX: np.array([[number]], np.int32)}
+        answer = {**item, **numbers}
+        self._stream.send({name: answer[name] for name in self._names if name in answer})
+
+    def _end_row(self, is_complete: bool) -> None:
+        if is_complete:
+            self._stream.end()
+        elif self._stream.is_open:
+            self._set_farewell()
+
+    def _set_farewell(self) -> None:
+        """Let a request with ``stop`` end the rows that are open."""
+        numbers = sorted(self._open)
+        rows = [replace(self._rows[number], ids=[], log_probs={}, reason="cancelled") for number in numbers]
+        own = {"stream_id": self._stream_ids[numbers], BATCH_INDEX: np.array(numbers, np.int32)[:, None]}
+        packed = {**pack_rows(rows, self._spec), **own}
+        self._stream.farewell = {name: packed[name] for name in self._names if name in packed}
 
 
 class UncheckedStream(Stream):
@@ -105,12 +141,10 @@ def read_rows(inputs: Arrays, limits: Limits, outputs: Container[str] = (), *, h
     rows = []
     for number in range(count):
         given = {name: array[number : number + 1] for name, array in inputs.items()}
-        try:
+        with naming_row(number, count):
             if count > 1 and "input_lengths" not in given:
                 raise InputError(f"input_lengths is missing, and there are {count} rows.", "Send each row's length.")
             request = TokenRequest.read(given, limits, outputs)
-        except InputError as error:
-            raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
         pads = [int(given[name].reshape(-1)[0]) for name in ("pad_id", "end_id") if name in given]
         pad = next((pad for pad in [*pads, *request.end_ids] if pad >= 0), 0)
         excludes = (
@@ -138,6 +172,7 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
         "sequence_length": np.array([[len(row.ids)] for row in rows], dtype),
         "stream_id": np.array([[new_stream_id()] for _ in rows], np.int64),
         "is_last": np.ones((len(rows), 1), np.bool_),
+        BATCH_INDEX: np.arange(len(rows), dtype=np.int32)[:, None],
         **{name: np.array(values, np.object_).reshape(-1, 1) for name, values in texts.items()},
     }
     for name in {name for row in rows for name in row.request.returns if name in row.log_probs}:

@@ -303,10 +303,10 @@ def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
         raise RefusedError(
             Why.WRONG, f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}."
         )
-    if spec.is_batched and shape[0] > spec.max_batch_size:
+    if spec.is_batched and not 0 < shape[0] <= spec.max_batch_size:
         raise RefusedError(
             Why.WRONG,
-            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes {spec.max_batch_size}.",
+            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes 1 to {spec.max_batch_size}.",
         )
     return shape
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.streaming import QueueStream
-from shoal.errors import SetupError
-from shoal.generation.contract import INPUTS, LOG_PROB_OUTPUTS, LOG_PROBS, Limits, TokenRequest
+from shoal.errors import InputError, SetupError
+from shoal.generation.contract import INPUTS, LOG_PROB_OUTPUTS, LOG_PROBS, Limits, TokenRequest, read_streaming
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
-from shoal.generation.whole import WholeAnswer, read_rows
+from shoal.generation.whole import RowAnswers, WholeAnswer, read_rows
 
 _IDS = ("input_ids", "output_ids", "sequence_length")
 _WARM = {"input_ids": 0, "input_lengths": 1, "request_output_len": 2}
@@ -42,9 +42,10 @@ class EngineComponent(StreamingComponent):
     same time) and ``context`` (the greatest number of tokens of a prompt and its answer). If ``model`` is empty and the
     version folder contains ``decoder.onnx``, the version folder is the weights folder.
 
-    A model that is not decoupled takes requests of several rows, and answers each request once (see ``whole.py``). Its
-    parameter ``exclude_input_in_output`` says whether answers are new tokens alone (true, the default) or begin with
-    the prompt, as in FasterTransformer.
+    Requests may have several rows (see ``whole.py``). A decoupled model answers each row as its tokens come, and says
+    which one in ``batch_index``; if ``streaming`` is false, and in a model that is not decoupled, one answer has all
+    rows. The parameter ``exclude_input_in_output`` of the latter says whether answers are new tokens alone (true, the
+    default) or begin with the prompt, as in FasterTransformer.
     """
 
     answers_either_way = True
@@ -78,14 +79,21 @@ class EngineComponent(StreamingComponent):
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request against the engine's limits and settings, and begin to answer it."""
-        engine, is_whole = self.engine, not self.context.spec.is_decoupled
-        rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt) if is_whole else []
-        asked = [row.request for row in rows] if is_whole else [TokenRequest.read(inputs, engine.limits, self.outputs)]
-        for request in asked:
-            request.sampling.check_applied(engine.settings)
-        streams = WholeAnswer(self, rows, stream).streams if is_whole else [stream]
-        for request, each in zip(asked, streams, strict=True):
-            engine.admit(request, each)
+        engine, spec = self.engine, self.context.spec
+        rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt)
+        for row in rows:
+            row.request.sampling.check_applied(engine.settings)
+        # A row alone needs no joining: the engine itself answers it once if ``streaming`` is false.
+        is_streaming = len(rows) == 1 or read_streaming([row.request.is_streaming for row in rows])
+        is_whole = not (spec.is_decoupled and is_streaming)
+        if len(rows) > 1 and not is_whole and BATCH_INDEX not in {tensor.name for tensor in spec.outputs}:
+            raise InputError(
+                f"The request has {len(rows)} rows, and answers of model {spec.name} do not say which one they are to.",
+                f"Send one row, or streaming false; or declare {BATCH_INDEX}, TYPE_INT32 [1], in its config.pbtxt.",
+            )
+        answers = (WholeAnswer if is_whole else RowAnswers)(self, rows, stream)
+        for row, each in zip(rows, answers.streams, strict=True):
+            engine.admit(row.request, each)
 
     def close(self) -> None:
         """Close the engine."""
