@@ -237,9 +237,7 @@ class Prompts:
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
-        if "" in words:
-            raise InputError(f"{name}[{words.index('')}] is empty.", "Leave it out.")
-        return words
+        return [word for word in words if word]  # clients of TensorRT-LLM send an empty text for no words
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
         """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,15 @@ class WholeAnswer:
     """Collects the answers to the rows of one request, and sends them as one answer when all of them are there.
 
     The first row that fails ends the request with its error, and the other rows are given up. So are all rows when the
-    client leaves. ``streams`` has one stream for each row, for the engine.
+    client leaves; if it asks for the end, it gets the tokens so far. ``streams`` has one stream for each row, for the
+    engine.
     """
 
     def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
         self._spec, self._rows, self._stream = component.context.spec, rows, stream
         self._lock, self._num_open = threading.Lock(), len(rows)
         self.streams = [_RowStream(component, self, number, stream.request_id) for number in range(len(rows))]
+        stream.farewell = self._pack_cancelled
         stream.on_leave(self._leave)
 
     def add(self, number: int, item: Arrays | ShoalError | None) -> None:
@@ -56,6 +58,11 @@ class WholeAnswer:
                 is_complete = not self._num_open
             if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
                 self._stream.end()
+
+    def _pack_cancelled(self) -> Arrays:
+        """Return the answer to a request that is stopped: the tokens so far; rows that are not complete say it."""
+        rows = [replace(row, ids=list(row.ids), reason=row.reason or "cancelled") for row in self._rows]
+        return pack_rows(rows, self._spec)
 
     def _leave(self) -> None:
         for each in self.streams:
