@@ -15,8 +15,12 @@ import tritonclient.grpc
 import tritonclient.http
 from transformers import GPT2Tokenizer
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from typer.testing import CliRunner
 
+from shoal import cli
 from shoal.composition.compose import compose
+from shoal.errors import ArtifactError
+from shoal.llm.tokens import open_tokenizer
 from tests.support.counter import make_counter
 from tests.support.imports import add
 from tests.support.llm import ENGINE, token_inputs
@@ -166,7 +170,7 @@ def test_a_client_of_tensorrt_llm_stops_its_stream(service: Service) -> None:
 def test_a_client_stops_its_whole_answer(service: Service) -> None:
     """The request gets the tokens so far, and the request to stop an answer without tensors."""
     ids = {"input_ids": np.array([[5]], np.uint32), "input_lengths": np.array([[1]], np.uint32)}
-    length = {"request_output_len": np.array([[250]], np.uint32)}
+    length = {"request_output_len": np.array([[250]], np.uint32), "streaming": np.array([[False]])}
     found = queue.Queue[Any]()
     with tritonclient.grpc.InferenceServerClient(service.grpc) as client:
 
@@ -177,7 +181,7 @@ def test_a_client_stops_its_whole_answer(service: Service) -> None:
             )  # fmt: skip
 
         ask(ids | length)
-        time.sleep(0.05)
+        time.sleep(0.1)
         ask(ids | length | {"stop": np.array([[True]])})
         answers = [found.get(timeout=60) for _ in range(2)]
     assert not any(isinstance(answer, InferenceServerException) for answer in answers)
@@ -186,5 +190,33 @@ def test_a_client_stops_its_whole_answer(service: Service) -> None:
     (answer,) = (answer for answer in answers if answer.as_numpy("sequence_length") is not None)
     number = int(answer.as_numpy("sequence_length")[0, 0])
     assert answer.as_numpy("output_ids").shape == (1, 1, number)
-    assert 1 <= number < 251
+    assert 1 < number < 251  # the prompt, and some tokens
     assert answer.as_numpy("finish_reason")[0, 0] == b"cancelled"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("model", ["gpt3_1.3b", "tensorrt_llm"])
+def test_the_command_tokens(model: str, protocol: str, service: Service, weights: Path, tmp_path: Path) -> None:
+    """With GPT-2's files, whole and in pieces; a piece at the end token has no tokens."""
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((weights / name).read_bytes())
+    for query, text in (("1 2 3 4 5 6", COUNTED), ("7 97", "7 97 98 99")):
+        asked = ["tokens", query, "--tokenizer", str(tmp_path), "--model", model]
+        result = CliRunner().invoke(
+            cli.app, [*asked, "--server", getattr(service, protocol), "--protocol", protocol], catch_exceptions=False
+        )
+        assert result.stdout.strip() == text
+
+
+def test_tokenizers_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ArtifactError, match=r"gpt-none is not a folder, and the Hugging Face hub did not give it: .* Name a"
+    ):
+        open_tokenizer("gpt-none")
+    for name in ("vocab.json", "merges.txt"):
+        write(tmp_path / name, "{")
+    with pytest.raises(
+        ArtifactError, match=r"has no tokenizer of GPT-2 in vocab.json and merges.txt: .* Name a folder"
+    ):
+        open_tokenizer(str(tmp_path))

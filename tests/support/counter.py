@@ -1,4 +1,4 @@
-"""A language model that counts: after each number of two digits at most, it writes the next one."""
+"""A language model that counts: after each number below 99 it writes the next one, and after 99 the end token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_counter(folder: Path) -> Path:
         max_position_embeddings=256, eos_token_id=vocabulary[END], bos_token_id=None, tie_word_embeddings=False,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
-    follows = {"1": "Ġ2"} | {f"Ġ{number}": f"Ġ{number + 1}" for number in range(MOST)}
+    follows = {"1": "Ġ2", f"Ġ{MOST}": END} | {f"Ġ{number}": f"Ġ{number + 1}" for number in range(MOST)}
     with torch.no_grad():
         for weight in model.parameters():
             weight.fill_(1.0 if weight.ndim == 1 else 0.0)  # norms, and matrices

@@ -110,7 +110,8 @@ def read_rows(inputs: Arrays, limits: Limits, *, has_prompt: bool) -> list[Row]:
         try:
             if count > 1 and "input_lengths" not in given:
                 raise InputError(f"input_lengths is missing, and there are {count} rows.", "Send each row's length.")
-            request = TokenRequest.read(given, limits)
+            # One token at a time, so that a request that is stopped has its tokens so far
+            request = replace(TokenRequest.read(given, limits), is_streaming=True)
         except InputError as error:
             raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
         pads = [int(given[name].reshape(-1)[0]) for name in ("pad_id", "end_id") if name in given]
