@@ -9,11 +9,11 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     """One of the parts in which an answer comes, or a whole answer: its text, and counts of tokens.
 
-    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
-    ``length`` (the greatest number of tokens). ``num_input_tokens`` counts the tokens of the prompt.
-    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part. If a stop string ends the
-    answer, it counts up to the token that completes the stop string, whatever the engine computed; later parts are
-    empty.
+    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token),
+    ``length`` (the greatest number of tokens) or ``cancelled`` (the client asked for the end). ``num_input_tokens``
+    counts the tokens of the prompt. ``num_output_tokens`` counts the tokens from the beginning of the answer up to this
+    part. If a stop string ends the answer, it counts up to the token that completes the stop string, whatever the
+    engine computed; later parts are empty.
     """
 
     text: str

@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 import shutil
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -246,6 +247,42 @@ def test_texts_that_are_not_utf8(model: str, service: Service) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_asyncio_in_this_process(model: str, repository: Path, prompts: list[str], oracle: Oracle) -> None:
+    """Requests run beside each other; one that is left early ends, and the others go on."""
+
+    async def ask(pipeline: shoal.Pipeline) -> list[str]:
+        llm = AsyncLlm(pipeline)
+        pieces = llm.stream("A cat", max_tokens=900)
+        await anext(pieces)
+        await pieces.aclose()
+        with pytest.raises(InputError, match="request_id is given, and the pipeline runs in this process"):
+            await llm.generate("A cat", request_id="7")
+        return [one.text for one in await asyncio.gather(*(llm.generate(each, max_tokens=NEW) for each in prompts[:8]))]
+
+    with shoal.load(repository / model) as pipeline:
+        for prompt, found in zip(prompts, asyncio.run(ask(pipeline)), strict=False):
+            assert oracle.texts[prompt] in (None, found)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_stop_request_ends_an_answer_of_llm_bls(is_stream: bool, service: Service) -> None:
+    """At once, with a marked last answer that has the counts, and in a whole answer the text so far."""
+    with Client(service.grpc) as client, ThreadPoolExecutor() as pool:
+        llm = Llm(client, "llm_bls")
+        ask = (lambda **more: list(llm.stream(**more))) if is_stream else (lambda **more: [llm.generate(**more)])
+        found = pool.submit(ask, prompt="A cat", max_tokens=900, request_id="mine")
+        time.sleep(0.3)
+        start = time.monotonic()
+        assert not list(client.stream("llm_bls", {"text_input": ["A"], "stop": [True]}, request_id="mine"))
+        *pieces, last = found.result(60)
+        assert time.monotonic() - start < 1
+    assert last.finish_reason == "cancelled"
+    assert 0 < last.num_output_tokens < 900
+    assert bool(last.text) != is_stream
+    assert all(piece.text and not piece.finish_reason for piece in pieces)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_asyncio(model: str, service: Service, prompts: list[str], oracle: Oracle) -> None:
     async def ask() -> list[tuple[str, str]]:
         async with AsyncClient(service.grpc) as client:
@@ -322,6 +359,40 @@ def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer)
         )
         out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), generation_config=config)
         assert tokenizer.decode(out[0, len(ids) :].tolist()) == text.decode()
+
+
+def test_llama_2_with_a_history_and_settings(service: Service) -> None:
+    """Each row of a batch with its own settings; a seed gives the same text alone and beside others."""
+    asked = {
+        "prompt": [[f"What is a river, {number}?"] for number in range(8)],
+        "temperature": [[0.5 + number / 4] for number in range(8)],
+        "top_p": [[0.99]] * 8,
+        "top_k": [[0]] * 8,
+        "max_tokens": [[4 + number] for number in range(8)],
+        "seed": [[number // 2] for number in range(8)],
+    }
+    with Client(service.grpc) as client, ThreadPoolExecutor(8) as pool:
+
+        def ask(row: int) -> Any:
+            return client.infer("llamav2", {name: [values[row]] for name, values in asked.items()})[
+                "generated_text"
+            ].item()
+
+        together = client.infer("llamav2", asked)["generated_text"][:, 0].tolist()
+        assert together == [ask(row) for row in range(8)]
+        assert set(pool.map(ask, [3] * 32)) == {together[3]}  # in batches of any size
+        assert len(set(together)) == 8
+        history = json.dumps([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}])
+        remembered = client.infer("llamav2", prompt=[["Why?"]], history=[[history]])["generated_text"].item()
+        assert remembered != client.infer("llamav2", prompt=[["Why?"]])["generated_text"].item()
+        for more, words in (
+            ({"history": [['[{"role": "user", "content": "Hello!"}]']]}, "Llama 2 cannot take"),
+            ({"history": [["hello"]]}, "history is not JSON"),
+            ({"max_tokens": [[2000]]}, r"max_tokens is 2000, and the prompt leaves \d+. Send from 1 to"),
+            ({"top_p": [[2.0]]}, "top_p is 2.0. Send more than 0"),
+        ):
+            with pytest.raises(InputError, match=words):
+                client.infer("llamav2", {"prompt": [["Why?"]], **more})
 
 
 # --- other engines in the place of llm-hf ------------------------------------------------------------------------

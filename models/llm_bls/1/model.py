@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.generation import Completions, join_pieces
+from shoal.generation import Completions, Piece, join_pieces
 
 
 class LlmBls(StreamingComponent):
@@ -27,7 +27,8 @@ class LlmBls(StreamingComponent):
         is_whole = not request["streaming"].item()
         request["streaming"] = np.array([[True]])  # also a whole answer ends at its stop word
         text = self.completions.open(request)
-        pieces = []
+        pieces: list[Piece] = []  # of a whole answer, so far
+        stream.farewell = lambda: text.pack(join_pieces([*pieces, text.cancelled()]))
         with closing(models.stream(self.engine, request, until=stream)) as answers:
             for answer in answers:
                 piece = text.take(answer)

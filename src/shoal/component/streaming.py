@@ -99,7 +99,9 @@ class Stream:
 
     def stop(self) -> None:
         """Close the stream, because its client asked for the end; it still gets ``farewell``."""
-        self._give_up(self.farewell() if callable(self.farewell) else self.farewell)
+        if callable(self.farewell):
+            self.farewell = self.farewell()
+        self._give_up(self.farewell)
 
     def _give_up(self, last: Arrays | None) -> None:
         with self._lock:

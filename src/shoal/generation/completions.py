@@ -119,6 +119,10 @@ class TextStream:
         last = bool(answer["is_last"][0, 0])
         return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
 
+    def cancelled(self) -> Piece:
+        """Return the last piece of a stream whose client asked for the end: without text."""
+        return Piece("", "cancelled", self._num_input_tokens, self._num_output_tokens)
+
     def pack(self, piece: Piece) -> dict[str, Array]:
         """Return a piece of this stream, the next one that the client gets, as tensors of one row.
 

@@ -38,8 +38,10 @@ Render = Callable[[Sequence[Message]], str]
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
-def read_messages(text: str) -> list[Message]:
+def read_messages(text: str, name: str = "messages") -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
+
+    ``name`` is the input's, for error messages.
 
     Raises:
         InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's number.
@@ -47,13 +49,13 @@ def read_messages(text: str) -> list[Message]:
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"messages is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
+        raise InputError(f"{name} is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
     if not isinstance(messages, list) or not messages:
-        raise InputError(f"messages is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
+        raise InputError(f"{name} is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
     for index, message in enumerate(messages):
         fault = _find_fault(message)
         if fault:
-            raise InputError(f"messages[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
+            raise InputError(f"{name}[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
     return messages
 
 

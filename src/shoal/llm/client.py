@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
@@ -48,6 +50,19 @@ class Pipeline(Protocol):
         """Yield the answers to one request."""
 
 
+class Wish(NamedTuple):
+    """Time-outs in seconds, and the request's id; only servers have them."""
+
+    timeout: float | None
+    between: float | None
+    request_id: str
+
+    def check_empty(self) -> None:
+        """Raise ``InputError`` if there is one, because a pipeline in this process would ignore it."""
+        if given := next((name for name, value in self._asdict().items() if value), None):
+            raise InputError(f"{given} is given, and the pipeline runs in this process.", "Leave it out.")
+
+
 class Llm:
     """Language model on a server, through a ``Client``, or in this process, as a ``Pipeline`` of ``shoal.load``::
 
@@ -64,14 +79,24 @@ class Llm:
         self._source = source
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 
-    def generate(self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]) -> Piece:
+    def generate(
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        **settings: Unpack[Settings],
+    ) -> Piece:
         """Return the whole answer to ``prompt``; ``timeout`` is in seconds.
+
+        ``request_id`` names the request on a server: in its log, and in a request with ``stop`` that ends it.
 
         Raises:
             InputError: the prompt or a setting is refused.
             ServerError: there was no complete answer, or not in time.
         """
-        with closing(self._ask(to_inputs(prompt, settings, is_streaming=False), timeout, None)) as pieces:
+        inputs = to_inputs(prompt, settings, is_streaming=False)
+        with closing(self._ask(inputs, Wish(timeout, None, request_id))) as pieces:
             return join_pieces([*pieces])
 
     def stream(
@@ -80,22 +105,25 @@ class Llm:
         *,
         timeout: float | None = None,
         between: float | None = None,
+        request_id: str = "",
         **settings: Unpack[Settings],
     ) -> Generator[Piece]:
         """Yield the answer to ``prompt`` in pieces; to stop the model before the end, close the generator.
 
-        ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next.
+        ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next;
+        ``request_id`` is as in ``generate``.
 
         Raises:
             InputError, ServerError: as in ``generate``; ``ServerError`` also after some pieces.
         """
-        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+        return self._ask(to_inputs(prompt, settings, is_streaming=True), Wish(timeout, between, request_id))
 
-    def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> Generator[Piece]:
+    def _ask(self, inputs: dict[str, Any], wish: Wish) -> Generator[Piece]:
         answers: Any
         if isinstance(self._source, Client):
-            answers = self._source.stream(self._model, inputs, timeout=timeout, between=between)
+            answers = self._source.stream(self._model, inputs, **wish._asdict())
         else:
+            wish.check_empty()
             answers = self._source.stream(**inputs)
         last = None
         with closing(answers):
@@ -106,17 +134,22 @@ class Llm:
 
 
 class AsyncLlm:
-    """Language model behind an ``AsyncClient``; see ``Llm``."""
+    """Language model behind an ``AsyncClient``, or in this process in threads; see ``Llm``."""
 
-    def __init__(self, client: AsyncClient, model: str = "") -> None:
-        self._client, self._model = client, model
+    def __init__(self, source: AsyncClient | Pipeline, model: str = "") -> None:
+        self._source, self._model = source, model
 
     async def generate(
-        self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        **settings: Unpack[Settings],
     ) -> Piece:
         """Return the whole answer; see ``Llm.generate``."""
         inputs = to_inputs(prompt, settings, is_streaming=False)
-        return join_pieces([piece async for piece in self._ask(inputs, timeout, None)])
+        return join_pieces([piece async for piece in self._ask(inputs, Wish(timeout, None, request_id))])
 
     def stream(
         self,
@@ -124,19 +157,38 @@ class AsyncLlm:
         *,
         timeout: float | None = None,
         between: float | None = None,
+        request_id: str = "",
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece]:
         """Yield the answer in pieces; see ``Llm.stream``."""
-        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+        return self._ask(to_inputs(prompt, settings, is_streaming=True), Wish(timeout, between, request_id))
 
-    async def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> AsyncGenerator[Piece]:
-        self._model = self._model or await self._client.default_model()
+    async def _ask(self, inputs: dict[str, Any], wish: Wish) -> AsyncGenerator[Piece]:
         last = None
-        async with self._client.stream(self._model, inputs, timeout=timeout, between=between) as answers:
-            async for answer in answers:
+        if not isinstance(self._source, AsyncClient):
+            wish.check_empty()
+            answers = self._source.stream(**inputs)
+            try:
+                while (answer := await asyncio.to_thread(next, answers, None)) is not None:
+                    last = read_piece(answer)
+                    yield last
+            finally:
+                await asyncio.shield(asyncio.to_thread(_close, answers))
+            check_end(last)
+            return
+        self._model = self._model or await self._source.default_model()
+        async with self._source.stream(self._model, inputs, **wish._asdict()) as replies:
+            async for answer in replies:
                 last = read_piece(answer)
                 yield last
         check_end(last)
+
+
+def _close(answers: Generator[Any]) -> None:
+    """Close a generator, also one that another thread still waits in: a task was cancelled meanwhile."""
+    while answers.gi_running:
+        time.sleep(0.01)
+    answers.close()
 
 
 def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
