@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import shoal
+from shoal import load
 from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
 from shoal.composition.compose import compose
@@ -393,6 +395,28 @@ def test_llama_2_with_a_history_and_settings(service: Service) -> None:
         ):
             with pytest.raises(InputError, match=words):
                 client.infer("llamav2", {"prompt": [["Why?"]], **more})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_client_asks_llama_2(way: str, service: Service, repository: Path, shoal: Shoal) -> None:
+    """One whole answer, with a chat's earlier messages as the history; settings that it lacks are refused."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+    chat += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Why?"}]
+    with Client(service.grpc) as client:
+        right = client.infer("llamav2", prompt=[["Why?"]], history=[[json.dumps(chat[:-1])]], max_tokens=[[9]])
+    with ExitStack() as held:
+        if way == "local":
+            llm = Llm(held.enter_context(load(repository / "llamav2")))
+        else:
+            llm = Llm(held.enter_context(Client(getattr(service, way), protocol=way)), "llamav2")
+        assert llm.generate(chat, max_tokens=9) == Piece(right["generated_text"].item().decode(), "", 0, 0)
+        assert [*llm.stream("Why?", max_tokens=9)] == [llm.generate("Why?", max_tokens=9)]
+        with pytest.raises(InputError, match=r"The model has no setting stop_words. Leave it out, or ask llm."):
+            llm.generate("Why?", stop_words=["a"])
+        with pytest.raises(InputError, match="The last message's role is 'assistant'"):
+            llm.generate(chat[:3])
+        printed = shoal("generate", "Why?", "--model", "llamav2", "--max-tokens", 9, "--url", service.grpc)
+        assert printed.strip() == llm.generate("Why?", max_tokens=9).text.strip()
 
 
 # --- other engines in the place of llm-hf ------------------------------------------------------------------------
