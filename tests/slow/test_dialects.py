@@ -11,7 +11,9 @@ import pytest
 
 import shoal
 from shoal.errors import InputError
+from shoal.generation.sampling import SETTINGS as ALL
 from shoal.llm import AsyncLlm, Llm, Piece
+from shoal.llm.dialects import Vllm
 from shoal.server.launch import Server
 from tests.support.planted import write
 
@@ -95,3 +97,9 @@ def test_the_client_asks_vllm(way: Literal["grpc", "http"], server: Server) -> N
             return await AsyncLlm(client, "vllm").generate("A", **SETTINGS)
 
     assert asyncio.run(ask()).text == json.loads(json.dumps(" ".join(WORDS)))
+
+
+def test_the_names_are_those_of_the_table_of_settings() -> None:
+    given: dict[str, Any] = {row.name: ["a"] if row.is_list else 1 for row in ALL}
+    sent = json.loads(Vllm([]).to_inputs("A", given, is_streaming=False)["sampling_parameters"][0])
+    assert [*sent] == [row.vllm for row in ALL]

@@ -133,12 +133,12 @@ def test_every_tensor_of_nvidias_configurations_is_known() -> None:
 def test_each_input_is_obeyed_or_refused(name: str) -> None:
     """Or known to change nothing: another value gives another request, or an error that names the input."""
     others = {"temperature": 0.5, "runtime_top_p": 0.5, "runtime_top_k": 9, "repetition_penalty": 1.5, "end_id": 9}
-    words = pack_words([[8]]) if name.endswith("_words_list") else others.get(name, 1)
+    words: Any = pack_words([[8]]) if name.endswith("_words_list") else others.get(name, 1)
     if name in REFUSED:
         with pytest.raises(InputError, match=f"The request has {name}, and {REFUSED[name]}. Leave it out."):
             read(**{name: words})
         return
-    plain = {"temperature": 0.7, "runtime_top_k": 5}
+    plain: dict[str, Any] = {"temperature": 0.7, "runtime_top_k": 5}
     is_alike = name in CHANGE_NOTHING or name in ("pad_id", "exclude_input_in_output")  # these are for whole answers
     assert (read(**{**plain, name: words}) == read(**plain)) == is_alike
 

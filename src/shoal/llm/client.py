@@ -207,10 +207,12 @@ async def _in_threads(answers: Generator[Any]) -> AsyncGenerator[Any]:
 
 
 def _close(answers: Generator[Any]) -> None:
-    """Close a generator, also one that another thread still waits in: a task was cancelled meanwhile."""
-    while answers.gi_running:
-        time.sleep(0.01)
-    answers.close()
+    """Close a generator; if another thread still waits in it for an answer, after that one."""
+    while True:
+        try:
+            return answers.close()
+        except ValueError:  # it is running: the task that asked for an answer was cancelled
+            time.sleep(0.01)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ServerError
-from shoal.generation.sampling import SETTINGS
 from shoal.pieces import Piece
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 
-_LISTS = {row.name for row in SETTINGS if row.is_list}
+_LISTS = {"stop_words", "bad_words"}  # settings that are lists of texts
+_VLLM = {"stop_words": "stop"}  # vLLM's names where they differ
 
 
 class Dialect:
@@ -84,7 +84,7 @@ class Vllm(Dialect):
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
-        sampling = {row.vllm: given[row.name] for row in SETTINGS if row.name in given}
+        sampling = {_VLLM.get(name, name): value for name, value in given.items()}
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
         return {
             "text_input": [prompt],
