@@ -52,7 +52,8 @@ VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/
 VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
-VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py)
+VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
+                       test_whole.py)
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 

@@ -65,7 +65,9 @@ def made(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
         for target in RELEASES:
             plan = Plan(placement=options.get("placement", "cpu"), target=target)
             where = place / f"r{number}-{target}"
-            more: dict[str, Any] = {"artifacts": artifacts, "weights": weights, "plan": plan}
+            more: dict[str, Any] = {"artifacts": artifacts, "plan": plan}
+            if model.startswith(("llm", "llama", "vllm")):
+                more["weights"] = weights
             if not model:
                 found[name, target] = by_hand
             elif target == "22.11" and name != "encoder":  # no component runs there, and FIL reads Treelite 3

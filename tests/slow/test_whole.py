@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ import shoal
 from shoal import cli
 from shoal.composition.compose import compose
 from shoal.llm.tiny import make_tiny
+from tests.conftest import Scale
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.planted import write
 from tests.support.service import Service
@@ -147,6 +150,33 @@ def test_rows_end_and_are_padded(way: str, service: Service, repository: Path, f
         assert row[0, : length[0]].tolist() == tokens
         assert set(row[0, length[0] :].tolist()) <= {9}
     assert answer["sequence_length"][0, 0] == 2
+
+
+def test_rows_are_as_fast_as_streams(service: Service, scale: Scale, record: Callable[..., None]) -> None:
+    """Sixteen rows of 64 tokens, asked in one request and as sixteen streams, in turns."""
+    asked, new = prompts(16), 64
+    rates = dict[str, list[float]](rows=[], streams=[])
+    with shoal.Client(service.grpc, timeout=120) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask_rows() -> list[list[int]]:
+            answer = client.infer("INT32", stack(asked, "INT32", new))
+            return [row[0].tolist() for row in answer["output_ids"]]
+
+        def ask_streams() -> list[list[int]]:
+            each = pool.map(lambda ids: tokens_of(client.stream("llm-hf", token_inputs(ids, new, end_id=-1))), asked)
+            return list(each)
+
+        right = ask_rows()
+        for number in range(scale(1, full=5)):
+            ways = {"rows": ask_rows, "streams": ask_streams}
+            for name in list(ways) if number % 2 else list(ways)[::-1]:
+                start = time.monotonic()
+                assert ways[name]() == right
+                rates[name].append(16 * new / (time.monotonic() - start))
+    rows, streams = (statistics.median(rates[name]) for name in ("rows", "streams"))
+    record("whole answers", rows_tokens_a_second=round(rows), streams_tokens_a_second=round(streams))
+    if scale.is_full:
+        assert rows >= 0.95 * streams
 
 
 BAD = [

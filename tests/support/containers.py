@@ -18,11 +18,12 @@ def find_installed(command: str) -> list[str]:
 
 
 def write_weights(folder: Path) -> Path:
-    """Write a language model's folder without a chat template, whose weights nothing reads."""
+    """Write a language model's folder without a chat template, whose weights and decoder nothing reads."""
     folder.mkdir()
     tokenizer = byte_level()
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "decoder.onnx").write_bytes(b"decoder")
     return folder

@@ -91,6 +91,12 @@ def test_a_config_that_is_wrong(tmp_path: Path, content: str, message: str) -> N
     assert message in str(result.exception)
 
 
+def test_one_thing_is_printed() -> None:
+    result = serve("r", "--print-config", "--print")
+    assert isinstance(result.exception, InputError)
+    assert "--print has no effect with --print-config" in str(result.exception)
+
+
 def test_a_value_of_a_config_that_is_no_number(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("http-port = 'many'", encoding="utf-8")

@@ -70,6 +70,15 @@ def test_weights_are_needed(tmp_path: Path) -> None:
         compose("llm", tmp_path / "repository")
 
 
+def test_an_engine_that_runs_a_decoder_needs_one(weights: Path, tmp_path: Path) -> None:
+    swap = {"llm-hf": "llm-onnx"}
+    (weights / "decoder.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"llm-onnx runs decoder\.onnx, and .* has none\. Make it: shoal add-model"):
+        compose("llm", tmp_path / "repository", weights=weights, swap=swap)
+    (weights / "decoder.onnx").write_bytes(b"decoder")
+    assert compose("llm", tmp_path / "repository", weights=weights, swap=swap).is_dir()
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -84,6 +93,7 @@ def test_weights_that_are_refused(fault: str, message: str, weights: Path, tmp_p
     if fault == "tokenizer":
         (weights / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}', encoding="utf-8")
     elif fault == "pickle":
+        (weights / "decoder.onnx").unlink()
         model.rename(weights / "pytorch_model.bin")
     else:
         model.rename(weights / "a.safetensors")

@@ -154,6 +154,17 @@ def test_models_get_a_canary_from_their_warm_up(tmp_path: Path) -> None:
     assert found == {"data": [[3.0]], "zeros": [[0.0]], "unbatched": [0.0], "text": [[b""]]}
 
 
+@pytest.mark.parametrize(("dtype", "content"), [("TYPE_FP32", None), ("TYPE_FP32", b"123"), ("TYPE_STRING", b"1")])
+def test_a_warm_up_whose_data_do_not_fit(dtype: str, content: bytes | None, tmp_path: Path) -> None:
+    data = tmp_path / "data" / "warmup" / "X"
+    data.parent.mkdir(parents=True)
+    if content is not None:
+        data.write_bytes(content)
+    configs = make_configs(tmp_path, data=PYTHON + warmup(dtype, 'input_data_file: "X"'))
+    with pytest.raises(ArtifactError, match=r"^data/warmup/X does not fit input X: .*Run shoal check"):
+        make_canaries(configs)
+
+
 def test_a_decoupled_model_gets_the_canary_of_its_parameter() -> None:
     given = {"PROMPT": [["a", "b"]]}
     texts = {

@@ -182,16 +182,20 @@ def test_a_suspicion_without_a_fault_is_dropped(play: Play) -> None:
     async def scene(service: FakeService) -> None:
         upstream = service.upstreams[0]
         upstream.num_lost = 1
-        service.active.suspected.set()
+        service.active.suspect()
         await asyncio.sleep(SETTLED_SECONDS - PERIOD)
-        assert service.active.suspected.is_set()
+        assert service.active.suspected
         assert upstream.num_lost == 1
         await asyncio.sleep(4 * PERIOD)
-        assert not service.active.suspected.is_set()
+        assert not service.active.suspected
         assert upstream.num_lost == 0
-        service.active.suspected.set()
+        service.active.suspect()
         await asyncio.sleep(SETTLED_SECONDS - 2 * PERIOD)
-        assert service.active.suspected.is_set(), "the second suspicion lasts as long as the first"
+        assert service.active.suspected, "the second suspicion lasts as long as the first"
+        service.active.suspect()
+        upstream.num_lost = 1
+        await asyncio.sleep(SETTLED_SECONDS - PERIOD)
+        assert upstream.num_lost == 1, "the time counts from the latest lost request"
 
     play(scene)
 

@@ -184,6 +184,26 @@ def test_streams_that_are_not_read_end_where_others_wait() -> None:
     run(work())
 
 
+def test_streams_whose_client_reads_nothing_end() -> None:
+    async def work() -> None:
+        traffic, upstream, _ = await make()
+        patient, other = FakeStream(MINE), FakeStream(YOURS)
+        other.patience = 30.0
+        upstream.streams = {patient, other}
+        with patient.write(2**30), other.write(2**30):
+            await asyncio.sleep(30.0)
+            traffic.end_unread()
+            assert not other.ends
+            await asyncio.sleep(0.1)
+            traffic.end_unread()
+            assert (patient.ends, other.ends) == ([], ["given up"])
+        await asyncio.sleep(60.0)
+        traffic.end_unread()  # nothing is being written
+        assert other.ends == ["given up"]
+
+    run(work())
+
+
 def test_how_late_a_client_reads() -> None:
     async def work() -> None:
         stream = FakeStream(MINE)

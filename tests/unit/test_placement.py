@@ -122,6 +122,14 @@ def test_auto_is_the_fastest_dtype_that_can_be_had(
     assert choose_precision(plan, is_imported=True, has_trunk=lambda: can_convert).dtype == asked
 
 
+def test_native_backends_run_the_file_as_it_is_and_engines_in_the_dtype_that_is_asked_for() -> None:
+    plan = Plan(target="26.06", dtype="bf16")
+    with pytest.raises(InputError, match=r"The native backends of 26\.06 run model\.pt in the dtype of its file"):
+        choose_precision(plan, is_imported=True, has_trunk=lambda: True)
+    engine = [find_model_folders()["llm-hf"]]
+    assert choose_precisions(engine, None, plan)["llm-hf"].dtype == "bf16"
+
+
 @pytest.mark.parametrize(
     ("said", "flags", "is_so"), [("1", "", True), ("0", "bf16", False), ("", "bf16", True), ("", "avx2", False)]
 )
@@ -153,7 +161,6 @@ def test_dtype_is_the_encoders() -> None:
         ({"placement": "moon"}, "Unknown placement 'moon'. Known: cpu, hybrid, gpu"),
         ({"dtype": "fp8"}, "Unknown dtype 'fp8'. Known: auto, fp32, bf16, fp16"),
         ({"target": "latest"}, "Unknown target 'latest'. Known: embedded, or a release"),
-        ({"target": "26.06", "dtype": "bf16"}, "The native backends of 26.06"),
         ({"placement": "gpu", "gpus": ()}, "Placement gpu needs a GPU. Name one, --gpu 0"),
         ({"placement": "cpu", "gpus": (0,)}, "Placement cpu uses no GPU. Leave --gpu out"),
         ({"placement": "gpu", "gpus": (1, 1)}, r"GPUs \[1, 1\] are not different indices from 0 up"),

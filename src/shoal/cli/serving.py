@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.cli.usage import refuse_ignored
 from shoal.component.spec import DTYPES, STRING
 from shoal.console import ERR, OUT, Json, check_target, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError, suggest
@@ -199,6 +200,7 @@ def serve(
         cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
+        refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
         return
     if is_printed:

@@ -12,10 +12,12 @@ from shoal.component.artifact_files import read_json, sha256
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
+from shoal.repository.model_code import read_code
 from shoal.repository.versions import list_made
 
 PARAMETER = "model"  # of models that need weights: the absolute path of their folder; empty before composing
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
+_ONNX_ENGINE = "shoal.generation.engines.onnx"  # in the code of a model that runs a decoder
 _SMALL = ("*.json", "*.jinja")  # hashed; weights are too large for that at each start
 
 
@@ -76,7 +78,7 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
     Raises:
         InputError: there are weights, and no model that takes them.
         ArtifactError: a model needs weights, and ``found`` is None; or a model has its own decoder, with another
-            tokenizer than that of the weights.
+            tokenizer than that of the weights; or it runs a decoder, and there is none.
     """
     given, is_taken = [], False
     for model in models:
@@ -93,6 +95,11 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
                 raise ArtifactError(
                     f"Model {model.name} needs the weights of a language model.",
                     "Name them: --weights FOLDER, or --weights OWNER/NAME of the Hugging Face hub.",
+                )
+            if _ONNX_ENGINE in read_code(model) and not decoders and not (found.folder / DECODER).is_file():
+                raise ArtifactError(
+                    f"Model {model.name} runs {DECODER}, and {found.folder} has none.",
+                    f"Make it: shoal add-model {found.folder} NAME --decoder; then --weights models/NAME/1",
                 )
             message = type(model.message)()
             message.CopyFrom(model.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,4 +22,9 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
         SetupError: a port is taken, or this machine cannot run the server.
         ServerError: a model did not load, or no server could be started for ten minutes.
     """
-    return Service(Path(repository).resolve(), options, open_fronts).run(on_ready)
+
+    def begin(at: Addresses) -> None:
+        on_ready(at)
+        gc.freeze()  # modules and models: a full collection would stop the event loop for 40 ms to look at them
+
+    return Service(Path(repository).resolve(), options, open_fronts).run(begin)

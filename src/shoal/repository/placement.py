@@ -55,11 +55,6 @@ class Plan:
             if value not in known:
                 raise InputError(f"Unknown {name} {value!r}.", f"Known: {', '.join(known)}.")
         parse_release(self.target)
-        if self.target != EMBEDDED and self.dtype not in (AUTO, "fp32"):
-            raise InputError(
-                f"The native backends of {self.target} run model.pt in the dtype of its file, not in {self.dtype}.",
-                f"Leave the dtype out, or use --target {EMBEDDED}.",
-            )
         if self.concurrency < 1:
             raise InputError(f"The concurrency is {self.concurrency}; it must be at least 1.")
         if self.gpus is None:
@@ -92,7 +87,15 @@ def choose_precision(
     ``is_imported`` is True if the file comes from the model folder: for ``auto``, such a model stays in FP32, in which
     it was verified. ``has_trunk`` returns whether the file has a submodule ``trunk``; only that submodule can be
     converted. ``gpus`` are the encoder's GPUs, by default the plan's.
+
+    Raises:
+        InputError: the plan asks for another dtype than FP32, and the target's backend is the native one.
     """
+    if plan.target != EMBEDDED and plan.dtype not in (AUTO, "fp32"):
+        raise InputError(
+            f"The native backends of {plan.target} run model.pt in the dtype of its file, not in {plan.dtype}.",
+            f"Leave the dtype out, or use --target {EMBEDDED}.",
+        )
     if plan.dtype != AUTO:
         return Precision(plan.dtype, f"--dtype {plan.dtype}")
     if plan.target != EMBEDDED:

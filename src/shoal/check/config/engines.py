@@ -225,7 +225,8 @@ def check_arguments(
 
 
 def _refuse(name: str, place: Place, known: Collection[str], *, has_old: bool | None) -> Findings:
-    near = next(iter(get_close_matches(name.strip("-").replace("-", "_").lower(), known or _KINDS, 1, _CLOSE)), "")
+    cutoff = 0.75 if known else _CLOSE  # a name that is surely wrong may be further from the right one
+    near = next(iter(get_close_matches(name.strip("-").replace("-", "_").lower(), known or _KINDS, 1, cutoff)), "")
     fix = f"Did you mean {near}?" if near else "Remove it."
     if known:
         yield UNKNOWN.at(place, f"The vLLM of this model has no argument '{name}', and refuses to start.", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -140,8 +141,12 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
 
     Warm-up data has no batch dimension, so a batch dimension of 1 is added. Inputs without a data file are zeros or
     empty strings.
+
+    Raises:
+        ArtifactError: a data file cannot be read, or does not fit its input.
     """
     from tritonclient.grpc import model_config_pb2
+    from tritonclient.utils import InferenceServerException
 
     found: dict[str, Array] = {}
     for warmup in list(config.message.model_warmup)[:1]:
@@ -151,9 +156,16 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
             if dtype not in DTYPES:  # BF16, which has no NumPy form
                 return {}
             if given.input_data_file:
-                content = (config.folder / FOLDER / given.input_data_file).read_bytes()
                 datatype = "BYTES" if dtype == STRING else dtype.removeprefix("TYPE_")
-                found[name] = decode(datatype, [*([rows] if rows else []), *given.dims], memoryview(content))
+                try:
+                    content = (config.folder / FOLDER / given.input_data_file).read_bytes()
+                    found[name] = decode(datatype, [*([rows] if rows else []), *given.dims], memoryview(content))
+                except (OSError, ValueError, struct.error, InferenceServerException) as error:
+                    path = f"{config.name}/{FOLDER}/{given.input_data_file}"
+                    raise ArtifactError(
+                        f"{path} does not fit input {name}: {getattr(error, 'strerror', error)}.",
+                        "Run shoal check on the repository.",
+                    ) from None
             else:  # zeros, also where the warm-up has random data, so that the answer is reproducible
                 found[name] = TensorSpec(name, dtype, tuple(given.dims)).zeros(rows)
     return found

@@ -34,7 +34,7 @@ MOST_PAUSE = 8.0  # seconds before another try to start a server
 MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts
 GIVE_UP_SECONDS = 600.0  # without a started server
 AGAIN_SECONDS = 0.5  # before a failed canary is sent again
-SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is dropped
+SETTLED_SECONDS = 1.0  # since the latest lost request: without a fault until then, the server is healthy
 STILL_SECONDS = 0.5  # of delay of this loop, after which earlier samples of processes are discarded
 STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
 
@@ -181,7 +181,6 @@ class Supervisor:
 
     async def _look(self, upstream: Upstream) -> None:
         assert self._monitor is not None
-        suspected = 0.0
         while True:
             canaries = self._canaries.items() if self._testing else ()
             waiting = {name: canary.sent for name, canary in canaries if canary.sent}
@@ -192,12 +191,10 @@ class Supervisor:
                 faults = []
             for fault in faults:
                 self._note(upstream, fault)
-            if self._active.suspected.is_set() and not self._broken.is_set():
-                suspected = suspected or time.monotonic()
-                if time.monotonic() - suspected > SETTLED_SECONDS:
-                    self._active.suspected.clear()
-                    suspected = 0.0
-                    await self._active.confirm_healthy()
+            lost = self._active.suspected
+            if lost and time.monotonic() - lost > SETTLED_SECONDS and not self._broken.is_set():
+                self._active.suspected = 0.0
+                await self._active.confirm_healthy()
             self._traffic.end_unread()
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
@@ -269,7 +266,7 @@ class Supervisor:
                 break
         if self._looking is not None:
             self._looking.cancel()
-        self._active.suspected.clear()
+        self._active.suspected = 0.0
         self._broken.clear()
         await self._take_over(upstream)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)

@@ -17,15 +17,15 @@ class Active:
     """The active Triton server. The supervisor replaces it, and blocks models whose processes failed.
 
     ``blocked`` maps each unavailable model to the reason; ``closed`` is the reason why all requests are refused, empty
-    while the service is open. ``suspected`` is set when a request was lost: something may be wrong. ``answered`` is the
-    time of the last answer.
+    while the service is open. ``suspected`` is when the latest request was lost, since something may be wrong, or 0.0.
+    ``answered`` is the time of the last answer.
     """
 
     def __init__(self) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
         self.closed = "it is starting"
-        self.suspected = asyncio.Event()
+        self.suspected = 0.0
         self.answered = time.monotonic()
         self._changed = asyncio.Condition()
         self._num_confirmed = 0
@@ -60,6 +60,10 @@ class Active:
     def is_open(self, model: str) -> bool:
         """Whether requests to a model can be sent now."""
         return self.upstream is not None and not self.closed and model not in self.blocked
+
+    def suspect(self) -> None:
+        """Note that a request was lost."""
+        self.suspected = time.monotonic()
 
     def note_answer(self) -> None:
         """Note that Triton has answered a request."""

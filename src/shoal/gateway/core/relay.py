@@ -177,7 +177,7 @@ class Relay(Stream):
         return Answer(request, message, is_last, lost)
 
     def _note_lost(self, request: StreamRequest | None) -> RefusedError:
-        self._active.suspected.set()
+        self._active.suspect()
         refused = self._active.lost(request.model if request else "this stream")
         log_failure(request.model if request else "", request.request_id if request else "", refused.message)
         return refused

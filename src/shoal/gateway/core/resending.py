@@ -95,7 +95,7 @@ class Resending:
 
         A lost request was in flight when its server or model died; ``is_last`` says that it was lost twice.
         """
-        self._active.suspected.set()
+        self._active.suspect()
         if is_last:
             self.quarantine.add(model, body)
             await self._active.wait_for_next(model, upstream)  # the next request in turn finds a healthy server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -134,8 +135,10 @@ class Traffic:
             self.streams.give_back(caller)
 
     def end_unread(self) -> None:
-        """End the streams that are not read, of models with requests that wait for their places."""
+        """End the streams that are not read for too long, or of whose models requests wait for their places."""
         full = {name for name in self.models if self._models[name].has_waiting}
-        if self._active.upstream is not None and full:
-            for stream in [each for each in self._active.upstream.streams if each.models & full]:
+        for stream in list(self._active.upstream.streams) if self._active.upstream else ():
+            if stream.due and time.monotonic() - stream.began > stream.patience:
+                stream.give_up()
+            elif stream.models & full:
                 stream.end_if_unread()

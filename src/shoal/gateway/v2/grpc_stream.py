@@ -31,7 +31,7 @@ class GrpcStream:
     def __init__(self, gate: Gate, rules: Mapping[str, Rules], caller: Caller, context: Any) -> None:
         self._gate, self._rules, self._caller, self._context = gate, rules, caller, context
         self._writing = asyncio.Lock()
-        self._patience: asyncio.Timeout | None = None  # of the write that goes on
+        self._writer: asyncio.Task[Any] | None = None  # the task that writes
         self._relay: Relay
         self._feeding: asyncio.Task[None]
 
@@ -47,6 +47,7 @@ class GrpcStream:
         with self._gate.open_stream(self._caller, metadata=metadata) as self._relay:
             self._feeding = asyncio.create_task(self._feed(first))
             self._relay.stop_sending, self._relay.drop = self._feeding.cancel, self._drop
+            self._relay.patience = self._gate.limits.unread_seconds
             self._context.add_done_callback(lambda _: self._relay.leave())
             try:
                 async for answer in self._relay:
@@ -60,15 +61,18 @@ class GrpcStream:
             raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
 
     async def _write(self, answer: bytes) -> None:
-        """Write an answer to the client, unless the client has disconnected or reads nothing for too long."""
+        """Write an answer to the client, unless the client has disconnected or reads too slowly."""
         if self._relay.has_left:
             return
         try:
-            async with self._writing, asyncio.timeout(self._gate.limits.unread_seconds) as self._patience:
+            async with self._writing:
+                self._writer = asyncio.current_task()
                 with self._relay.write(len(answer)):
                     await self._context.write(answer)
-        except TimeoutError:
-            self._relay.give_up()
+        except asyncio.CancelledError:  # by ``_drop``, or from outside
+            task = asyncio.current_task()
+            if not self._relay.is_unread or task is None or task is not self._writer or task.uncancel():
+                raise
         except Exception:  # gRPC's unexported error for disconnected clients
             self._relay.leave()
 
@@ -76,8 +80,8 @@ class GrpcStream:
         """Stop reading from, and writing to, a client that reads too slowly."""
         if self._feeding is not asyncio.current_task():
             self._feeding.cancel()  # or the error would wait for the client's next message
-        if self._relay.due and self._patience is not None:
-            self._patience.reschedule(0.0)
+        if self._relay.due and self._writer is not None:
+            self._writer.cancel()
 
     # --- the client's messages -----------------------------------------------------------------------------------
 
