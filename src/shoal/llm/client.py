@@ -81,7 +81,8 @@ class Llm:
                 print(piece.text, end="")
 
     A prompt is a text, or a list of messages that the model's chat template turns into a text. Without ``model``, the
-    server's default model is asked.
+    server's default model is asked. The model has the tensors of ``llm``, of ``llamav2`` (one whole answer, without
+    reason and counts), or of NVIDIA's vLLM backend (texts alone).
     """
 
     def __init__(self, source: Client | Pipeline, model: str = "") -> None:
