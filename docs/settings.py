@@ -38,7 +38,7 @@ def _write(kind: str) -> Iterator[str]:
         yield from ("", "| setting | dtype | allowed | if left out | meaning | engine's tensor | OpenAI's | vLLM's |")
         yield "|---|---|---|---|---|---|---|---|"
     for row in SETTINGS:
-        if kind != "numbers" or not row.is_list:
+        if kind != "numbers" or not (row.is_list or row.name == "top_logprobs"):
             yield _write_row(kind, row)
     if kind == "table":
         yield ""

@@ -403,6 +403,7 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
+        (("--set", "top_logprobs=2"), "--set top_logprobs changes nothing in the text. Add --json"),
         (("--set", "top_q=1"), "Unknown setting 'top_q'. Did you mean top_p"),
         (("--set", "min_tokens=few"), "'min_tokens=few' has no number"),
         (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
-from shoal.generation.answering import Chooser
+from shoal.generation.answering import Chooser, read_logits
 from shoal.generation.contract import TokenRequest
 from shoal.generation.sampling import Sampling
 
@@ -128,3 +128,25 @@ def test_logits_that_leave_one_token() -> None:
     logits[33] = 1e4
     for settings in (Sampling(0.001), Sampling(top_p=1e-6), Sampling(top_k=VOCABULARY), Sampling(1e6, top_p=1e-9)):
         assert Chooser(TokenRequest(PROMPT, 9, (), settings)).choose(logits, []) == 33
+
+
+@pytest.mark.parametrize("scale", [0.5, 6.0, 1e4])
+def test_log_probabilities_are_those_of_torch(scale: float) -> None:
+    random = np.random.default_rng(3)
+    for number in (0, 1, 5, 20, VOCABULARY):
+        logits = (random.normal(size=VOCABULARY) * scale).astype(np.float32)
+        given, token = logits.copy(), int(random.integers(VOCABULARY))
+        place = read_logits(logits, token, number)
+        right = torch.log_softmax(torch.from_numpy(logits).double(), -1)
+        best = right.topk(number)
+        np.testing.assert_allclose(place.chosen, right[token], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(place.top, best.values.numpy(), rtol=1e-9, atol=1e-9)
+        assert list(place.top_ids) == best.indices.tolist()
+        assert (logits == given).all()
+
+
+def test_log_probabilities_of_equal_and_of_impossible_tokens() -> None:
+    logits = np.array([1, -np.inf, 3, 3, 1, 3], np.float32)
+    assert list(read_logits(logits, 2, 2).top_ids) == [2, 3]
+    assert list(read_logits(logits, 2, 6).top_ids) == [2, 3, 5, 0, 4, 1]
+    assert read_logits(logits, 1, 0) == (-np.inf, (), ())

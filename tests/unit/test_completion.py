@@ -87,7 +87,7 @@ def test_a_stream_of_text() -> None:
     pieces = [stream.step([token]) for token in ids]
     end = stream.step([], last=True, reason="length")
     assert "".join(piece.text for piece in pieces) == "cat 😀"
-    assert [piece[1:] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
+    assert [piece[1:4] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
     assert end == Piece("", "length", 7, len(ids))
 
 
@@ -284,6 +284,74 @@ def test_streams_never_mix(component: Component, scale: Scale) -> None:
         assert component.completions._streams == {}  # type: ignore[attr-defined]
 
 
+def make_places(ids: Sequence[int]) -> dict[str, Any]:
+    """Log probabilities of an answer: the token itself is the second most probable one, with a tenth of its place."""
+    chosen = np.array([-place / 10 for place in range(len(ids))], np.float32)
+    return {
+        "output_log_probs": chosen.reshape(1, 1, -1),
+        "top_log_probs": np.array([[[-0.05, value] for value in chosen]], np.float32).reshape(1, -1, 2),
+        "top_token_ids": np.array([[[7, token] for token in ids]], np.int32).reshape(1, -1, 2),
+    }
+
+
+@pytest.mark.parametrize("stops", [(), ("sat",)])
+@pytest.mark.parametrize("returns", [["logprobs"], ["cumulative_logprob"], ["cumulative_logprob", "logprobs"]])
+def test_log_probabilities_are_of_the_tokens_that_count(
+    stops: tuple[str, ...], returns: list[str], component: Component
+) -> None:
+    ids = encode(TEXT)
+    text = json.dumps({"stops": stops, "num_input_tokens": 3, "returns": returns})
+    made = {**answer(ids, carry=text, finish_reason="length"), **make_places(ids)}
+    (outputs,) = component.process([made])
+    assert not isinstance(outputs, ShoalError)
+    number = outputs["num_output_tokens"].item()
+    assert (number < len(ids)) == bool(stops)
+    assert sorted(outputs.keys() & {"logprobs", "cumulative_logprob"}) == returns
+    if "cumulative_logprob" in returns:
+        total = -0.1 * sum(range(number))
+        assert outputs["cumulative_logprob"].item() == pytest.approx(total, rel=1e-5)
+    if "logprobs" in returns:
+        places = json.loads(outputs["logprobs"].item())
+        assert [int(next(iter(place))) for place in places] == ids[:number]
+        assert places[1] == {
+            str(ids[1]): {"logprob": -0.1, "rank": 2, "decoded_token": BPE.decode([ids[1]])},
+            "7": {"logprob": -0.05, "rank": 1, "decoded_token": BPE.decode([7])},
+        }
+
+
+def test_padding_of_log_probabilities_is_left_out(component: Component) -> None:
+    """A row of a whole answer, beside longer rows with more of the most probable tokens."""
+    ids = encode("The cat")
+    text = json.dumps({"stops": [], "num_input_tokens": 3, "returns": ["logprobs"]})
+    plain, padded = ({**answer(ids, carry=text), **make_places(ids)} for _ in range(2))
+    for name, sizes, pad in (
+        ("output_log_probs", ((0, 0), (0, 0), (0, 2)), 0),
+        ("top_log_probs", ((0, 0), (0, 2), (0, 3)), 0),
+        ("top_token_ids", ((0, 0), (0, 2), (0, 3)), -1),
+        ("output_ids", ((0, 0), (0, 0), (0, 2)), 9),
+    ):
+        padded[name] = np.pad(padded[name], sizes, constant_values=pad)
+    one, other = component.process([plain, padded])
+    assert not isinstance(one, ShoalError)
+    assert not isinstance(other, ShoalError)
+    assert one["logprobs"].item() == other["logprobs"].item()
+
+
+def test_log_probabilities_come_with_the_next_piece_that_is_packed() -> None:
+    """As ``llm_bls`` does it, which sends no piece without text."""
+    ids = encode("\u1234")
+    assert len(ids) > 1
+    stream = TextStream(BPE, returns=["logprobs"])
+    for token in ids:
+        made = {**answer([token], 1, last=False, finish_reason=""), "output_log_probs": np.array([[[-np.inf]]])}
+        piece = stream.take(made)
+    places = json.loads(stream.pack(piece)["logprobs"].item())
+    assert [[*place] for place in places] == [[str(token)] for token in ids]
+    assert places[0][str(ids[0])]["logprob"] == -9999.0  # JSON has no infinity
+    assert places[0][str(ids[0])]["rank"] is None
+    assert json.loads(stream.pack(stream.step([], last=True))["logprobs"].item()) == []
+
+
 def test_the_last_answer_ends_the_state(component: Component) -> None:
     ask(component, answer(encode("The"), 1, carry=carry("cat")), answer([], 1, last=True))
     (piece,) = ask(component, answer(encode("The cat"), 1, carry=carry(prompt=9)))  # an id that comes again
@@ -297,8 +365,8 @@ def test_the_stream_that_is_idle_longest_is_dropped() -> None:
         completions.answer(answer(a, stream, carry=carry(prompt=stream)))
     completions.answer(answer(a, 1))  # 2 is idle longest now
     completions.answer(answer(a, 4, carry=carry(prompt=4)))
-    assert [read(completions.answer(answer(a, stream)))[2:] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
-    assert read(completions.answer(answer(a, 2)))[2:] == (0, 1)
+    assert [read(completions.answer(answer(a, stream)))[2:4] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
+    assert read(completions.answer(answer(a, 2)))[2:4] == (0, 1)
 
 
 def test_ten_thousand_streams_are_kept(component: Component) -> None:
@@ -320,6 +388,9 @@ def test_ten_thousand_streams_are_kept(component: Component) -> None:
         '{"stops": [""], "num_input_tokens": 1}',
         '{"stops": [], "num_input_tokens": true}',
         '{"stops": [], "num_input_tokens": 1.5}',
+        '{"stops": [], "num_input_tokens": 1, "returns": "logprobs"}',
+        '{"stops": [], "num_input_tokens": 1, "returns": ["texts"]}',
+        '{"stops": [], "num_input_tokens": 1, "returns": [["logprobs"]]}',
         '{"stops": [], "num_input_tokens": 1, "min_tokens": -1}',
         '{"stops": [], "num_input_tokens": 1, "min_tokens": "2"}',
         carry(*["a"] * 65), carry(prompt=-1), carry(prompt=2**32),

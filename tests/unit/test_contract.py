@@ -15,7 +15,17 @@ from shoal.component.base import check_outputs
 from shoal.errors import InputError
 from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
 from shoal.generation.answering import Answering
-from shoal.generation.contract import FOREIGN, INPUTS, NEUTRAL, REFUSED, pack_words
+from shoal.generation.contract import (
+    FOREIGN,
+    INPUTS,
+    LOG_PROB_OUTPUTS,
+    LOG_PROBS,
+    NEUTRAL,
+    REFUSED,
+    Place,
+    pack_words,
+    read_places,
+)
 from tests.support.llm import ENGINE, engine_spec, token_inputs
 
 LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))
@@ -100,7 +110,8 @@ VLLM = """
     return_logprobs return_num_input_tokens return_num_output_tokens embedding_request
 """
 OUTPUTS = """
-    output_hidden_state output_ids sequence_length response_input_lengths context_embeddings output_attentions
+    output_hidden_state output_ids sequence_length cum_log_probs output_log_probs response_input_lengths
+    context_embeddings output_attentions
     INPUT_ID REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS
     REQUEST_OUTPUT_LEN OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK
     CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID context_logits
@@ -129,7 +140,9 @@ def test_every_tensor_of_nvidias_configurations_is_known() -> None:
     assert {*OUTPUTS.split()} <= declared | FOREIGN.keys()
 
 
-@pytest.mark.parametrize("name", sorted(INPUTS - NEUTRAL.keys() - {"carry", "input_ids", "stop", "streaming"}))
+@pytest.mark.parametrize(
+    "name", sorted(INPUTS - NEUTRAL.keys() - LOG_PROBS.keys() - {"carry", "input_ids", "stop", "streaming"})
+)
 def test_each_input_is_obeyed_or_refused(name: str) -> None:
     """Or known to change nothing: another value gives another request, or an error that names the input."""
     others = {"temperature": 0.5, "runtime_top_p": 0.5, "runtime_top_k": 9, "repetition_penalty": 1.5, "end_id": 9}
@@ -214,13 +227,14 @@ def test_refused(more: dict[str, Any], words: str) -> None:
 def test_answers_are_as_the_engine_declares() -> None:
     for ids in ([], [1], [1, 2, 3]):
         answer = pack_answer(ids, stream_id=2**62, carry="é", is_last=True, reason="stop")
-        check_outputs(engine_spec("/model"), answer, 1)
+        check_outputs(engine_spec("/model"), answer, 1, LOG_PROB_OUTPUTS)
         assert answer["output_ids"].shape == (1, 1, len(ids))
 
 
 class Given(StreamingComponent):
     """Answers with the tokens that it is given, by way of ``Answering``."""
 
+    optional_outputs = LOG_PROB_OUTPUTS
     tokens: Sequence[int]
     request: TokenRequest
     taken = 0
@@ -229,7 +243,8 @@ class Given(StreamingComponent):
         answering = Answering(self.request, stream)
         for token in self.tokens:
             self.taken += 1
-            if not answering.add(token):
+            place = Place(-token / 10, (token, 0), (-token / 10, -7.5)) if self.request.returns else None
+            if not answering.add(token, place):
                 break
 
 
@@ -287,6 +302,68 @@ def test_stops_end_an_answer_where_they_are_complete(
     end = min(ends, default=len(tokens))
     assert [token for ids in found for token in ids] == tokens[:end]
     assert (taken, reason) == (end, "stop" if ends else "length")
+
+
+ALL = {"output_log_probs", "cum_log_probs", "top_log_probs", "top_token_ids"}
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs", "returns"),
+    [
+        ({}, ALL, ()),
+        ({"return_log_probs": False, "top_logprobs": 0}, set(), ()),
+        ({"is_return_log_probs": False}, set(), ()),
+        ({"return_log_probs": True}, ALL, ("output_log_probs", "cum_log_probs")),
+        ({"is_return_log_probs": True}, {"cum_log_probs"}, ("cum_log_probs",)),
+        ({"is_return_log_probs": True, "return_log_probs": True}, ALL, ("output_log_probs", "cum_log_probs")),
+        ({"top_logprobs": 20}, ALL, ("top_log_probs", "top_token_ids")),
+    ],
+)
+def test_log_probabilities_that_are_asked_for(given: dict[str, Any], outputs: set[str], returns: Any) -> None:
+    assert TokenRequest.read(token_inputs([5], 4, **given), LIMITS, outputs).returns == returns
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs", "limits", "words"),
+    [
+        ({"return_log_probs": True}, set(), LIMITS, "return_log_probs is True, and the model declares no output out"),
+        (
+            {"is_return_log_probs": 1},
+            {"top_log_probs"},
+            LIMITS,
+            "no output output_log_probs or cum_log_probs. Leave is",
+        ),
+        ({"top_logprobs": 1}, {"cum_log_probs"}, LIMITS, "declares no output top_log_probs or top_token_ids."),
+        ({"top_logprobs": 21}, ALL, LIMITS, "top_logprobs is 21. Send from 0 to 20"),
+        ({"top_logprobs": -1}, ALL, LIMITS, "top_logprobs is -1. Send from 0 to 20"),
+        ({"top_logprobs": 8}, ALL, Limits(7, 20, 4), "top_logprobs is 8, and this model gives at most 7. Send 0 to 7."),
+        ({"top_logprobs": 6}, ALL, Limits(100, 20, 4, top_logprobs=5), "this model gives at most 5. Send 0 to 5."),
+    ],
+)
+def test_log_probabilities_that_are_refused(
+    given: dict[str, Any], outputs: set[str], limits: Limits, words: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        TokenRequest.read(token_inputs([5], 4, **given), limits, outputs)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_log_probabilities_of_answers(is_streaming: bool) -> None:
+    """Of the tokens that are sent: without the end token."""
+    component = Given(Context(engine_spec("/model"), ENGINE))
+    component.tokens = [11, 12, 2]
+    component.request = TokenRequest(
+        (5,), 9, (2,), Sampling(top_logprobs=2), is_streaming=is_streaming, returns=tuple(sorted(ALL))
+    )
+    found = list(component.stream(token_inputs([5], 4)))
+    sums = [answer["cum_log_probs"].item() for answer in found]
+    np.testing.assert_allclose(sums, [-1.1, -2.3, -2.3] if is_streaming else [-2.3], rtol=1e-6)
+    places = [place for answer in found for place in read_places(answer)]
+    assert [[*place.top_ids] for place in places] == [[11, 0], [12, 0]]
+    np.testing.assert_allclose([place.chosen for place in places], [-1.1, -1.2], rtol=1e-6)
+    np.testing.assert_allclose([place.top for place in places], [[-1.1, -7.5], [-1.2, -7.5]], rtol=1e-6)
+    assert found[-1]["top_log_probs"].shape == (1, 0 if is_streaming else 2, 2)
 
 
 def test_stream_ids_differ() -> None:

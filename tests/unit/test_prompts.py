@@ -225,6 +225,17 @@ def test_the_switches_of_nvidias_clients(prompts: Prompts) -> None:
     assert str(prompts.request({**row, **quiet})) == str(plain)
     asked = prompts.request({**row, **dict.fromkeys(quiet, True), "frequency_penalty": 0.5, "presence_penalty": -0.5})
     assert json.loads(asked["carry"]) == {**json.loads(plain["carry"]), "counts_each": True}
+    assert not plain["return_log_probs"]
+    for given, returns in (
+        ({"return_logprobs": True}, ["logprobs"]),
+        ({"return_cumulative_logprob": True, "return_logprobs": False}, ["cumulative_logprob"]),
+        ({"top_logprobs": 3}, ["logprobs"]),
+        ({"return_cumulative_logprob": True, "top_logprobs": 3}, ["cumulative_logprob", "logprobs"]),
+    ):
+        made = prompts.request({**row, **given})
+        assert json.loads(made["carry"]) == {**json.loads(plain["carry"]), "returns": returns}
+        assert made["return_log_probs"]
+        assert made["top_logprobs"] == given.get("top_logprobs", 0)
     assert (asked["frequency_penalty"], asked["presence_penalty"]) == (0.5, -0.5)
     assert asked["runtime_top_k"] == 1  # a penalty alone does not ask for chance
 

@@ -15,6 +15,7 @@ class LlmBls(StreamingComponent):
     """Call the prompt component, then the engine, and convert its tokens to text; a stop word stops the engine."""
 
     library = "numpy"
+    optional_outputs = frozenset({"cumulative_logprob", "logprobs"})
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

@@ -11,6 +11,7 @@ class Completion(Component):
 
     library = "numpy"
     is_stateful = True
+    optional_outputs = frozenset({"cumulative_logprob", "logprobs"})
 
     def setup(self, context: Context) -> None:
         self.completions = Completions.read(Parameters(context.spec))

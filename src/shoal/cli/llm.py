@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
 from shoal.console import OUT, Json, Protocol, Url, print_json
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.generation.sampling import SETTINGS
 
 _ROWS = {row.name: row for row in SETTINGS}
@@ -75,6 +75,8 @@ def generate(
     if twice := sorted(settings.keys() & given.keys()):
         raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
     settings |= given
+    if settings.get("top_logprobs") and not as_json:
+        raise InputError("--set top_logprobs changes nothing in the text.", "Add --json, which shows what it gives.")
     with ExitStack() as held:
         if is_local:
             pipeline = load(repository / model if model else repository)
@@ -153,7 +155,9 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
         name, _, value = text.partition("=")
         row = _ROWS.get(name)
         try:
-            if row is None or row.is_list:  # the client refuses unknown names
+            if row is None:
+                raise InputError(f"Unknown setting {name!r}.", suggest(name, _ROWS))
+            if row.is_list:
                 settings.setdefault(name, []).append(value)
             elif name in settings:
                 raise InputError(f"--set {name}=... is given twice.", "Give it once.")

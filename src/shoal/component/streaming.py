@@ -65,7 +65,8 @@ class Stream:
         ``config.pbtxt``, the stream ends with an error.
         """
         try:
-            check_outputs(self._component.context.spec, outputs, self._num_rows)
+            component = self._component
+            check_outputs(component.context.spec, outputs, self._num_rows, component.optional_outputs)
         except Exception as error:
             self.end(error)
             return False

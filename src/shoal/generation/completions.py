@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
 from shoal.errors import InputError
-from shoal.generation.contract import MAX_WORDS
+from shoal.generation.contract import MAX_WORDS, Place, read_places
 from shoal.generation.detokenizer import Detokenizer, find_specials
 from shoal.generation.weights import TOKENIZER, read_folder
 from shoal.pieces import Piece
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_STREAMS = 10_000
+RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
+_LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
 
@@ -42,10 +44,12 @@ class TextStream:
         num_input_tokens: int = 0,
         min_tokens: int = 0,
         counts_each: bool = False,
+        returns: Sequence[str] = (),
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
+        ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds.
 
         Raises:
             InputError: a stop string is empty.
@@ -57,19 +61,26 @@ class TextStream:
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
         self._min_tokens, self._counts_each = min_tokens, counts_each
         self._num_packed = 0  # new tokens in the pieces that were packed
+        self._tokenizer, self._returns, self._total = tokenizer, returns, 0.0
+        self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
 
-    def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "") -> Piece:
+    def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "", places: Sequence[Place] = ()) -> Piece:
         """Take the next ids (none, one or several), and return the text that is complete.
 
         ``last`` says that the stream ends with these ids, and ``reason`` says why. After a stop string, the text is
-        empty and the reason is ``stop``.
+        empty and the reason is ``stop``. ``places`` has the log probabilities of each id, for ``pack``.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
+        before = self._num_output_tokens
         text = "" if self._is_cut else self._take(ids, last)
+        for token, place in zip(ids[: self._num_output_tokens - before], places, strict=False):
+            self._total += place.chosen
+            if "logprobs" in self._returns:
+                self._logprobs.append(self._describe(token, place))
         reason = "stop" if self._is_cut else reason if last else ""
         return Piece(text, reason, self._num_input_tokens, self._num_output_tokens)
 
@@ -116,8 +127,21 @@ class TextStream:
         Raises:
             InputError: a shape or value cannot be used.
         """
-        last = bool(answer["is_last"][0, 0])
-        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
+        last, places = bool(answer["is_last"][0, 0]), read_places(answer)
+        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"), places=places)
+
+    def _describe(self, token: int, place: Place) -> dict[int, Any]:
+        """Return the log probabilities of the chosen ``token`` and of the most probable ones, as vLLM has them."""
+        ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
+        found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
+        return {
+            each: {
+                "logprob": max(float(str(np.float32(value))), _LEAST),
+                "rank": ranks[each],
+                "decoded_token": self._tokenizer.decode([each], skip_special_tokens=False),
+            }
+            for each, value in found.items()
+        }
 
     def cancelled(self) -> Piece:
         """Return the last piece of a stream whose client asked for the end: without text."""
@@ -126,15 +150,23 @@ class TextStream:
     def pack(self, piece: Piece) -> dict[str, Array]:
         """Return a piece of this stream, the next one that the client gets, as tensors of one row.
 
-        ``text_output`` and ``finish_reason`` are STRING, the counts UINT32.
+        ``text_output`` and ``finish_reason`` are STRING, the counts UINT32. If the request asks for them,
+        ``cumulative_logprob`` is FP32, and ``logprobs`` STRING, a JSON list with an object for each new token.
         """
         count = piece.num_output_tokens - (self._num_packed if self._counts_each else 0)
         self._num_packed = piece.num_output_tokens
+        more: dict[str, Array] = {}
+        if "cumulative_logprob" in self._returns:
+            more["cumulative_logprob"] = np.array([[self._total]], np.float32)
+        if "logprobs" in self._returns:
+            more["logprobs"] = _string(json.dumps(self._logprobs, ensure_ascii=False))
+            self._logprobs = []
         return {
             "text_output": _string(piece.text),
             "finish_reason": _string(piece.finish_reason),
             "num_input_tokens": np.array([[piece.num_input_tokens]], np.uint32),
             "num_output_tokens": np.array([[count]], np.uint32),
+            **more,
         }
 
 
@@ -239,25 +271,25 @@ class Completions:
         Inputs are ``output_ids``, INT32 ``[1, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
         ``[1, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[1, 1]``, and ``is_last``,
         BOOL ``[1, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and ``finish_reason``,
-        both STRING ``[1, 1]``, are optional.
+        both STRING ``[1, 1]``, are optional, and so are an engine's log probabilities (``contract.pack_places``).
 
-        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32, all
-        ``[1, 1]``.
+        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32, and
+        what ``carry`` asks for (``TextStream.pack``), all ``[1, 1]``.
 
         Raises:
             InputError: a shape or value cannot be used; the stream stays as it was.
         """
-        ids, reason = _read_ids(inputs), _read_text(inputs, "finish_reason")
+        ids, reason, places = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_places(inputs)
         if ("stream_id" in inputs) != ("is_last" in inputs):
             there, missing = ("stream_id", "is_last") if "stream_id" in inputs else ("is_last", "stream_id")
             raise InputError(f"The request has {there} but no {missing}.", "Send both, or neither for a whole answer.")
         with self._lock:
             if "stream_id" not in inputs:
                 stream = self.open(inputs)
-                return stream.pack(stream.step(ids, last=True, reason=reason))
+                return stream.pack(stream.step(ids, last=True, reason=reason, places=places))
             last, stream_id = bool(inputs["is_last"][0, 0]), int(inputs["stream_id"][0, 0])
             stream = self._streams.get(stream_id) or self.open(inputs)
-            piece = stream.step(ids, last=last, reason=reason)
+            piece = stream.step(ids, last=last, reason=reason, places=places)
             self._keep(stream_id, None if last else stream)
             return stream.pack(piece)
 
@@ -300,20 +332,21 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int, bool]:
+def _read_carry(text: str) -> tuple[list[str], int, int, bool, list[str]]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
-    An empty text has no stop strings. ``min_tokens`` and ``counts_each`` may be left out.
+    An empty text has no stop strings. ``min_tokens``, ``counts_each`` and ``returns`` may be left out.
     """
     if not text:
-        return [], 0, 0, False
+        return [], 0, 0, False, []
     try:
         carry = json.loads(text)
         stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
-        counts_each = carry.get("counts_each", False)
+        counts_each, returns = carry.get("counts_each", False), carry.get("returns", [])
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(number) is int and 0 <= number <= _MOST_TOKENS for number in numbers)
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
+        is_valid = is_valid and isinstance(returns, list) and all(name in RETURNS for name in returns)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -321,7 +354,7 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool]:
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each
+    return stops, *numbers, counts_each, returns
 
 
 def _string(text: str) -> Any:

@@ -5,6 +5,9 @@ Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUM
 ``bad_words_list`` INT32 [2, -1], ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its
 first answer. ``pack_answer`` describes the outputs.
 
+The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_places`` describes. They are those of the model's
+own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
+
 Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: those in ``ALIASES`` are
 settings by another name, those in ``NEUTRAL`` are taken at the values that change nothing, and a request with one of
 those in ``REFUSED`` gets the reason. Engines do not declare the tensors in ``FOREIGN``, which are other models'.
@@ -17,15 +20,15 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.component import Arrays
 from shoal.errors import InputError
-from shoal.generation.sampling import NUMBERS, Sampling
+from shoal.generation.sampling import MOST_TOP, NUMBERS, Sampling
 
 MOST_CARRY = 4096  # bytes
 MAX_WORDS = 64  # of a word list
@@ -33,7 +36,7 @@ MAX_WORDS = 64  # of a word list
 ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}  # TensorRT-LLM's names, and ours
 _NO_BEAMS, _NO_DRAFT = "answers have one beam", "draft tokens are not taken"
 _NO_DECAY, _NO_METRICS = "top_p is the same for all tokens", "measurements are on the server's metrics"
-_NO_LOGITS = "log probabilities and logits are not returned"
+_NO_LOGITS = "logits are not returned"
 NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change nothing, and why others are refused
     "beam_width": ((1,), _NO_BEAMS),
     "num_return_sequences": ((1,), _NO_BEAMS),
@@ -41,8 +44,6 @@ NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change noth
     "len_penalty": ((0, 1), _NO_BEAMS),
     "early_stopping": ((0, 1), _NO_BEAMS),
     "num_draft_tokens": ((0,), _NO_DRAFT),
-    "is_return_log_probs": ((0,), _NO_LOGITS),
-    "return_log_probs": ((0,), _NO_LOGITS),
     "return_context_logits": ((0,), _NO_LOGITS),
     "return_generation_logits": ((0,), _NO_LOGITS),
     "return_perf_metrics": ((0,), _NO_METRICS),
@@ -96,9 +97,13 @@ FOREIGN = _by_name({  # inputs and outputs of other models, and why engines do n
     "no cache leaves an engine": "context_phase_params",
     "each answer is one beam of the only row, or of all rows in their order": "batch_index sequence_index",
 })  # fmt: skip
+_CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_token_ids")
+LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
+LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
 INPUTS = frozenset({  # that a model may declare
     "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
     "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
+    *LOG_PROBS,
     *(row.tensor for row in NUMBERS),
 })  # fmt: skip
 _first_stream = secrets.randbits(31) << 32
@@ -111,12 +116,22 @@ class Limits:
 
     Token ids are below ``vocabulary``. A prompt and its new tokens are together at most ``context`` tokens. ``slots``
     requests are computed at the same time. Each of ``end_ids`` ends the answer to a request without ``end_id``.
+    Log probabilities are given of at most ``top_logprobs`` tokens at each place.
     """
 
     vocabulary: int
     context: int
     slots: int
     end_ids: tuple[int, ...] = ()
+    top_logprobs: int = MOST_TOP
+
+
+class Place(NamedTuple):
+    """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
+
+    chosen: float
+    top_ids: Sequence[int] = ()
+    top: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,8 @@ class TokenRequest:
     """One checked request: the prompt's token ids, and how to continue them.
 
     ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
-    first ``min_tokens`` tokens; a banned sequence does not occur in the answer.
+    first ``min_tokens`` tokens; a banned sequence does not occur in the answer. ``returns`` are the outputs of log
+    probabilities that the answers have.
     """
 
     ids: tuple[int, ...]
@@ -136,17 +152,19 @@ class TokenRequest:
     carry: str = ""
     is_streaming: bool = True
     dtype: Any = np.int32  # of the ids, in requests and answers
+    returns: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
+    def read(cls, inputs: Arrays, limits: Limits, outputs: Container[str] = ()) -> TokenRequest:
         """Read a request's tensors, each ``[1, *dims]``.
 
         Only the first ``input_lengths`` ids are used, because rows of a joined batch are padded. With an ``end_id`` of
         -1, no token ends the answer. ``pad_id``, the filling of answers that are shorter than their neighbours, may
-        have any value, since an answer here has only its own tokens.
+        have any value, since an answer here has only its own tokens. ``outputs`` are those that the model declares.
 
         Raises:
-            InputError: a value is out of range; the message has the value and the limit.
+            InputError: a value is out of range, or the model does not declare the outputs of the log probabilities that
+                are asked for; the message has the value and the limit.
         """
         ids = _prompt(inputs)
         max_tokens = int(_single(inputs, "request_output_len", 0))
@@ -175,6 +193,7 @@ class TokenRequest:
             carry=_carry(inputs),
             is_streaming=bool(_single(inputs, "streaming", True)),
             dtype=np.asarray(inputs["input_ids"]).dtype,
+            returns=_returns(inputs, limits, outputs),
         )
 
 
@@ -202,6 +221,35 @@ def pack_answer(
         "carry": np.array([[carry.encode()]], np.object_),
         "finish_reason": np.array([[reason.encode()]], np.object_),
     }
+
+
+def pack_places(request: TokenRequest, places: Sequence[Place], total: float) -> dict[str, Any]:
+    """Return those outputs of log probabilities that the request asks for, for the tokens of one answer.
+
+    ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
+    ``total``, the sum over the request's tokens so far; ``top_log_probs`` FP32 and ``top_token_ids`` INT32, [1, tokens,
+    n], are those of the n most probable tokens at each place, the most probable one first.
+    """
+    shape = (1, len(places), request.sampling.top_logprobs)
+    made: dict[str, Callable[[], Any]] = {
+        "output_log_probs": lambda: np.array([[[place.chosen for place in places]]], np.float32),
+        "cum_log_probs": lambda: np.array([[total]], np.float32),
+        "top_log_probs": lambda: np.array([place.top for place in places], np.float32).reshape(shape),
+        "top_token_ids": lambda: np.array([place.top_ids for place in places], np.int32).reshape(shape),
+    }
+    return {name: made[name]() for name in request.returns}
+
+
+def read_places(answer: Arrays) -> list[Place]:
+    """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
+    if "output_log_probs" not in answer:
+        return []
+    chosen = answer["output_log_probs"][0, 0].tolist()
+    if "top_log_probs" not in answer:
+        return [Place(value) for value in chosen]
+    ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
+    number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
+    return [*map(Place, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
@@ -295,6 +343,24 @@ def _sampling(inputs: Arrays) -> Sampling:
     # 0: off; and with both off greedy, whatever the temperature, as in FasterTransformer and TensorRT-LLM
     given |= {"top_k": top_k if top_k or top_p else 1, "top_p": top_p or 1.0}
     return Sampling(**given)
+
+
+def _returns(inputs: Arrays, limits: Limits, outputs: Container[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name, wanted in LOG_PROBS.items():
+        if not (value := _single(inputs, name, 0)):
+            continue
+        most = min(limits.top_logprobs, limits.vocabulary)
+        if name == "top_logprobs" and value > most:
+            raise InputError(f"top_logprobs is {value}, and this model gives at most {most}.", f"Send 0 to {most}.")
+        given = [each for each in wanted if each in outputs]
+        if not given:
+            raise InputError(
+                f"{name} is {value}, and the model declares no output {' or '.join(wanted)}.",
+                f"Leave {name} out, or declare them in the model's config.pbtxt.",
+            )
+        found += given
+    return tuple(dict.fromkeys(found))
 
 
 def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...], ...]:

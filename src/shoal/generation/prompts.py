@@ -14,6 +14,7 @@ import numpy as np
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer, refusal
 from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
+from shoal.generation.completions import RETURNS
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
 from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
 from shoal.generation.templates import ChatTemplate
@@ -198,6 +199,9 @@ class Prompts:
         rest: dict[str, Any] = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
         if row.get("return_num_output_tokens"):
             rest["counts_each"] = True
+        asked = {"logprobs"} if sampling.top_logprobs else set()
+        if returns := [name for name in RETURNS if name in asked or row.get(f"return_{name}")]:
+            rest["returns"] = returns
         carry = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(carry) > MOST_CARRY:
             raise InputError(
@@ -209,6 +213,7 @@ class Prompts:
             "request_output_len": max_new,
             **{number.tensor: getattr(sampling, number.name) for number in NUMBERS},
             "streaming": row.get("stream", True),
+            "return_log_probs": bool(returns),
             "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "carry": carry,
@@ -337,9 +342,10 @@ def _read_template(folder: Path) -> ChatTemplate | None:
 
 # --- batches -----------------------------------------------------------------------------------------------------
 
-_DTYPES = {"input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "carry": np.object_} | {
-    number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS
-}
+_DTYPES = {
+    "input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "return_log_probs": np.bool_,
+    "carry": np.object_, **{number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS},
+}  # fmt: skip
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:

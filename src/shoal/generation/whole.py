@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Row:
     has_prompt: bool
     ids: list[int]
     reason: str = ""
+    log_probs: dict[str, list[Array]] = field(default_factory=dict)  # of each answer so far
 
 
 class WholeAnswer:
@@ -52,6 +53,8 @@ class WholeAnswer:
         elif item is not None:
             row.ids += item["output_ids"][0, 0].tolist()
             row.reason = bytes(item["finish_reason"][0, 0]).decode()
+            for name in row.request.returns:
+                row.log_probs.setdefault(name, []).append(item[name][0])
         else:
             with self._lock:
                 self._num_open -= 1
@@ -61,7 +64,7 @@ class WholeAnswer:
 
     def _pack_cancelled(self) -> Arrays:
         """Return the answer to a request that is stopped: the tokens so far; rows that are not complete say it."""
-        rows = [replace(row, ids=list(row.ids), reason=row.reason or "cancelled") for row in self._rows]
+        rows = [replace(row, ids=list(row.ids), reason=row.reason or "cancelled", log_probs={}) for row in self._rows]
         return pack_rows(rows, self._spec)
 
     def _leave(self) -> None:
@@ -95,8 +98,10 @@ class _RowStream(UncheckedStream):
         self._whole.add(self._number, item)
 
 
-def read_rows(inputs: Arrays, limits: Limits, *, has_prompt: bool) -> list[Row]:
-    """Read the rows of a request. ``has_prompt``: answers begin with the prompt, unless the request says otherwise.
+def read_rows(inputs: Arrays, limits: Limits, outputs: Container[str] = (), *, has_prompt: bool) -> list[Row]:
+    """Read the rows of a request to a model that declares ``outputs``.
+
+    ``has_prompt``: answers begin with the prompt, unless the request says otherwise.
 
     Raises:
         InputError: a value is out of range, or there are no rows; the message has the row.
@@ -111,7 +116,7 @@ def read_rows(inputs: Arrays, limits: Limits, *, has_prompt: bool) -> list[Row]:
             if count > 1 and "input_lengths" not in given:
                 raise InputError(f"input_lengths is missing, and there are {count} rows.", "Send each row's length.")
             # One token at a time, so that a request that is stopped has its tokens so far
-            request = replace(TokenRequest.read(given, limits), is_streaming=True)
+            request = replace(TokenRequest.read(given, limits, outputs), is_streaming=True)
         except InputError as error:
             raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
         pads = [int(given[name].reshape(-1)[0]) for name in ("pad_id", "end_id") if name in given]
@@ -127,7 +132,8 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
     """Return those outputs that ``spec`` declares, for rows that are complete.
 
     ``output_ids`` [rows, 1, longest], padded with each row's ``pad_id``; ``sequence_length`` [rows, 1], with the prompt
-    where it is returned; and ``finish_reason``, ``stream_id``, ``is_last``, ``carry``, each [rows, 1].
+    where it is returned; and ``finish_reason``, ``stream_id``, ``is_last``, ``carry``, each [rows, 1]. Log
+    probabilities, if a row asks for them, are padded with 0, and ``top_token_ids`` with -1.
     """
     width, dtype = max(len(row.ids) for row in rows), rows[0].request.dtype
     ids = np.array([row.ids + [row.pad_id] * (width - len(row.ids)) for row in rows], dtype)
@@ -142,5 +148,18 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
         "is_last": np.ones((len(rows), 1), np.bool_),
         **{name: np.array(values, np.object_).reshape(-1, 1) for name, values in texts.items()},
     }
+    for name in {name for row in rows for name in row.request.returns if name in row.log_probs}:
+        outputs[name] = _pad([row.log_probs.get(name, []) for row in rows], name)
     declared = {tensor.name for tensor in spec.outputs}
     return {name: array for name, array in outputs.items() if name in declared}
+
+
+def _pad(rows: Sequence[Sequence[Array]], name: str) -> Array:
+    """Join each row's log probabilities ``name``, and pad the rows to the same shape; sums are the last ones."""
+    axis = 1 if name == "output_log_probs" else 0
+    joined = [parts[-1] if name == "cum_log_probs" else np.concatenate(parts, axis) for parts in rows if parts]
+    shape = np.max([each.shape for each in joined], axis=0)
+    padded = np.full((len(rows), *shape), -1 if name == "top_token_ids" else 0, joined[0].dtype)
+    for row, array in zip((row for row, parts in zip(padded, rows, strict=True) if parts), joined, strict=True):
+        row[tuple(map(slice, array.shape))] = array
+    return padded

@@ -32,9 +32,12 @@ class Settings(TypedDict, total=False):
     min_tokens: int
     frequency_penalty: float
     presence_penalty: float
+    top_logprobs: int
     stop_words: Sequence[str]
     bad_words: Sequence[str]
     # end of settings
+    return_cumulative_logprob: bool
+    return_logprobs: bool
 
 
 class Pipeline(Protocol):

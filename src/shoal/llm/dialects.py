@@ -15,7 +15,7 @@ from shoal.pieces import Piece
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 
 _LISTS = {"stop_words", "bad_words"}  # settings that are lists of texts
-_VLLM = {"stop_words": "stop"}  # vLLM's names where they differ
+_VLLM = {"stop_words": "stop", "top_logprobs": "logprobs"}  # vLLM's names where they differ
 
 
 class Dialect:
@@ -42,7 +42,8 @@ class Dialect:
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
         """Convert an answer to a ``Piece``."""
-        return Piece._make(_read(answer, name) for name in ("text_output", *Piece._fields[1:]))
+        found = [_read(answer, name) for name in ("text_output", *Piece._fields[1:4])]
+        return Piece._make([*found, *_read_log_probs(answer)])
 
     def check_end(self, last: Piece | None) -> None:
         """Raise ``ServerError`` if ``last`` is not the end of an answer."""
@@ -84,6 +85,7 @@ class Vllm(Dialect):
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
+        log_probs = {name: given.pop(name) for name in _LOG_PROBS if name in given}
         sampling = {_VLLM.get(name, name): value for name, value in given.items()}
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
         return {
@@ -91,6 +93,7 @@ class Vllm(Dialect):
             "stream": [is_streaming],
             "sampling_parameters": [json.dumps(sampling, ensure_ascii=False)],
             **{name: [True] for name in wanted},
+            **{name: [value] for name, value in log_probs.items()},
         }
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
@@ -98,7 +101,8 @@ class Vllm(Dialect):
         self._num_output_tokens += _read(answer, "num_output_tokens") or 0
         reason, num_input_tokens = _read(answer, "finish_reason"), _read(answer, "num_input_tokens") or 0
         text = _read(answer, "text_output") or ""
-        return Piece(text, "" if reason in (None, "None") else reason, num_input_tokens, self._num_output_tokens)
+        reason = "" if reason in (None, "None") else reason
+        return Piece(text, reason, num_input_tokens, self._num_output_tokens, *_read_log_probs(answer))
 
     def check_end(self, last: Piece | None) -> None:
         """Raise ``ServerError`` if the last answer has no reason, or none came."""
@@ -106,6 +110,7 @@ class Vllm(Dialect):
             super().check_end(last)
 
 
+_LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
 _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 
 
@@ -128,6 +133,11 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_json(messages: Messages) -> str:
     return json.dumps([dict(each) for each in messages])
+
+
+def _read_log_probs(answer: Mapping[str, Any]) -> tuple[float | None, Sequence[Any]]:
+    logprobs = _read(answer, "logprobs")
+    return _read(answer, "cumulative_logprob"), json.loads(logprobs) if logprobs else ()
 
 
 def _read(answer: Mapping[str, Any], name: str) -> Any:

@@ -11,7 +11,7 @@ from shoal.component import Arrays, Context, Parameters, Stream, StreamingCompon
 from shoal.component.spec import ModelSpec
 from shoal.component.streaming import QueueStream
 from shoal.errors import SetupError
-from shoal.generation.contract import FOREIGN, INPUTS, Limits, TokenRequest
+from shoal.generation.contract import FOREIGN, INPUTS, LOG_PROB_OUTPUTS, LOG_PROBS, Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 from shoal.generation.whole import WholeAnswer, read_rows
 
@@ -48,6 +48,7 @@ class EngineComponent(StreamingComponent):
     """
 
     answers_either_way = True
+    optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
@@ -67,16 +68,19 @@ class EngineComponent(StreamingComponent):
                 "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
             )
         ids = _check_tensors(context.spec)
+        self.outputs = {tensor.name for tensor in context.spec.outputs}
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
-        self.open({name: np.array([[value]], ids) for name, value in _WARM.items()}, warm)
+        number = min(1, self.engine.limits.top_logprobs)
+        asked = _WARM | {name: number for name, outputs in LOG_PROBS.items() if self.outputs & {*outputs}}
+        self.open({name: np.array([[value]], ids) for name, value in asked.items()}, warm)
         list(warm)
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request against the engine's limits and settings, and begin to answer it."""
         engine, is_whole = self.engine, not self.context.spec.is_decoupled
-        rows = read_rows(inputs, engine.limits, has_prompt=self.has_prompt) if is_whole else []
-        asked = [row.request for row in rows] if is_whole else [TokenRequest.read(inputs, engine.limits)]
+        rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt) if is_whole else []
+        asked = [row.request for row in rows] if is_whole else [TokenRequest.read(inputs, engine.limits, self.outputs)]
         for request in asked:
             request.sampling.check_applied(engine.settings)
         streams = WholeAnswer(self, rows, stream).streams if is_whole else [stream]
