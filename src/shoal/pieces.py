@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 class Piece(NamedTuple):
     """One of the parts in which an answer comes, or a whole answer: its text, and counts of tokens.
 
-    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
-    ``length`` (the greatest number of tokens). ``num_input_tokens`` counts the tokens of the prompt.
-    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part. If a stop string ends the
-    answer, it counts up to the token that completes the stop string, whatever the engine computed; later parts are
-    empty.
+    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token),
+    ``length`` (the greatest number of tokens) or ``cancelled`` (the client asked for the end). ``num_input_tokens``
+    counts the tokens of the prompt. ``num_output_tokens`` counts the tokens from the beginning of the answer up to this
+    part. If a stop string ends the answer, it counts up to the token that completes the stop string, whatever the
+    engine computed; later parts are empty.
 
     If the request asks for log probabilities, ``cumulative_logprob`` is the sum over these tokens, and ``logprobs`` has
     a dictionary for each token of this part: the chosen token first, then the most probable ones. Its keys are token

@@ -192,7 +192,6 @@ def test_context(prompts: Prompts) -> None:
         ({"text_input": b"a", "top_k": -1}, "top_k is -1"),
         ({"text_input": b"a", "stop_words": [b"x"] * 65}, "stop_words has 65 entries; at most 64"),
         ({"text_input": b"a", "bad_words": [b"x"] * 65}, "bad_words has 65 entries; at most 64"),
-        ({"text_input": b"a", "stop_words": [b"x", b""]}, r"stop_words\[1\] is empty"),
         ({"text_input": b"a", "stop_words": [b"\xff"]}, r"stop_words\[0\] is not valid UTF-8"),
         ({"text_input": b"a", "stop_words": [b"x" * 5000]}, r"stop_words has \d+ bytes as JSON; at most 4096"),
     ],
@@ -239,6 +238,19 @@ def test_the_switches_of_nvidias_clients(prompts: Prompts) -> None:
         assert made["top_logprobs"] == given.get("top_logprobs", 0)
     assert (asked["frequency_penalty"], asked["presence_penalty"]) == (0.5, -0.5)
     assert asked["runtime_top_k"] == 1  # a penalty alone does not ask for chance
+
+
+def test_an_empty_word_is_none(prompts: Prompts) -> None:
+    """Clients of TensorRT-LLM send an empty text for no words."""
+    plain, empty, both = (
+        prompts.request({"text_input": b"a", **{name: words for name in ("stop_words", "bad_words") if words}})
+        for words in ([], [b""], [b"", b"b"])
+    )
+    assert (empty["stop_words_list"] == plain["stop_words_list"]).all()
+    assert (empty["bad_words_list"] == plain["bad_words_list"]).all()
+    assert empty["carry"] == plain["carry"]
+    assert both["bad_words_list"][1].tolist() == [1]
+    assert json.loads(both["carry"])["stops"] == ["b"]
 
 
 def test_stop_words_reach_the_engine_where_they_are_exact(tokenizer: Tokenizer) -> None:

@@ -27,8 +27,9 @@ class Counting(EngineComponent):
 
     limits, settings, has_prompt = Limits(100, 60, 4), frozenset(row.name for row in NUMBERS), False
 
-    def setup(self, context: Context) -> None:  # noqa: ARG002
+    def setup(self, context: Context) -> None:
         self.engine: Any = self
+        self.outputs = {tensor.name for tensor in context.spec.outputs}
         self.streams: list[Stream] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()

@@ -28,6 +28,7 @@ class LlmBls(StreamingComponent):
         is_streaming = read_streaming(request["streaming"], "stream")
         request["streaming"] = np.ones_like(request["streaming"])  # also a whole answer ends at its stop word
         texts = self.completions.open_rows(request, is_streaming=is_streaming)
+        stream.farewell = lambda: self.declared(texts.cancelled())
         with closing(models.stream(self.engine, request, until=stream)) as answers:
             for answer in answers:
                 yield from map(self.declared, texts.take(answer))

@@ -107,8 +107,13 @@ def tokens(
     query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns into token ids; or token ids: 1,2,3")],
     output_length: Annotated[int, typer.Option(help="Most new tokens.")] = 30,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="For texts: the folder with the model's tokenizer.json, or vocab.json and merges.txt; or its name on "
+            "the Hugging Face hub.",
+        ),
+    ] = "",
     server: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     model: Annotated[str, typer.Option(metavar="NAME", help="The engine.")] = "llm-hf",

@@ -209,7 +209,7 @@ def from_generate(call: Call, data: bytes) -> Answer:
 
 def _to_array(spec: TensorSpec, model: ModelSpec, value: Any, *, is_one_row: bool) -> Array:
     values = value if isinstance(value, list) else [value]
-    if spec.dims.count(-1) > is_one_row and len(values) != 1:
+    if spec.dims.count(-1) > is_one_row and len(values) > 1:
         raise InputError(
             f"Output {spec.name} is {spec.kind}, and HTTP streams carry flat lists without shapes.",
             f"{_USE_GRPC}; or ask for others: outputs=[...]",

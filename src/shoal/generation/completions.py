@@ -144,6 +144,10 @@ class TextStream:
             for each, value in found.items()
         }
 
+    def cancelled(self) -> Piece:
+        """Return the last piece of a stream whose client asked for the end: without text."""
+        return Piece("", "cancelled", self._num_input_tokens, self._num_output_tokens)
+
     def pack(self, piece: Piece) -> dict[str, Array]:
         """Return a piece of this stream, the next one that the client gets, as tensors of one row.
 
@@ -356,6 +360,14 @@ class RowTexts:
         if all(self._pieces):
             packed = [self._pack(number, join_pieces(pieces)) for number, pieces in enumerate(self._pieces)]
             yield join_rows(packed)
+
+    def cancelled(self) -> dict[str, Array]:
+        """Return the last answer to a request that is stopped: whole, or the end of the rows that are open."""
+        ends = [[stream.cancelled()] if number in self._open else [] for number, stream in enumerate(self._streams)]
+        if self._is_streaming:
+            return join_rows([self._pack(number, *end) for number, end in enumerate(ends) if end])
+        pieces = [[*some, *end] for some, end in zip(self._pieces, ends, strict=True)]
+        return join_rows([self._pack(number, join_pieces(each)) for number, each in enumerate(pieces)])
 
     def _pack(self, number: int, piece: Piece) -> dict[str, Array]:
         return {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}

@@ -39,8 +39,10 @@ Render = Callable[[Sequence[Message]], str]
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
-def read_messages(text: str) -> list[Message]:
+def read_messages(text: str, name: str = "messages") -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
+
+    ``name`` is the input's, for error messages.
 
     Raises:
         InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's number.
@@ -48,13 +50,13 @@ def read_messages(text: str) -> list[Message]:
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"messages is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
+        raise InputError(f"{name} is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
     if not isinstance(messages, list) or not messages:
-        raise InputError(f"messages is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
+        raise InputError(f"{name} is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
     for index, message in enumerate(messages):
         fault = _find_fault(message)
         if fault:
-            raise InputError(f"messages[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
+            raise InputError(f"{name}[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
     return messages
 
 
@@ -256,9 +258,7 @@ class Prompts:
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
-        if "" in words:
-            raise InputError(f"{name}[{words.index('')}] is empty.", "Leave it out.")
-        return words
+        return [word for word in words if word]  # clients of TensorRT-LLM send an empty text for no words
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
         """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""

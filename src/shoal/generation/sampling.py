@@ -159,11 +159,11 @@ _MAX_TOKENS = Setting(
 )  # fmt: skip
 _WORDS = (
     Setting(
-        "stop_words", "STRING", "at most 64, none empty, 4,096 bytes as JSON",
+        "stop_words", "STRING", "at most 64, 4,096 bytes as JSON; empty ones do not count",
         "Texts that end the answer, and are not a part of it.", "none", "stop_words_list", "stop", "stop",
     ),
     Setting(
-        "bad_words", "STRING", "at most 64; the model's tokens can write them",
+        "bad_words", "STRING", "at most 64; the model's tokens can write them; empty ones do not count",
         "Texts that do not occur in the answer.", "none", "bad_words_list", "", "bad_words",
     ),
 )  # fmt: skip

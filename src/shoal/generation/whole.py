@@ -32,13 +32,15 @@ class WholeAnswer:
     """Collects the answers to the rows of one request, and sends them as one answer when all of them are there.
 
     The first row that fails ends the request with its error, and the other rows are given up. So are all rows when the
-    client leaves. ``streams`` has one stream for each row, for the engine.
+    client leaves; if it asks for the end, it gets the tokens so far. ``streams`` has one stream for each row, for the
+    engine.
     """
 
     def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
         self._spec, self._rows, self._stream = component.context.spec, rows, stream
         self._lock, self._open = threading.Lock(), set(range(len(rows)))
         self.streams = [_RowStream(component, self, number, stream.request_id) for number in range(len(rows))]
+        stream.farewell = self._pack_cancelled
         stream.on_leave(self._leave)
 
     def add(self, number: int, item: Arrays | ShoalError | None) -> None:
@@ -67,6 +69,11 @@ class WholeAnswer:
         if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
             self._stream.end()
 
+    def _pack_cancelled(self) -> Arrays:
+        """Return the answer to a request that is stopped: the tokens so far; rows that are not complete say it."""
+        rows = [replace(row, ids=list(row.ids), reason=row.reason or "cancelled", log_probs={}) for row in self._rows]
+        return pack_rows(rows, self._spec)
+
     def _leave(self) -> None:
         for each in self.streams:
             each.leave()
@@ -79,7 +86,6 @@ class RowAnswers(WholeAnswer):
         super().__init__(component, rows, stream)
         self._names = [tensor.name for tensor in self._spec.outputs]
         self._stream_ids = np.array([[new_stream_id()] for _ in rows], np.int64)
-        self._set_farewell()
 
     def _take(self, number: int, item: Arrays) -> None:
         numbers = {"stream_id": self._stream_ids[number : number + 1], BATCH_INDEX: np.array([[number]], np.int32)}
@@ -89,16 +95,15 @@ class RowAnswers(WholeAnswer):
     def _end_row(self, is_complete: bool) -> None:
         if is_complete:
             self._stream.end()
-        elif self._stream.is_open:
-            self._set_farewell()
 
-    def _set_farewell(self) -> None:
-        """Let a request with ``stop`` end the rows that are open."""
-        numbers = sorted(self._open)
+    def _pack_cancelled(self) -> Arrays:
+        """Return the last answer to a request that is stopped: the end of the rows that are open."""
+        if not (numbers := sorted(self._open)):
+            return {}  # the stream is about to end
         rows = [replace(self._rows[number], ids=[], log_probs={}, reason="cancelled") for number in numbers]
         own = {"stream_id": self._stream_ids[numbers], BATCH_INDEX: np.array(numbers, np.int32)[:, None]}
         packed = {**pack_rows(rows, self._spec), **own}
-        self._stream.farewell = {name: packed[name] for name in self._names if name in packed}
+        return {name: packed[name] for name in self._names if name in packed}
 
 
 class UncheckedStream(Stream):

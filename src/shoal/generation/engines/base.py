@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -11,7 +12,15 @@ from shoal.component import Arrays, Context, Parameters, Stream, StreamingCompon
 from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.streaming import QueueStream
 from shoal.errors import InputError, SetupError
-from shoal.generation.contract import INPUTS, LOG_PROB_OUTPUTS, LOG_PROBS, Limits, TokenRequest, read_streaming
+from shoal.generation.contract import (
+    FOREIGN,
+    INPUTS,
+    LOG_PROB_OUTPUTS,
+    LOG_PROBS,
+    Limits,
+    TokenRequest,
+    read_streaming,
+)
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 from shoal.generation.whole import RowAnswers, WholeAnswer, read_rows
 
@@ -93,7 +102,8 @@ class EngineComponent(StreamingComponent):
             )
         answers = (WholeAnswer if is_whole else RowAnswers)(self, rows, stream)
         for row, each in zip(rows, answers.streams, strict=True):
-            engine.admit(row.request, each)
+            # one token at a time, so that a whole answer that is stopped has its tokens so far
+            engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)
 
     def close(self) -> None:
         """Close the engine."""
@@ -102,10 +112,13 @@ class EngineComponent(StreamingComponent):
 
 def _check_tensors(spec: ModelSpec) -> Any:
     """Check the declared inputs, and return the dtype of token ids, INT32 or UINT32, which all tensors of ids have."""
-    if unknown := [tensor.name for tensor in spec.inputs if tensor.name not in INPUTS]:
-        near = "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], INPUTS, 1))
+    foreign = [tensor.name for tensor in spec.outputs if tensor.name in FOREIGN and tensor.name not in _IDS]
+    if unknown := [tensor.name for tensor in spec.inputs if tensor.name not in INPUTS] + foreign:
+        name, kind = unknown[0], "output" if unknown[0] in foreign else "input"
+        near = "".join(f" Did you mean {each}?" for each in get_close_matches(name, INPUTS, 1))
+        why = f": {FOREIGN[name]}." if name in FOREIGN else f", which engines do not read.{near}"
         raise SetupError(
-            f"Model {spec.name} declares the input {unknown[0]}, which engines do not read.{near}",
+            f"Model {spec.name} declares the {kind} {name}{why}",
             "Remove it from config.pbtxt, so that clients learn that it has no effect.",
         )
     found = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs) if tensor.name in _IDS}
