@@ -14,9 +14,9 @@ from shoal.generation.sampling import SETTINGS, Setting
 
 ROOT = Path(__file__).parents[1]
 FILES = (
-    "docs/language-models.md", "ensembles/llm/config.pbtxt", "models/llm-hf/config.pbtxt",
-    "models/llm-onnx/config.pbtxt", "models/llm-vllm/config.pbtxt", "models/llm_bls/config.pbtxt",
-    "preprocess/prompt/config.pbtxt", "src/shoal/llm/client.py",
+    "docs/language-models.md", "ensembles/llm/config.pbtxt", "models/llamav2/config.pbtxt",
+    "models/llm-hf/config.pbtxt", "models/llm-onnx/config.pbtxt", "models/llm-vllm/config.pbtxt",
+    "models/llm_bls/config.pbtxt", "preprocess/prompt/config.pbtxt", "src/shoal/llm/client.py",
 )  # fmt: skip
 _BLOCK = re.compile(
     r"^( *)((?:#|<!--) settings: ([\w ]+) \(.*\n)(?:.*\n)*?( *(?:#|<!--) end of settings)", re.MULTILINE
@@ -38,7 +38,8 @@ def _write(kind: str) -> Iterator[str]:
         yield from ("", "| setting | dtype | allowed | if left out | meaning | engine's tensor | OpenAI's | vLLM's |")
         yield "|---|---|---|---|---|---|---|---|"
     for row in SETTINGS:
-        yield _write_row(kind, row)
+        if kind != "numbers" or not (row.is_list or row.name == "top_logprobs"):
+            yield _write_row(kind, row)
     if kind == "table":
         yield ""
 
@@ -47,7 +48,7 @@ def _write_row(kind: str, row: Setting) -> str:
     ids, needed = "[ 2, -1 ]" if row.is_list else "[ 1 ]", row.tensor == "request_output_len"
     number = "INT32" if row.is_list else row.dtype
     match kind:
-        case "inputs":
+        case "inputs" | "numbers":
             dims = "[ -1 ]" if row.is_list else "[ 1 ]"
             return f'{{ name: "{row.name}" data_type: TYPE_{row.dtype} dims: {dims} optional: true }},  # {row.says}'
         case "engine":

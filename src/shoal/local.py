@@ -162,7 +162,8 @@ class Pipeline:
 
     def _answer(self, tensors: Arrays) -> Answer:
         spec = self._graph.config.spec
-        return Answer({out.name: self._fetch(out.name, tensors[out.name]) for out in spec.outputs}, model=spec.name)
+        found = {out.name: array for out in spec.outputs if (array := tensors[out.name]) is not None}
+        return Answer({name: self._fetch(name, array) for name, array in found.items()}, model=spec.name)
 
     def _fetch(self, tensor: str, array: Array) -> Array:
         """Copy an output of the graph to host memory."""
@@ -193,7 +194,7 @@ class Pipeline:
         return self._models[step.model, step.version].call(self._inputs(step, tensors))
 
     def _inputs(self, step: Step, tensors: Arrays) -> dict[str, Array]:
-        return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+        return {name: array for name, tensor in step.inputs.items() if (array := tensors.get(tensor)) is not None}
 
     def _is_due(self, step: Step, tensors: Arrays) -> bool:
         """Whether every tensor that the step reads is available, or was left out of the request."""
@@ -201,7 +202,8 @@ class Pipeline:
 
 
 def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
-    tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
+    """Add a step's outputs to the tensors; those that the answer leaves out are None."""
+    tensors.update({tensor: outputs.get(name) for name, tensor in step.outputs.items()})
 
 
 def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:

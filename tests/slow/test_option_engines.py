@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -137,3 +138,28 @@ def test_two_values_give_two_results(key: tuple[str, str], entry: Two, files: Pa
             seen.append(f"refused: {error}")
     assert seen[0] != seen[1] == seen[2]
     assert not seen[1].startswith("refused"), seen
+
+
+def test_a_smaller_limit_of_vllm_s_log_probabilities_is_this_engine_s(files: Path) -> None:
+    for arguments, most in (
+        ("{}", 20),
+        ('{"max_logprobs": 5}', 5),
+        ('{"max_logprobs": 0}', 0),
+        ('{"max_logprobs": -1}', 20),
+    ):
+        folder = ROOT / "models" / "llm-vllm"
+        spec = engine_spec(files / "one", folder, engine_args=arguments)
+        component: Any = component_class(folder / "1" / "model.py")(Context(spec, folder / "1"))
+        with closing(component):
+            assert component.engine.limits.top_logprobs == most
+            with pytest.raises(ShoalError, match=f"top_logprobs is {most + 1}"):
+                list(component.stream(token_inputs(IDS, 1, top_logprobs=most + 1)))
+
+
+def test_vllm_has_a_chosen_token_among_the_most_probable_ones_once() -> None:
+    other, first, second = (
+        SimpleNamespace(logprob=value, rank=rank) for value, rank in ((-3.0, 9), (-0.5, 1), (-1.0, 2))
+    )
+    assert vllm._read_place(7, {7: other, 1: first, 2: second}, 2) == (-3.0, [1, 2], [-0.5, -1.0])
+    assert vllm._read_place(2, {2: second, 1: first}, 2) == (-1.0, [1, 2], [-0.5, -1.0])
+    assert vllm._read_place(7, {7: other}, 0) == (-3.0, [], [])

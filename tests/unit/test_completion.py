@@ -67,7 +67,7 @@ def read(outputs: Arrays | ShoalError) -> Piece:
     if isinstance(outputs, ShoalError):
         raise outputs
     kinds = {"text_output": "O", "finish_reason": "O", "num_input_tokens": "uint32", "num_output_tokens": "uint32"}
-    assert {name: array.dtype for name, array in outputs.items()} == kinds
+    assert {name: array.dtype for name, array in outputs.items() if name != "batch_index"} == kinds
     assert all(array.shape == (1, 1) for array in outputs.values())
     text, reason, num_input, num_output = (outputs[name][0, 0] for name in kinds)
     return Piece(text.decode(), reason.decode(), int(num_input), int(num_output))
@@ -76,6 +76,33 @@ def read(outputs: Arrays | ShoalError) -> Piece:
 def ask(component: Component, *requests: Mapping[str, Any]) -> list[Piece]:
     """The answers to requests that come together."""
     return [read(outputs) for outputs in component.process(requests)]
+
+
+def test_rows_are_those_asked_alone(component: Component) -> None:
+    """Rows of a request may be streams at different places, or whole answers; the message has the row that fails."""
+
+    def stack(*rows: Mapping[str, Any]) -> dict[str, Any]:
+        width = max(row["output_ids"].shape[2] for row in rows)
+        padded = [{**row, "output_ids": np.pad(row["output_ids"], ((0, 0), (0, 0), (0, width)))} for row in rows]
+        cut = [{**row, "output_ids": row["output_ids"][:, :, :width]} for row in padded]
+        return {name: np.concatenate([row[name] for row in cut]) for name in rows[0]}
+
+    cat, dog = (
+        [answer(encode(part), stream, last=part == parts[-1], carry=carry("mat")) for part in parts]
+        for stream, parts in ((1, ["The cat", " sat on the mat"]), (2, ["A dog sat", " here"]))
+    )
+    (first,) = component.process([stack(cat[0], dog[0])])
+    (second,) = component.process([stack(dog[1], cat[1]) | {"batch_index": as_int32([[1], [0]])}])
+    assert not isinstance(first, ShoalError)
+    assert not isinstance(second, ShoalError)
+    assert first["batch_index"].tolist() == [[0], [1]]
+    assert second["batch_index"].tolist() == [[1], [0]]
+    texts = [first["text_output"][row, 0] + second["text_output"][1 - row, 0] for row in range(2)]
+    assert texts == [b"The cat sat on the ", b"A dog sat here"]
+    assert second["num_input_tokens"].tolist() == [[5], [5]]
+    bad = answer([1], 3) | {"carry": np.array([[b"\xff"]], np.object_)}
+    (refused,) = component.process([stack(answer([1], 4, carry=""), bad)])
+    assert str(refused).startswith("Row 1: carry is not UTF-8")
 
 
 # --- one stream --------------------------------------------------------------------------------------------------
@@ -87,7 +114,7 @@ def test_a_stream_of_text() -> None:
     pieces = [stream.step([token]) for token in ids]
     end = stream.step([], last=True, reason="length")
     assert "".join(piece.text for piece in pieces) == "cat 😀"
-    assert [piece[1:] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
+    assert [piece[1:4] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
     assert end == Piece("", "length", 7, len(ids))
 
 
@@ -319,9 +346,27 @@ def test_log_probabilities_are_of_the_tokens_that_count(
         }
 
 
+def test_padding_of_log_probabilities_is_left_out(component: Component) -> None:
+    """A row of a whole answer, beside longer rows with more of the most probable tokens."""
+    ids = encode("The cat")
+    text = json.dumps({"stops": [], "num_input_tokens": 3, "returns": ["logprobs"]})
+    plain, padded = ({**answer(ids, carry=text), **make_places(ids)} for _ in range(2))
+    for name, sizes, pad in (
+        ("output_log_probs", ((0, 0), (0, 0), (0, 2)), 0),
+        ("top_log_probs", ((0, 0), (0, 2), (0, 3)), 0),
+        ("top_token_ids", ((0, 0), (0, 2), (0, 3)), -1),
+        ("output_ids", ((0, 0), (0, 0), (0, 2)), 9),
+    ):
+        padded[name] = np.pad(padded[name], sizes, constant_values=pad)
+    one, other = component.process([plain, padded])
+    assert not isinstance(one, ShoalError)
+    assert not isinstance(other, ShoalError)
+    assert one["logprobs"].item() == other["logprobs"].item()
+
+
 def test_log_probabilities_come_with_the_next_piece_that_is_packed() -> None:
     """As ``llm_bls`` does it, which sends no piece without text."""
-    ids = encode("😀")
+    ids = encode("\u1234")
     assert len(ids) > 1
     stream = TextStream(BPE, returns=["logprobs"])
     for token in ids:
@@ -347,8 +392,8 @@ def test_the_stream_that_is_idle_longest_is_dropped() -> None:
         completions.answer(answer(a, stream, carry=carry(prompt=stream)))
     completions.answer(answer(a, 1))  # 2 is idle longest now
     completions.answer(answer(a, 4, carry=carry(prompt=4)))
-    assert [read(completions.answer(answer(a, stream)))[2:] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
-    assert read(completions.answer(answer(a, 2)))[2:] == (0, 1)
+    assert [read(completions.answer(answer(a, stream)))[2:4] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
+    assert read(completions.answer(answer(a, 2)))[2:4] == (0, 1)
 
 
 def test_ten_thousand_streams_are_kept(component: Component) -> None:
@@ -370,6 +415,9 @@ def test_ten_thousand_streams_are_kept(component: Component) -> None:
         '{"stops": [""], "num_input_tokens": 1}',
         '{"stops": [], "num_input_tokens": true}',
         '{"stops": [], "num_input_tokens": 1.5}',
+        '{"stops": [], "num_input_tokens": 1, "returns": "logprobs"}',
+        '{"stops": [], "num_input_tokens": 1, "returns": ["texts"]}',
+        '{"stops": [], "num_input_tokens": 1, "returns": [["logprobs"]]}',
         '{"stops": [], "num_input_tokens": 1, "min_tokens": -1}',
         '{"stops": [], "num_input_tokens": 1, "min_tokens": "2"}',
         carry(*["a"] * 65), carry(prompt=-1), carry(prompt=2**32),
@@ -394,7 +442,8 @@ def test_tensors_that_do_not_fit_are_refused(component: Component) -> None:
         output_ids=np.zeros((1, 2, 3), np.int32),
         sequence_length=as_int32([[3, 3]]),
     )
-    refuse("output_ids has shape [2, 1, 3]", output_ids=np.zeros((2, 1, 3), np.int32))
+    two = {"output_ids": np.zeros((2, 1, 3), np.int32), "stream_id": np.array([[8]])}
+    refuse("Row 1: output_ids has shape [1, 1, 3] and seq", **two)
     refuse("output_ids has shape [1, 1, 1] and seq", sequence_length=np.zeros((1, 0), np.int32))
     refuse("sequence_length is 2, and output_ids has 1 tokens.", sequence_length=as_int32([[2]]))
     refuse("sequence_length is -1, and output_ids has 1 tokens.", sequence_length=as_int32([[-1]]))

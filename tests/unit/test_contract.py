@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,17 @@ from shoal.component.base import check_outputs
 from shoal.errors import InputError
 from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
 from shoal.generation.answering import Answering
-from shoal.generation.contract import LOG_PROB_OUTPUTS, NEUTRAL, Place, pack_words, read_places
+from shoal.generation.contract import (
+    FOREIGN,
+    INPUTS,
+    LOG_PROB_OUTPUTS,
+    LOG_PROBS,
+    NEUTRAL,
+    REFUSED,
+    Place,
+    pack_words,
+    read_places,
+)
 from tests.support.llm import ENGINE, engine_spec, token_inputs
 
 LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))
@@ -56,8 +67,94 @@ def test_inputs_of_other_clients_are_taken_at_their_neutral_values(name: str) ->
         read((5, 6), 4, **{name: 2})
 
 
-def test_random_seed_is_the_seed() -> None:
+def test_other_names_of_settings() -> None:
     assert read(random_seed=5).sampling.seed == 5
+    assert read(min_length=2).sampling.min_tokens == 2
+    with pytest.raises(InputError, match="The request has seed and random_seed, which are the same setting"):
+        read(seed=5, random_seed=5)
+
+
+# The tensors in NVIDIA's published configurations: fastertransformer_backend (all_models/*/fastertransformer),
+# tensorrtllm_backend 0.19 (all_models/inflight_batcher_llm, five models), and vllm_backend's model.py.
+FASTERTRANSFORMER = """
+    beam_search_diversity_rate beam_width bad_words_list end_id ia3_tasks input_hidden_state input_ids input_lengths
+    is_return_attentions is_return_context_embeddings is_return_log_probs len_penalty max_output_len memory_len
+    prompt_learning_task_name_ids random_seed repetition_penalty request_output_len request_prompt_embedding
+    request_prompt_lengths request_prompt_type runtime_top_k runtime_top_p sequence_length sequence_lengths session_len
+    start_id stop_words_list temperature top_p_decay top_p_min top_p_reset_ids
+"""
+TENSORRT_LLM = """
+    bad_words_list beam_search_diversity_rate beam_width context_phase_params cross_attention_mask decoder_input_ids
+    decoder_input_lengths draft_acceptance_threshold draft_input_ids draft_logits early_stopping embedding_bias
+    encoder_input_features encoder_output_lengths end_id exclude_input_in_output frequency_penalty guided_decoding_guide
+    guided_decoding_guide_type input_ids input_lengths len_penalty lookahead_ngram_size lookahead_verification_set_size
+    lookahead_window_size lora_config lora_task_id lora_weights min_length mrope_position_deltas mrope_rotary_cos_sin
+    num_return_sequences pad_id presence_penalty prompt_embedding_table prompt_table_extra_ids prompt_vocab_size
+    random_seed repetition_penalty request_output_len retention_decode_duration_ms retention_decode_priority
+    retention_token_range_durations_ms retention_token_range_ends retention_token_range_priorities
+    retention_token_range_starts return_context_logits return_generation_logits return_log_probs return_perf_metrics
+    runtime_top_k runtime_top_p runtime_top_p_decay runtime_top_p_min runtime_top_p_reset_ids skip_cross_attn_blocks
+    stop stop_words_list streaming temperature
+"""
+AROUND_TENSORRT_LLM = """
+    QUERY DECODER_QUERY IMAGE_BYTES IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT
+    EMBEDDING_BIAS_WORDS EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH
+    text_input decoder_text_input image_input image_bytes_input image_url_input video_bytes_input max_tokens
+    num_return_sequences bad_words stop_words exclude_input_in_output end_id pad_id top_k top_p temperature
+    length_penalty repetition_penalty min_length presence_penalty frequency_penalty random_seed return_log_probs
+    return_context_logits return_generation_logits return_perf_metrics beam_width stream prompt_embedding_table
+    prompt_table_extra_id prompt_vocab_size embedding_bias_words embedding_bias_weights lora_task_id lora_weights
+    lora_config guided_decoding_guide_type guided_decoding_guide num_draft_tokens use_draft_logits
+"""
+VLLM = """
+    text_input image stream sampling_parameters exclude_input_in_output return_finish_reason return_cumulative_logprob
+    return_logprobs return_num_input_tokens return_num_output_tokens embedding_request
+"""
+OUTPUTS = """
+    output_hidden_state output_ids sequence_length cum_log_probs output_log_probs response_input_lengths
+    context_embeddings output_attentions
+    INPUT_ID REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS
+    REQUEST_OUTPUT_LEN OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK
+    CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID context_logits
+    generation_logits batch_index sequence_index context_phase_params kv_cache_alloc_new_blocks kv_cache_reused_blocks
+    kv_cache_alloc_total_blocks arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns
+    acceptance_rate total_accepted_draft_tokens total_draft_tokens OUTPUT text_output finish_reason cumulative_logprob
+    logprobs num_input_tokens num_output_tokens
+"""
+CHANGE_NOTHING = {
+    "start_id",
+    *(f"{begin}{name}" for begin in ("", "runtime_") for name in ("top_p_min", "top_p_reset_ids")),
+}
+
+
+def test_every_tensor_of_nvidias_configurations_is_known() -> None:
+    """Engines' own inputs can be declared; the tensors around engines cannot, and have a reason."""
+    engines = {*FASTERTRANSFORMER.split(), *TENSORRT_LLM.split()}
+    encoders = {name for name in engines if "encoders" in FOREIGN.get(name, "")}
+    assert encoders == {
+        "ia3_tasks", "input_hidden_state", "is_return_attentions", "max_output_len", "sequence_length",
+        "sequence_lengths",
+    }  # fmt: skip
+    assert engines - encoders <= INPUTS
+    assert {*AROUND_TENSORRT_LLM.split(), *VLLM.split()} <= INPUTS | FOREIGN.keys()
+    declared = {tensor.name for tensor in engine_spec("/model").outputs}
+    assert {*OUTPUTS.split()} <= declared | FOREIGN.keys()
+
+
+@pytest.mark.parametrize(
+    "name", sorted(INPUTS - NEUTRAL.keys() - LOG_PROBS.keys() - {"carry", "input_ids", "stop", "streaming"})
+)
+def test_each_input_is_obeyed_or_refused(name: str) -> None:
+    """Or known to change nothing: another value gives another request, or an error that names the input."""
+    others = {"temperature": 0.5, "runtime_top_p": 0.5, "runtime_top_k": 9, "repetition_penalty": 1.5, "end_id": 9}
+    words: Any = pack_words([[8]]) if name.endswith("_words_list") else others.get(name, 1)
+    if name in REFUSED:
+        with pytest.raises(InputError, match=f"The request has {name}, and {REFUSED[name]}. Leave it out."):
+            read(**{name: words})
+        return
+    plain: dict[str, Any] = {"temperature": 0.7, "runtime_top_k": 5}
+    is_alike = name in CHANGE_NOTHING or name in ("pad_id", "exclude_input_in_output")  # these are for whole answers
+    assert (read(**{**plain, name: words}) == read(**plain)) == is_alike
 
 
 def test_everything() -> None:
@@ -131,8 +228,12 @@ def test_refused(more: dict[str, Any], words: str) -> None:
 def test_answers_are_as_the_engine_declares() -> None:
     for ids in ([], [1], [1, 2, 3]):
         answer = pack_answer(ids, stream_id=2**62, carry="é", is_last=True, reason="stop")
-        check_outputs(engine_spec("/model"), answer, 1, LOG_PROB_OUTPUTS)
+        check_outputs(ONE_ROW, answer, 1, LOG_PROB_OUTPUTS)
         assert answer["output_ids"].shape == (1, 1, len(ids))
+
+
+ONE_ROW = engine_spec("/model")  # as the engines' own answers are, which name no row
+ONE_ROW = replace(ONE_ROW, outputs=tuple(tensor for tensor in ONE_ROW.outputs if tensor.name != "batch_index"))
 
 
 class Given(StreamingComponent):
@@ -154,7 +255,7 @@ class Given(StreamingComponent):
 
 def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int]], str, int]:
     """The tokens of each answer, the reason, and how many tokens were taken."""
-    component = Given(Context(engine_spec("/model"), ENGINE))
+    component = Given(Context(ONE_ROW, ENGINE))
     component.tokens, component.request = tokens, request
     found = list(component.stream(token_inputs([5], 4)))
     assert [each["is_last"].item() for each in found] == [False] * (len(found) - 1) + [True]
@@ -231,7 +332,12 @@ def test_log_probabilities_that_are_asked_for(given: dict[str, Any], outputs: se
     ("given", "outputs", "limits", "words"),
     [
         ({"return_log_probs": True}, set(), LIMITS, "return_log_probs is True, and the model declares no output out"),
-        ({"is_return_log_probs": 1}, {"top_log_probs"}, LIMITS, "no output output_log_probs or cum_log_probs. Leave is"),
+        (
+            {"is_return_log_probs": 1},
+            {"top_log_probs"},
+            LIMITS,
+            "no output output_log_probs or cum_log_probs. Leave is",
+        ),
         ({"top_logprobs": 1}, {"cum_log_probs"}, LIMITS, "declares no output top_log_probs or top_token_ids."),
         ({"top_logprobs": 21}, ALL, LIMITS, "top_logprobs is 21. Send from 0 to 20"),
         ({"top_logprobs": -1}, ALL, LIMITS, "top_logprobs is -1. Send from 0 to 20"),
@@ -250,7 +356,7 @@ def test_log_probabilities_that_are_refused(
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_log_probabilities_of_answers(is_streaming: bool) -> None:
     """Of the tokens that are sent: without the end token."""
-    component = Given(Context(engine_spec("/model"), ENGINE))
+    component = Given(Context(ONE_ROW, ENGINE))
     component.tokens = [11, 12, 2]
     component.request = TokenRequest(
         (5,), 9, (2,), Sampling(top_logprobs=2), is_streaming=is_streaming, returns=tuple(sorted(ALL))
@@ -266,7 +372,7 @@ def test_log_probabilities_of_answers(is_streaming: bool) -> None:
 
 
 def test_stream_ids_differ() -> None:
-    component = Given(Context(engine_spec("/model"), ENGINE))
+    component = Given(Context(ONE_ROW, ENGINE))
     component.tokens, component.request = [1], TokenRequest((5,), 1)
     ids = {answer["stream_id"].item() for _ in range(50) for answer in component.stream(token_inputs([5], 1))}
     assert len(ids) == 50

@@ -159,7 +159,7 @@ def test_documents_that_do_not_fit(document: Any, message: str) -> None:
 def test_rows_have_a_limit() -> None:
     column = spec(TensorSpec("X", "TYPE_INT32", (1,)), max_batch_size=8)
     assert list(convert({"X": [0] * 8}, spec=column).inputs[0].shape) == [8, 1]
-    with pytest.raises(RefusedError, match=r"Input 'X' \(INT32 \[1\]\) has 9 rows; m takes 8"):
+    with pytest.raises(RefusedError, match=r"Input 'X' \(INT32 \[1\]\) has 9 rows; m takes 1 to 8"):
         convert({"X": [0] * 9}, spec=column)
 
 

@@ -192,7 +192,6 @@ def test_context(prompts: Prompts) -> None:
         ({"text_input": b"a", "top_k": -1}, "top_k is -1"),
         ({"text_input": b"a", "stop_words": [b"x"] * 65}, "stop_words has 65 entries; at most 64"),
         ({"text_input": b"a", "bad_words": [b"x"] * 65}, "bad_words has 65 entries; at most 64"),
-        ({"text_input": b"a", "stop_words": [b"x", b""]}, r"stop_words\[1\] is empty"),
         ({"text_input": b"a", "stop_words": [b"\xff"]}, r"stop_words\[0\] is not valid UTF-8"),
         ({"text_input": b"a", "stop_words": [b"x" * 5000]}, r"stop_words has \d+ bytes as JSON; at most 4096"),
     ],
@@ -226,8 +225,32 @@ def test_the_switches_of_nvidias_clients(prompts: Prompts) -> None:
     assert str(prompts.request({**row, **quiet})) == str(plain)
     asked = prompts.request({**row, **dict.fromkeys(quiet, True), "frequency_penalty": 0.5, "presence_penalty": -0.5})
     assert json.loads(asked["carry"]) == {**json.loads(plain["carry"]), "counts_each": True}
+    assert not plain["return_log_probs"]
+    for given, returns in (
+        ({"return_logprobs": True}, ["logprobs"]),
+        ({"return_cumulative_logprob": True, "return_logprobs": False}, ["cumulative_logprob"]),
+        ({"top_logprobs": 3}, ["logprobs"]),
+        ({"return_cumulative_logprob": True, "top_logprobs": 3}, ["cumulative_logprob", "logprobs"]),
+    ):
+        made = prompts.request({**row, **given})
+        assert json.loads(made["carry"]) == {**json.loads(plain["carry"]), "returns": returns}
+        assert made["return_log_probs"]
+        assert made["top_logprobs"] == given.get("top_logprobs", 0)
     assert (asked["frequency_penalty"], asked["presence_penalty"]) == (0.5, -0.5)
     assert asked["runtime_top_k"] == 1  # a penalty alone does not ask for chance
+
+
+def test_an_empty_word_is_none(prompts: Prompts) -> None:
+    """Clients of TensorRT-LLM send an empty text for no words."""
+    plain, empty, both = (
+        prompts.request({"text_input": b"a", **{name: words for name in ("stop_words", "bad_words") if words}})
+        for words in ([], [b""], [b"", b"b"])
+    )
+    assert (empty["stop_words_list"] == plain["stop_words_list"]).all()
+    assert (empty["bad_words_list"] == plain["bad_words_list"]).all()
+    assert empty["carry"] == plain["carry"]
+    assert both["bad_words_list"][1].tolist() == [1]
+    assert json.loads(both["carry"])["stops"] == ["b"]
 
 
 def test_stop_words_reach_the_engine_where_they_are_exact(tokenizer: Tokenizer) -> None:
@@ -337,6 +360,18 @@ def test_a_bad_row_fails_alone(prompt: Component) -> None:
     answers = prompt.process([*requests, {"messages": texts("[]")}, {}])
     kinds = [type(answer) for answer in answers]
     assert kinds == [dict, InputError, InputError, InputError, dict, InputError, InputError]
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_the_row_that_is_refused_is_named(prompt: Component) -> None:
+    """In its own request's numbers, also if requests were joined."""
+    three = np.concatenate([texts("The cat"), texts("The mat"), texts("")])
+    good, bad, none = prompt.process(
+        [{"text_input": texts("The cat")}, {"text_input": three}, {"text_input": three[:0]}]
+    )
+    assert isinstance(good, dict)
+    assert str(bad) == "Row 2: The prompt is empty. Send a text of at least one token."
+    assert str(none) == "The request has no rows. Send one prompt or more."
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from shoal import cli
 from shoal.errors import InputError
 from shoal.generation import Limits, Sampling, TokenRequest, stack
 from shoal.generation.engines.onnx import OnnxEngine
-from shoal.llm.client import Settings, to_inputs
+from shoal.llm.client import Settings
+from shoal.llm.dialects import Dialect
 
 def fault(call):
     try: call()
@@ -38,7 +39,7 @@ request = {"input_ids": np.array([[1]]), "request_output_len": np.array([[1]]), 
 print(json.dumps({
     "check": fault(Sampling(typical_p=3.0).check),
     "engine": fault(lambda: TokenRequest.read(request, Limits(9, 9, 1)).sampling.check_applied(OnnxEngine.settings)),
-    "client": str(to_inputs("a", {"typical_p": 0.5}, is_streaming=True)["typical_p"]),
+    "client": str(Dialect([]).to_inputs("a", {"typical_p": 0.5}, is_streaming=True)["typical_p"]),
     "types": str(Settings.__annotations__.get("typical_p")),
     "command": CliRunner().invoke(cli.app, ["generate", "--help"], env={"COLUMNS": "400"}).output,
 }))

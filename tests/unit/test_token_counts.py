@@ -38,6 +38,31 @@ def test_each_token_counts_once() -> None:
     assert tokens.counts == {("llm", "input"): 305, ("llm", "output"): 6}
 
 
+def test_rows_are_counted_each() -> None:
+    """Of a whole answer to two rows, and of answers that name their row."""
+
+    def rows(numbers: list[int], index: list[int] | None) -> Any:
+        message = service_pb2.ModelInferResponse(model_name="llm")
+        for name, values, dtype in (("num_output_tokens", numbers, np.uint32), ("batch_index", index, np.int32)):
+            if values is not None:
+                message.outputs.add(name=name, shape=[len(values), 1])
+                message.raw_output_contents.append(np.array(values, dtype).tobytes())
+        return message
+
+    for index in (None, [0, 1]):
+        tokens = TokenCounts([SPEC])
+        meter = tokens.meter("llm")
+        assert meter
+        meter.read(rows([3, 300], index))
+        assert tokens.counts == {("llm", "output"): 303}
+    tokens = TokenCounts([SPEC])
+    meter = tokens.meter("llm")
+    assert meter
+    for number, row in ((1, 0), (1, 1), (2, 1), (2, 0), (3, 1)):
+        meter.read(rows([number], [row]))
+    assert tokens.counts == {("llm", "output"): 5}
+
+
 def test_only_models_that_declare_both_counts() -> None:
     one = replace(SPEC, name="one", outputs=SPEC.outputs[:2])
     other = replace(SPEC, name="other", outputs=(COUNTS[0], replace(COUNTS[1], dtype="TYPE_INT64")))

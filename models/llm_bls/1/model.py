@@ -8,13 +8,14 @@ from contextlib import closing
 import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.generation import Completions, join_pieces
+from shoal.generation import Completions, read_streaming
 
 
 class LlmBls(StreamingComponent):
     """Call the prompt component, then the engine, and convert its tokens to text; a stop word stops the engine."""
 
     library = "numpy"
+    optional_outputs = frozenset({"cumulative_logprob", "logprobs"})
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
@@ -24,21 +25,20 @@ class LlmBls(StreamingComponent):
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
         models = self.context.models
         request = models.infer(self.prompt, inputs)
-        is_whole = not request["streaming"].item()
-        request["streaming"] = np.array([[True]])  # also a whole answer ends at its stop word
-        text = self.completions.open(request)
-        pieces = []
+        is_streaming = read_streaming(request["streaming"], "stream")
+        request["streaming"] = np.ones_like(request["streaming"])  # also a whole answer ends at its stop word
+        texts = self.completions.open_rows(request, is_streaming=is_streaming)
+        stream.farewell = lambda: self.declared(texts.cancelled())
         with closing(models.stream(self.engine, request, until=stream)) as answers:
             for answer in answers:
-                piece = text.take(answer)
-                if is_whole:
-                    pieces.append(piece)
-                elif piece.text or piece.finish_reason:
-                    yield text.pack(piece)
-                if piece.finish_reason:
+                yield from map(self.declared, texts.take(answer))
+                if texts.are_complete:
                     break
-        if is_whole and pieces:
-            yield text.pack(join_pieces(pieces))
+        if not is_streaming:
+            yield from map(self.declared, texts.join())
+
+    def declared(self, outputs: Arrays) -> Arrays:
+        return {tensor.name: outputs[tensor.name] for tensor in self.context.spec.outputs if tensor.name in outputs}
 
 
 TritonPythonModel = LlmBls.for_triton()

@@ -2,6 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import numpy as np
+
 from shoal.component import Arrays, Component, Context, Parameters
 from shoal.generation import Completions
 
@@ -11,13 +13,16 @@ class Completion(Component):
 
     library = "numpy"
     is_stateful = True
+    optional_outputs = frozenset({"cumulative_logprob", "logprobs"})
 
     def setup(self, context: Context) -> None:
         self.completions = Completions.read(Parameters(context.spec))
 
     def run(self, batch: Arrays) -> Arrays:
         fetch = self.context.device.fetch
-        return self.completions.answer({name: fetch(array, name) for name, array in batch.items()})
+        rows = np.arange(len(batch["output_ids"]), dtype=np.int32)
+        inputs = {name: fetch(array, name) for name, array in batch.items()}
+        return self.completions.answer({"batch_index": rows[:, None], **inputs})
 
 
 TritonPythonModel = Completion.for_triton()

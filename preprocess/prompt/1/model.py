@@ -3,7 +3,7 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component import Arrays, Component, Context, Parameters
-from shoal.generation import Prompts, rows, stack
+from shoal.generation import Prompts
 
 
 class Prompt(Component):
@@ -19,7 +19,7 @@ class Prompt(Component):
 
     def run(self, batch: Arrays) -> Arrays:
         inputs = {name: self.context.device.fetch(array, name) for name, array in batch.items()}
-        return stack([self.prompts.request(row) for row in rows(inputs)])
+        return self.prompts.requests(inputs)
 
     def close(self) -> None:
         self.prompts.close()

@@ -17,7 +17,7 @@ from shoal.bulk.inputs import Feed
 from shoal.client.calls import find_text_input, to_rows
 from shoal.client.client import Client
 from shoal.client.failures import UnknownModelError
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.tables import Row
@@ -38,6 +38,7 @@ AskStream: TypeAlias = Callable[[Mapping[str, Any]], Any]  # gives an iterator o
 # Rows that are sorted by length and cut into requests together. The rows that share a batch affect the last bits of an
 # encoder's scores, so windows begin at the same rows in a resumed run and in an uninterrupted one.
 WINDOW = 256
+_SWITCHES = ("stream", "streaming")  # inputs that ask for one whole answer if they are false
 ERROR = "error"  # the column that says why a row has no answer
 _FATAL = (ArtifactError, ServerError, SetupError)  # errors of the setup, not of a row
 
@@ -71,20 +72,47 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
     """
     spec = client.describe(name)
     rows, callers = max_rows or SERVED_ROWS, num_callers or SERVED_REQUESTS
-    return _limited(Endpoint(spec, partial(client.infer, name), partial(client.stream, name), rows, callers))
+    endpoint = Endpoint(spec, partial(client.infer, name), partial(client.stream, name), rows, callers)
+    return _limited(_whole(endpoint) if spec.is_decoupled else endpoint)
 
 
 def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
     """Make the endpoint of a pipeline in this process."""
     spec, rows, callers = pipeline.graph.config.spec, max_rows or LOCAL_ROWS, num_callers or LOCAL_REQUESTS
-    return _limited(
-        Endpoint(spec, lambda inputs: pipeline(**inputs), lambda inputs: pipeline.stream(**inputs), rows, callers)
-    )
+    call, stream = (lambda inputs: pipeline(**inputs)), (lambda inputs: pipeline.stream(**inputs))
+    endpoint = Endpoint(spec, call, stream, rows, callers)
+    return _limited(_whole(endpoint) if pipeline.is_decoupled else endpoint)
 
 
 def _limited(model: Endpoint) -> Endpoint:
     """Return the endpoint with ``max_rows`` lowered to the model's limit, which is 1 without a batch dimension."""
     return replace(model, max_rows=min(model.max_rows, max(1, model.spec.max_batch_size)))
+
+
+def _whole(model: Endpoint) -> Endpoint:
+    """Return the endpoint of a language model that answers in pieces, asked for whole answers; else ``model``.
+
+    Such a model has an input ``stream`` or ``streaming``, BOOL ``[1]``. Its rows are answered without ``batch_index``,
+    which depends on how rows are joined to requests.
+    """
+    switch = next((spec.name for spec in model.spec.inputs if spec.name in _SWITCHES and spec.dtype == "TYPE_BOOL"), "")
+    if not switch:
+        return model
+
+    def call(inputs: Mapping[str, Any]) -> Mapping[str, Array]:
+        shape = (len(next(iter(inputs.values()))), 1) if model.spec.is_batched else (1,)
+        with closing(model.stream({switch: np.zeros(shape, np.bool_), **inputs})) as answers:
+            found = list(answers)
+        if len(found) != 1:
+            raise InputError(
+                f"{model.spec.name} gave {len(found)} answers to a request, and a row has one.",
+                f"Leave {switch} out, or set it to false.",
+            )
+        whole: Mapping[str, Array] = found[0]
+        return whole
+
+    outputs = tuple(spec for spec in model.spec.outputs if spec.name != BATCH_INDEX)
+    return replace(model, spec=replace(model.spec, outputs=outputs), call=call)
 
 
 def rehearse(model: Endpoint, constants: Mapping[str, Any], *, must_answer: bool = True) -> None:

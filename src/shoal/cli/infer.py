@@ -312,7 +312,7 @@ def _answer_text(client: Client, model: str, text: str, *, as_json: bool, is_ful
 
     spec = client.describe(model or client.default_model())
     name = find_text_input(spec)
-    if any(not tensor.is_optional and tensor.name != name for tensor in spec.inputs) or not name:
+    if spec.is_decoupled or any(not tensor.is_optional and tensor.name != name for tensor in spec.inputs) or not name:
         return False
     answer: dict[str, Any] | str
     try:

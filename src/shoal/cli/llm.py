@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
 from shoal.console import OUT, ApiKey, Json, Protocol, Url, print_json
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.generation.sampling import SETTINGS
 
 _ROWS = {row.name: row for row in SETTINGS}
@@ -76,6 +76,8 @@ def generate(
     if twice := sorted(settings.keys() & given.keys()):
         raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
     settings |= given
+    if settings.get("top_logprobs") and not as_json:
+        raise InputError("--set top_logprobs changes nothing in the text.", "Add --json, which shows what it gives.")
     with ExitStack() as held:
         if is_local:
             pipeline = load(repository / model if model else repository)
@@ -106,8 +108,13 @@ def tokens(
     query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns into token ids; or token ids: 1,2,3")],
     output_length: Annotated[int, typer.Option(help="Most new tokens.")] = 30,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="For texts: the folder with the model's tokenizer.json, or vocab.json and merges.txt; or its name on "
+            "the Hugging Face hub.",
+        ),
+    ] = "",
     server: Url = "",
     api_key: ApiKey = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
@@ -150,7 +157,9 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
         name, _, value = text.partition("=")
         row = _ROWS.get(name)
         try:
-            if row is None or row.is_list:  # the client refuses unknown names
+            if row is None:
+                raise InputError(f"Unknown setting {name!r}.", suggest(name, _ROWS))
+            if row.is_list:
                 settings.setdefault(name, []).append(value)
             elif name in settings:
                 raise InputError(f"--set {name}=... is given twice.", "Give it once.")

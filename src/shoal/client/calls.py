@@ -23,6 +23,7 @@ RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeou
 READY = "READY"  # the state of a loaded model in the server's index
 # Request parameter that asks for the end of a stream as a message, and the parameter of answers that marks this end.
 WITH_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
+TEXT_INPUT = "text_input"  # the input of language models for a text, also NVIDIA's
 NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not report it
 
 
@@ -319,13 +320,16 @@ def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
     """Return the name of the input that takes texts given without a name; empty if there is no such input.
 
     It is the only input of TYPE_STRING [1]. If there are several, it is the only required one of them. If several of
-    them are required, it is the only one that is not in ``given``.
+    them are required, it is the only one that is not in ``given``. If all are optional, as in language models that also
+    take chats, it is ``text_input``, unless another one is in ``given``.
     """
     texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
     required = [spec for spec in texts if not spec.is_optional]
     found = required if len(required) == 1 else texts
     if len(found) != 1:
         found = [spec for spec in required if spec.name not in given]
+    if not required and not any(spec.name in given for spec in texts if spec.name != TEXT_INPUT):
+        found = [spec for spec in texts if spec.name == TEXT_INPUT] or found
     return found[0].name if len(found) == 1 else ""
 
 
@@ -337,9 +341,13 @@ def name_columns(model: ModelSpec) -> dict[str, str]:
 
 
 def to_rows(model: ModelSpec, outputs: Mapping[str, Array]) -> list[dict[str, Any]]:
-    """Return the values of each row of an answer by column; a model without a batch dimension answers one row."""
+    """Return the values of each row of an answer by column; a model without a batch dimension answers one row.
+
+    Outputs that ``model`` does not declare are left out.
+    """
     names = name_columns(model)
-    columns = {names[name]: _values(array if model.is_batched else array[None]) for name, array in outputs.items()}
+    given = {name: array for name, array in outputs.items() if name in names}
+    columns = {names[name]: _values(array if model.is_batched else array[None]) for name, array in given.items()}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=False)]
 
 

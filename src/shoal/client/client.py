@@ -116,8 +116,8 @@ class Client:
         for, and is not sent again once an answer has come. A request with too many rows is refused, not split. A model
         that is not decoupled gives one answer. Leaving the loop ends the request.
 
-        Over HTTP, a request has one row. If several dimensions of an input are declared as -1, all but the last of
-        these must have the size 1.
+        Over HTTP, if several dimensions of an input, with the rows, are declared as -1, all but the last of these must
+        have the size 1.
 
         Raises:
             InputError: an input or a requested output does not fit the model's declaration, or the model refused the

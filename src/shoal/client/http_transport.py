@@ -150,7 +150,7 @@ def to_generate(call: Call) -> bytes:
     """Serialise a streamed request as the JSON body for Triton's ``generate_stream``.
 
     Raises:
-        InputError: the request has several rows, or an input whose shape Triton could not restore.
+        InputError: an input has a shape that Triton could not restore, such as several rows of lists.
     """
     model = _model_of(call)
     document: dict[str, Any] = {"parameters": dict(call.parameters)}
@@ -159,8 +159,6 @@ def to_generate(call: Call) -> bytes:
     for spec in model.inputs:
         if spec.name in call.arrays:
             array = call.arrays[spec.name]
-            if model.is_batched and len(array) != 1:
-                raise InputError(f"The request has {len(array)} rows; a stream over HTTP takes one.", _USE_GRPC)
             if restore_shape(_declared(spec, model), array.size) != array.shape:
                 raise InputError(
                     f"{spec.name} has shape {list(array.shape)}, and HTTP streams carry flat lists without shapes.",
@@ -197,7 +195,8 @@ def from_generate(call: Call, data: bytes) -> Answer:
         if "model_name" not in document:
             raise stream_failure(document["error"])
         wanted = [spec for spec in model.outputs if spec.name in (call.outputs or document)]
-        arrays = {spec.name: _to_array(spec, model, document[spec.name]) for spec in wanted}
+        is_one_row = not model.is_batched or {len(array) for array in call.arrays.values()} <= {1}
+        arrays = {spec.name: _to_array(spec, model, document[spec.name], is_one_row=is_one_row) for spec in wanted}
         return Answer(
             {name: arrays[name] for name in call.outputs or arrays},
             model=call.model,
@@ -208,9 +207,9 @@ def from_generate(call: Call, data: bytes) -> Answer:
         raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None
 
 
-def _to_array(spec: TensorSpec, model: ModelSpec, value: Any) -> Array:
+def _to_array(spec: TensorSpec, model: ModelSpec, value: Any, *, is_one_row: bool) -> Array:
     values = value if isinstance(value, list) else [value]
-    if spec.dims.count(-1) > 1 and len(values) != 1:
+    if spec.dims.count(-1) > is_one_row and len(values) > 1:
         raise InputError(
             f"Output {spec.name} is {spec.kind}, and HTTP streams carry flat lists without shapes.",
             f"{_USE_GRPC}; or ask for others: outputs=[...]",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import ClassVar
 
 import numpy as np
@@ -40,6 +40,7 @@ class Component:
     is_stateful: ClassVar[bool] = False
     is_decoupled: ClassVar[bool] = False
     answers_either_way: ClassVar[bool] = False  # in pieces, or whole if the model is not decoupled
+    optional_outputs: ClassVar[frozenset[str]] = frozenset()  # declared outputs that an answer may leave out
 
     def __init__(self, context: Context) -> None:
         if self.is_decoupled != context.spec.is_decoupled and not self.answers_either_way:
@@ -69,7 +70,8 @@ class Component:
 
         ``batch`` maps input names to arrays ``[rows, *dims]`` on ``self.context.device``; TYPE_STRING inputs are NumPy
         object arrays of ``bytes``; an optional input that was left out is absent. Return every declared output, with
-        the same number of rows. Do not keep references to ``batch`` after the call.
+        the same number of rows; those in ``optional_outputs`` may be missing. Do not keep references to ``batch`` after
+        the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
 
@@ -108,7 +110,7 @@ class Component:
                 device.ledger.count(BATCHES)
                 device.ledger.count(ROWS, sum(counts))
                 outputs = self.run(batch)
-            check_outputs(spec, outputs, sum(counts))
+            check_outputs(spec, outputs, sum(counts), self.optional_outputs)
             return list(split(outputs, counts))
         except Exception as error:
             if len(requests) == 1:
@@ -182,14 +184,16 @@ def _widen(array: Array, width: int) -> Array:
     return xp.concat([array, zeros], axis=1)
 
 
-def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
+def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set[str] = frozenset()) -> None:
     """Check the outputs' names, dtypes, shapes and row counts, since Triton does not check them.
+
+    Outputs in ``optional`` may be missing.
 
     Raises:
         ShoalError: an output differs from its declaration in ``config.pbtxt``.
     """
     declared = {tensor.name: tensor for tensor in spec.outputs}
-    if outputs.keys() != declared.keys():
+    if outputs.keys() != declared.keys() and not declared.keys() - optional <= outputs.keys() <= declared.keys():
         raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
     for name, array in outputs.items():
         mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)

@@ -15,6 +15,7 @@ from shoal.errors import InputError
 STRING = "TYPE_STRING"
 CALLS = "calls"  # parameter of a configuration: names of the models that the code calls, separated by spaces
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
+BATCH_INDEX = "batch_index"  # output of a streaming model, INT32 [1]: the row of the request that is answered
 REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository
 # Values of Component.library for components whose arrays stay on the host.
 HOST_LIBRARY, ENGINE_LIBRARY = "numpy", "engine"

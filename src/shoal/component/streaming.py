@@ -17,7 +17,7 @@ from shoal.component import tensors
 from shoal.component.answer_socket import Connection, connect
 from shoal.component.base import Component, check_outputs
 from shoal.component.ledger import BATCHES, ROWS
-from shoal.component.spec import STOP
+from shoal.component.spec import BATCH_INDEX, STOP
 from shoal.component.tensors import Array, Arrays
 from shoal.component.triton import TritonModel
 from shoal.errors import InputError, ShoalError
@@ -45,7 +45,8 @@ class Stream:
         self._is_open = True
         self._has_left = False
         self._calls: list[Callable[[], None]] = []
-        self.farewell: Arrays | None = None  # the last answer if the client asks for the end, every declared output
+        # The last answer if the client asks for the end, or what makes it: every declared output.
+        self.farewell: Arrays | Callable[[], Arrays] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -60,11 +61,14 @@ class Stream:
     def send(self, outputs: Arrays) -> bool:
         """Send one answer: every declared output, ``[rows, *dims]`` with the request's number of rows.
 
+        With an output ``batch_index``, INT32 ``[1]``, an answer is to those rows of the request that it names.
         Returns False if the stream is closed; then stop computing answers. If an output differs from its declaration in
         ``config.pbtxt``, the stream ends with an error.
         """
         try:
-            check_outputs(self._component.context.spec, outputs, self._num_rows)
+            component = self._component
+            rows = len(outputs[BATCH_INDEX]) if BATCH_INDEX in outputs else self._num_rows
+            check_outputs(component.context.spec, outputs, rows, component.optional_outputs)
         except Exception as error:
             self.end(error)
             return False
@@ -98,6 +102,8 @@ class Stream:
 
     def stop(self) -> None:
         """Close the stream, because its client asked for the end; it still gets ``farewell``."""
+        if callable(self.farewell):
+            self.farewell = self.farewell()
         self._give_up(self.farewell)
 
     def _give_up(self, last: Arrays | None) -> None:
@@ -349,7 +355,7 @@ class StreamingModel(TritonModel):
             rows = _num_rows(inputs)
             inputs = dict(inputs)
             if bool(np.asarray(inputs.pop(STOP, False)).any()):
-                self._make_stream(request, None, rows, has_id=False).end(self._stop(request.request_id()))
+                self._answer_stop(self._make_stream(request, None, rows, has_id=False), request.request_id())
                 continue
             try:
                 connection = None if self._is_whole else connect(tensors.request_parameters(request))
@@ -374,14 +380,20 @@ class StreamingModel(TritonModel):
             self._beacon.open_batch()
         return stream
 
-    def _stop(self, request_id: str) -> ShoalError | None:
-        """Close the streams of the requests with this id; return an error if the id is empty."""
+    def _answer_stop(self, answer: Stream, request_id: str) -> None:
+        """Close the streams of the requests with this id, and end the stop request: without an answer, or an empty one.
+
+        An error is sent if the id is empty.
+        """
         if not request_id:
-            return InputError("A request with stop has no request id.", "Send it with the id of the request to stop.")
+            error = InputError("A request with stop has no request id.", "Send it with the id of the request to stop.")
+            answer.end(error)
+            return
         for stream in list(self._open):
             if stream.request_id == request_id:
                 stream.stop()
-        return None
+        answer.farewell = {} if self._is_whole else None
+        answer.stop()
 
     def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
         """Watch whether the client at a stream's socket leaves and, with ``wants_room``, whether the socket is free."""

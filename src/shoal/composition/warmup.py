@@ -142,7 +142,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
             outputs = component.run(batch)
         finally:
             component.close()
-    check_outputs(spec, outputs, num_rows)
+    check_outputs(spec, outputs, num_rows, component.optional_outputs)
     return outputs
 
 

@@ -6,11 +6,13 @@ from shoal import face
 
 if TYPE_CHECKING:
     from shoal.generation.completions import Completions as Completions
+    from shoal.generation.completions import RowTexts as RowTexts
     from shoal.generation.completions import StopCutter as StopCutter
     from shoal.generation.completions import TextStream as TextStream
     from shoal.generation.contract import Limits as Limits
     from shoal.generation.contract import TokenRequest as TokenRequest
     from shoal.generation.contract import pack_answer as pack_answer
+    from shoal.generation.contract import read_streaming as read_streaming
     from shoal.generation.detokenizer import Detokenizer as Detokenizer
     from shoal.generation.prompts import Prompts as Prompts
     from shoal.generation.prompts import llama2 as llama2

@@ -8,14 +8,13 @@ holds both of them for one request, in engines that compute logits in this proce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.component import Stream
-from shoal.generation.contract import TokenRequest, new_stream_id, pack_answer
+from shoal.generation.contract import Place, TokenRequest, new_stream_id, pack_answer, pack_places
 
 
 class Answering:
@@ -29,46 +28,52 @@ class Answering:
         self.request, self.stream = request, stream
         self.ids: list[int] = []  # all new tokens, the end token included
         self._waiting: list[int] = []  # new tokens that are not sent yet
+        self._places: list[Place] = []  # their log probabilities, if the request asks for them
+        self._total = 0.0
         self._carry = request.carry
         self._stream_id = new_stream_id()
         stream.farewell = pack_answer(
             (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
         )
 
-    def add(self, token: int) -> bool:
-        """Take the next token; return whether the request needs more tokens."""
+    def add(self, token: int, place: Place | None = None) -> bool:
+        """Take the next token; return whether the request needs more tokens.
+
+        ``place`` has its log probabilities, if the request asks for them.
+        """
         request, ids = self.request, self.ids
         ids.append(token)
         may_end = len(ids) > request.sampling.min_tokens
         if may_end and token in request.end_ids:
             return self._finish("stop")
         self._waiting.append(token)
+        if place is not None:
+            self._places.append(place)
         if may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops):
             return self._finish("stop")
         if len(ids) == request.max_tokens:
             return self._finish("length")
         if not request.is_streaming:
             return self.stream.is_open
-        sent, self._waiting = self._waiting, []
-        return self._send(sent)
+        return self._send()
 
     def _finish(self, reason: str) -> bool:
-        self._send(self._waiting, is_last=True, reason=reason)
+        self._send(is_last=True, reason=reason)
         self.stream.end()
         return False
 
-    def _send(self, ids: Sequence[int], *, is_last: bool = False, reason: str = "") -> bool:
+    def _send(self, *, is_last: bool = False, reason: str = "") -> bool:
+        """Send the waiting tokens."""
         carry, self._carry = self._carry, ""
-        return self.stream.send(
-            pack_answer(
-                ids,
-                stream_id=self._stream_id,
-                carry=carry,
-                is_last=is_last,
-                reason=reason,
-                dtype=self.request.dtype,
-            )
+        ids, self._waiting = self._waiting, []
+        answer = pack_answer(
+            ids, stream_id=self._stream_id, carry=carry, is_last=is_last, reason=reason, dtype=self.request.dtype
         )
+        if self.request.returns:
+            places, self._places = self._places, []
+            self._total += sum(place.chosen for place in places)
+            answer |= pack_places(self.request, places, self._total)
+        return self.stream.send(answer)
 
 
 class Chooser:
@@ -81,7 +86,7 @@ class Chooser:
 
     SETTINGS = frozenset({  # those that this module applies
         "temperature", "top_k", "top_p", "repetition_penalty", "seed", "min_tokens", "frequency_penalty",
-        "presence_penalty",
+        "presence_penalty", "top_logprobs",
     })  # fmt: skip
 
     def __init__(self, request: TokenRequest) -> None:
@@ -150,6 +155,21 @@ def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(powers / powers.sum())
 
 
+def read_logits(logits: NDArray[Any], token: int, number: int) -> Place:
+    """Return the log probabilities of ``token`` and of the ``number`` most probable tokens.
+
+    ``logits`` is FP32 [vocabulary], as the model gave it. Of equally probable tokens, the least id comes first.
+    """
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    if not number:
+        return Place(float(scores[token]))
+    able = np.flatnonzero(scores >= np.partition(scores, -number)[-number])
+    top = able[np.argsort(-scores[able], kind="stable")][:number]
+    return Place(float(scores[token]), top.tolist(), scores[top].tolist())
+
+
 class Seat:
     """State of one request that an engine computes: the choice of its tokens, and its answers."""
 
@@ -165,7 +185,9 @@ class Seat:
         """
         try:
             token = self._chooser.choose(logits, self._answering.ids)
-            self.is_done = not self._answering.add(token)
+            number = self.request.sampling.top_logprobs
+            place = read_logits(logits, token, number) if self.request.returns else None
+            self.is_done = not self._answering.add(token, place)
         except Exception as error:
             self.is_done = True
             self.stream.end(error)

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
+from shoal.component.spec import BATCH_INDEX
 from shoal.errors import InputError
-from shoal.generation.contract import MAX_WORDS
+from shoal.generation.contract import MAX_WORDS, Place, naming_row, read_places
 from shoal.generation.detokenizer import Detokenizer, find_specials
 from shoal.generation.weights import TOKENIZER, read_folder
-from shoal.pieces import Piece
+from shoal.pieces import Piece, join_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_STREAMS = 10_000
+RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
+_LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
 
@@ -42,10 +45,12 @@ class TextStream:
         num_input_tokens: int = 0,
         min_tokens: int = 0,
         counts_each: bool = False,
+        returns: Sequence[str] = (),
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
+        ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds.
 
         Raises:
             InputError: a stop string is empty.
@@ -57,19 +62,26 @@ class TextStream:
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
         self._min_tokens, self._counts_each = min_tokens, counts_each
         self._num_packed = 0  # new tokens in the pieces that were packed
+        self._tokenizer, self._returns, self._total = tokenizer, returns, 0.0
+        self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
 
-    def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "") -> Piece:
+    def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "", places: Sequence[Place] = ()) -> Piece:
         """Take the next ids (none, one or several), and return the text that is complete.
 
         ``last`` says that the stream ends with these ids, and ``reason`` says why. After a stop string, the text is
-        empty and the reason is ``stop``.
+        empty and the reason is ``stop``. ``places`` has the log probabilities of each id, for ``pack``.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
+        before = self._num_output_tokens
         text = "" if self._is_cut else self._take(ids, last)
+        for token, place in zip(ids[: self._num_output_tokens - before], places, strict=False):
+            self._total += place.chosen
+            if "logprobs" in self._returns:
+                self._logprobs.append(self._describe(token, place))
         reason = "stop" if self._is_cut else reason if last else ""
         return Piece(text, reason, self._num_input_tokens, self._num_output_tokens)
 
@@ -116,21 +128,46 @@ class TextStream:
         Raises:
             InputError: a shape or value cannot be used.
         """
-        last = bool(answer["is_last"][0, 0])
-        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
+        last, places = bool(answer["is_last"][0, 0]), read_places(answer)
+        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"), places=places)
+
+    def _describe(self, token: int, place: Place) -> dict[int, Any]:
+        """Return the log probabilities of the chosen ``token`` and of the most probable ones, as vLLM has them."""
+        ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
+        found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
+        return {
+            each: {
+                "logprob": max(float(str(np.float32(value))), _LEAST),
+                "rank": ranks[each],
+                "decoded_token": self._tokenizer.decode([each], skip_special_tokens=False),
+            }
+            for each, value in found.items()
+        }
+
+    def cancelled(self) -> Piece:
+        """Return the last piece of a stream whose client asked for the end: without text."""
+        return Piece("", "cancelled", self._num_input_tokens, self._num_output_tokens)
 
     def pack(self, piece: Piece) -> dict[str, Array]:
         """Return a piece of this stream, the next one that the client gets, as tensors of one row.
 
-        ``text_output`` and ``finish_reason`` are STRING, the counts UINT32.
+        ``text_output`` and ``finish_reason`` are STRING, the counts UINT32. If the request asks for them,
+        ``cumulative_logprob`` is FP32, and ``logprobs`` STRING, a JSON list with an object for each new token.
         """
         count = piece.num_output_tokens - (self._num_packed if self._counts_each else 0)
         self._num_packed = piece.num_output_tokens
+        more: dict[str, Array] = {}
+        if "cumulative_logprob" in self._returns:
+            more["cumulative_logprob"] = np.array([[self._total]], np.float32)
+        if "logprobs" in self._returns:
+            more["logprobs"] = _string(json.dumps(self._logprobs, ensure_ascii=False))
+            self._logprobs = []
         return {
             "text_output": _string(piece.text),
             "finish_reason": _string(piece.finish_reason),
             "num_input_tokens": np.array([[piece.num_input_tokens]], np.uint32),
             "num_output_tokens": np.array([[count]], np.uint32),
+            **more,
         }
 
 
@@ -230,30 +267,39 @@ class Completions:
             return cls(read_tokenizer(path))
 
     def answer(self, inputs: Arrays) -> dict[str, Array]:
-        """Answer one request, whose tensors have one row and are on the host.
+        """Answer one request, whose tensors are on the host. Each row belongs to another stream.
 
-        Inputs are ``output_ids``, INT32 ``[1, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
-        ``[1, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[1, 1]``, and ``is_last``,
-        BOOL ``[1, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and ``finish_reason``,
-        both STRING ``[1, 1]``, are optional.
+        Inputs are ``output_ids``, INT32 ``[rows, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
+        ``[rows, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[rows, 1]``, and
+        ``is_last``, BOOL ``[rows, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and
+        ``finish_reason``, both STRING ``[rows, 1]``, are optional, and so are ``batch_index``, INT32 ``[rows, 1]``, and
+        an engine's log probabilities (``contract.pack_places``).
 
-        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32, all
-        ``[1, 1]``.
+        Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32,
+        what ``carry`` asks for (``TextStream.pack``), and ``batch_index`` if the request has it, all ``[rows, 1]``.
 
         Raises:
-            InputError: a shape or value cannot be used; the stream stays as it was.
+            InputError: a shape or value cannot be used; the row's stream and those of later rows stay as they were.
         """
-        ids, reason = _read_ids(inputs), _read_text(inputs, "finish_reason")
+        count = len(inputs["output_ids"])
+        found = []
+        for number in range(count):
+            with naming_row(number, count):
+                found.append(self._answer_row({name: array[number : number + 1] for name, array in inputs.items()}))
+        return join_rows(found) | ({BATCH_INDEX: inputs[BATCH_INDEX]} if BATCH_INDEX in inputs else {})
+
+    def _answer_row(self, inputs: Arrays) -> dict[str, Array]:
+        ids, reason, places = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_places(inputs)
         if ("stream_id" in inputs) != ("is_last" in inputs):
             there, missing = ("stream_id", "is_last") if "stream_id" in inputs else ("is_last", "stream_id")
             raise InputError(f"The request has {there} but no {missing}.", "Send both, or neither for a whole answer.")
         with self._lock:
             if "stream_id" not in inputs:
                 stream = self.open(inputs)
-                return stream.pack(stream.step(ids, last=True, reason=reason))
+                return stream.pack(stream.step(ids, last=True, reason=reason, places=places))
             last, stream_id = bool(inputs["is_last"][0, 0]), int(inputs["stream_id"][0, 0])
             stream = self._streams.get(stream_id) or self.open(inputs)
-            piece = stream.step(ids, last=last, reason=reason)
+            piece = stream.step(ids, last=last, reason=reason, places=places)
             self._keep(stream_id, None if last else stream)
             return stream.pack(piece)
 
@@ -264,6 +310,12 @@ class Completions:
         if len(self._streams) > self._most_streams:
             del self._streams[next(iter(self._streams))]
 
+    def open_rows(self, inputs: Arrays, *, is_streaming: bool) -> RowTexts:
+        """Begin a stream for each row of an engine's inputs; see ``open``."""
+        carries = inputs["carry"]
+        rows = [self.open({"carry": carries[number : number + 1]}) for number in range(len(carries))]
+        return RowTexts(rows, is_streaming=is_streaming)
+
     def open(self, inputs: Arrays) -> TextStream:
         """Begin a stream. The input ``carry``, if any, has the arguments of ``TextStream``; ``stops`` are the strings.
 
@@ -271,6 +323,61 @@ class Completions:
             InputError: ``carry`` cannot be read.
         """
         return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
+
+
+class RowTexts:
+    """Texts of the rows of one request, from the answers of an engine that name their rows in ``batch_index``."""
+
+    def __init__(self, streams: Sequence[TextStream], *, is_streaming: bool) -> None:
+        self._streams, self._is_streaming = streams, is_streaming
+        self._pieces: list[list[Piece]] = [[] for _ in streams]
+        self._open = set(range(len(streams)))
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether the texts of all rows have ended."""
+        return not self._open
+
+    def take(self, answer: Arrays) -> Iterator[dict[str, Array]]:
+        """Take an engine's next answer; if streaming, yield each row that has new text or ends, as ``pack`` does.
+
+        Outputs also have ``batch_index``, INT32 ``[1, 1]``.
+        """
+        numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
+        for at, number in enumerate(map(int, numbers)):
+            if number not in self._open:  # it has ended at its stop word, and the engine goes on with the request
+                continue
+            piece = self._streams[number].take({name: array[at : at + 1] for name, array in answer.items()})
+            if piece.finish_reason:
+                self._open.discard(number)
+            if not self._is_streaming:
+                self._pieces[number].append(piece)
+            elif piece.text or piece.finish_reason:
+                yield self._pack(number, piece)
+
+    def join(self) -> Iterator[dict[str, Array]]:
+        """Yield the whole answer, ``[rows, 1]``, unless a row has no text at all."""
+        if all(self._pieces):
+            packed = [self._pack(number, join_pieces(pieces)) for number, pieces in enumerate(self._pieces)]
+            yield join_rows(packed)
+
+    def cancelled(self) -> dict[str, Array]:
+        """Return the last answer to a request that is stopped: whole, or the end of the rows that are open."""
+        ends = [[stream.cancelled()] if number in self._open else [] for number, stream in enumerate(self._streams)]
+        if self._is_streaming:
+            return join_rows([self._pack(number, *end) for number, end in enumerate(ends) if end])
+        pieces = [[*some, *end] for some, end in zip(self._pieces, ends, strict=True)]
+        return join_rows([self._pack(number, join_pieces(each)) for number, each in enumerate(pieces)])
+
+    def _pack(self, number: int, piece: Piece) -> dict[str, Array]:
+        return {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}
+
+
+def join_rows(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Join answers to rows; rows that did not ask for log probabilities have 0 and the JSON ``null`` beside others."""
+    empty = {"cumulative_logprob": np.zeros((1, 1), np.float32), "logprobs": _string("null")}
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.concatenate([row[name] if name in row else empty[name] for row in rows]) for name in names}
 
 
 def _read_ids(inputs: Arrays) -> list[int]:
@@ -296,20 +403,21 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int, bool]:
+def _read_carry(text: str) -> tuple[list[str], int, int, bool, list[str]]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
-    An empty text has no stop strings. ``min_tokens`` and ``counts_each`` may be left out.
+    An empty text has no stop strings. ``min_tokens``, ``counts_each`` and ``returns`` may be left out.
     """
     if not text:
-        return [], 0, 0, False
+        return [], 0, 0, False, []
     try:
         carry = json.loads(text)
         stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
-        counts_each = carry.get("counts_each", False)
+        counts_each, returns = carry.get("counts_each", False), carry.get("returns", [])
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(number) is int and 0 <= number <= _MOST_TOKENS for number in numbers)
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
+        is_valid = is_valid and isinstance(returns, list) and all(name in RETURNS for name in returns)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -317,7 +425,7 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool]:
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each
+    return stops, *numbers, counts_each, returns
 
 
 def _string(text: str) -> Any:

@@ -5,8 +5,12 @@ Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUM
 ``bad_words_list`` INT32 [2, -1], ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its
 first answer. ``pack_answer`` describes the outputs.
 
-Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: ``random_seed`` is ``seed``
-by another name, and those in ``NEUTRAL`` are taken at the values that change nothing.
+The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_places`` describes. They are those of the model's
+own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
+
+Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: those in ``ALIASES`` are
+settings by another name, those in ``NEUTRAL`` are taken at the values that change nothing, and a request with one of
+those in ``REFUSED`` gets the reason. Engines do not declare the tensors in ``FOREIGN``, which are other models'.
 
 Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
 1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
@@ -16,22 +20,24 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.component import Arrays
 from shoal.errors import InputError
-from shoal.generation.sampling import NUMBERS, Sampling
+from shoal.generation.sampling import MOST_TOP, NUMBERS, Sampling
 
 MOST_CARRY = 4096  # bytes
 MAX_WORDS = 64  # of a word list
 
-SEED_ALIAS = "random_seed"
+ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}  # TensorRT-LLM's names, and ours
 _NO_BEAMS, _NO_DRAFT = "answers have one beam", "draft tokens are not taken"
-_NO_LOGITS = "log probabilities and logits are not returned"
+_NO_DECAY, _NO_METRICS = "top_p is the same for all tokens", "measurements are on the server's metrics"
+_NO_LOGITS = "logits are not returned"
 NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change nothing, and why others are refused
     "beam_width": ((1,), _NO_BEAMS),
     "num_return_sequences": ((1,), _NO_BEAMS),
@@ -39,15 +45,67 @@ NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change noth
     "len_penalty": ((0, 1), _NO_BEAMS),
     "early_stopping": ((0, 1), _NO_BEAMS),
     "num_draft_tokens": ((0,), _NO_DRAFT),
-    "is_return_log_probs": ((0,), _NO_LOGITS),
-    "return_log_probs": ((0,), _NO_LOGITS),
     "return_context_logits": ((0,), _NO_LOGITS),
     "return_generation_logits": ((0,), _NO_LOGITS),
-    "return_perf_metrics": ((0,), "measurements are on the server's metrics"),
+    "return_perf_metrics": ((0,), _NO_METRICS),
+    "is_return_context_embeddings": ((0,), _NO_LOGITS),
+    "top_p_decay": ((1,), _NO_DECAY),
+    "runtime_top_p_decay": ((1,), _NO_DECAY),
 }
+_IDLE = (  # change nothing: the first needs an empty prompt, the others a decay of top_p
+    "start_id", "top_p_min", "top_p_reset_ids", "runtime_top_p_min", "runtime_top_p_reset_ids",
+)  # fmt: skip
+
+
+def _by_name(reasons: dict[str, str]) -> dict[str, str]:
+    return {name: why for why, names in reasons.items() for name in names.split()}
+
+
+_NO_ENCODER = "models are decoders, without encoders"
+REFUSED = _by_name({  # inputs that a model may declare, and why a request may not have them
+    _NO_DRAFT: "draft_input_ids draft_logits draft_acceptance_threshold"
+    " lookahead_window_size lookahead_ngram_size lookahead_verification_set_size",
+    "prompts are token ids, without embeddings": "prompt_learning_task_name_ids request_prompt_embedding"
+    " request_prompt_lengths request_prompt_type prompt_embedding_table prompt_table_extra_ids prompt_vocab_size"
+    " mrope_rotary_cos_sin mrope_position_deltas",
+    _NO_ENCODER: "encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths"
+    " cross_attention_mask skip_cross_attn_blocks",
+    "the weights are those of the model's folder, without LoRA": "lora_task_id lora_weights lora_config",
+    "no cache is kept for later requests": "session_len memory_len context_phase_params"
+    " retention_token_range_starts retention_token_range_ends retention_token_range_priorities"
+    " retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms",
+    "answers follow no grammar": "guided_decoding_guide_type guided_decoding_guide",
+    "tokens have no bias; bad_words_list excludes some": "embedding_bias",
+})  # fmt: skip
+FOREIGN = _by_name({  # inputs and outputs of other models, and why engines do not declare them
+    "engines take and return token ids; llm and llm_bls have texts": "text_input max_tokens bad_words stop_words top_k"
+    " top_p length_penalty stream sampling_parameters embedding_bias_words embedding_bias_weights prompt_table_extra_id"
+    " image image_input image_bytes_input image_url_input video_bytes_input embedding_request use_draft_logits"
+    " return_finish_reason return_num_input_tokens return_num_output_tokens return_cumulative_logprob return_logprobs"
+    " text_output num_input_tokens num_output_tokens cumulative_logprob logprobs QUERY DECODER_QUERY IMAGE_BYTES"
+    " IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT EMBEDDING_BIAS_WORDS"
+    " EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH OUTPUT INPUT_ID"
+    " REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS"
+    " OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK"
+    " CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID",
+    _NO_ENCODER: "decoder_text_input input_hidden_state sequence_length sequence_lengths max_output_len ia3_tasks"
+    " is_return_attentions output_hidden_state output_attentions",
+    _NO_LOGITS: "context_logits generation_logits context_embeddings",
+    _NO_METRICS: "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns"
+    " first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens"
+    " total_draft_tokens",
+    "sequence_length says where an answer ends": "response_input_lengths",
+    "no cache leaves an engine": "context_phase_params",
+    "each answer is one beam of the only row, or of all rows in their order": "sequence_index",
+})  # fmt: skip
+_CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_token_ids")
+LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
+LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
 INPUTS = frozenset({  # that a model may declare
     "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
-    "carry", "streaming", "stop", "exclude_input_in_output", SEED_ALIAS, *NEUTRAL, *(row.tensor for row in NUMBERS),
+    "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
+    *LOG_PROBS,
+    *(row.tensor for row in NUMBERS),
 })  # fmt: skip
 _first_stream = secrets.randbits(31) << 32
 _streams = itertools.count()
@@ -59,12 +117,22 @@ class Limits:
 
     Token ids are below ``vocabulary``. A prompt and its new tokens are together at most ``context`` tokens. ``slots``
     requests are computed at the same time. Each of ``end_ids`` ends the answer to a request without ``end_id``.
+    Log probabilities are given of at most ``top_logprobs`` tokens at each place.
     """
 
     vocabulary: int
     context: int
     slots: int
     end_ids: tuple[int, ...] = ()
+    top_logprobs: int = MOST_TOP
+
+
+class Place(NamedTuple):
+    """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
+
+    chosen: float
+    top_ids: Sequence[int] = ()
+    top: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +140,8 @@ class TokenRequest:
     """One checked request: the prompt's token ids, and how to continue them.
 
     ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
-    first ``min_tokens`` tokens; a banned sequence does not occur in the answer.
+    first ``min_tokens`` tokens; a banned sequence does not occur in the answer. ``returns`` are the outputs of log
+    probabilities that the answers have.
     """
 
     ids: tuple[int, ...]
@@ -84,17 +153,19 @@ class TokenRequest:
     carry: str = ""
     is_streaming: bool = True
     dtype: Any = np.int32  # of the ids, in requests and answers
+    returns: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
+    def read(cls, inputs: Arrays, limits: Limits, outputs: Container[str] = ()) -> TokenRequest:
         """Read a request's tensors, each ``[1, *dims]``.
 
         Only the first ``input_lengths`` ids are used, because rows of a joined batch are padded. With an ``end_id`` of
         -1, no token ends the answer. ``pad_id``, the filling of answers that are shorter than their neighbours, may
-        have any value, since an answer here has only its own tokens.
+        have any value, since an answer here has only its own tokens. ``outputs`` are those that the model declares.
 
         Raises:
-            InputError: a value is out of range; the message has the value and the limit.
+            InputError: a value is out of range, or the model does not declare the outputs of the log probabilities that
+                are asked for; the message has the value and the limit.
         """
         ids = _prompt(inputs)
         max_tokens = int(_single(inputs, "request_output_len", 0))
@@ -108,6 +179,8 @@ class TokenRequest:
                 f"Ask for at most {room} new tokens." if room > 0 else "Shorten the prompt.",
             )
         _check_ids("input_ids has", ids, limits.vocabulary)
+        if refused := sorted(inputs.keys() & REFUSED.keys()):
+            raise InputError(f"The request has {refused[0]}, and {REFUSED[refused[0]]}.", "Leave it out.")
         for name, (neutral, why) in NEUTRAL.items():
             if (value := _single(inputs, name, neutral[0])) not in neutral:
                 raise InputError(f"{name} is {value}, and {why}.", f"Send {' or '.join(map(str, neutral))}.")
@@ -121,6 +194,7 @@ class TokenRequest:
             carry=_carry(inputs),
             is_streaming=bool(_single(inputs, "streaming", True)),
             dtype=np.asarray(inputs["input_ids"]).dtype,
+            returns=_returns(inputs, limits, outputs),
         )
 
 
@@ -148,6 +222,35 @@ def pack_answer(
         "carry": np.array([[carry.encode()]], np.object_),
         "finish_reason": np.array([[reason.encode()]], np.object_),
     }
+
+
+def pack_places(request: TokenRequest, places: Sequence[Place], total: float) -> dict[str, Any]:
+    """Return those outputs of log probabilities that the request asks for, for the tokens of one answer.
+
+    ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
+    ``total``, the sum over the request's tokens so far; ``top_log_probs`` FP32 and ``top_token_ids`` INT32, [1, tokens,
+    n], are those of the n most probable tokens at each place, the most probable one first.
+    """
+    shape = (1, len(places), request.sampling.top_logprobs)
+    made: dict[str, Callable[[], Any]] = {
+        "output_log_probs": lambda: np.array([[[place.chosen for place in places]]], np.float32),
+        "cum_log_probs": lambda: np.array([[total]], np.float32),
+        "top_log_probs": lambda: np.array([place.top for place in places], np.float32).reshape(shape),
+        "top_token_ids": lambda: np.array([place.top_ids for place in places], np.int32).reshape(shape),
+    }
+    return {name: made[name]() for name in request.returns}
+
+
+def read_places(answer: Arrays) -> list[Place]:
+    """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
+    if "output_log_probs" not in answer:
+        return []
+    chosen = answer["output_log_probs"][0, 0].tolist()
+    if "top_log_probs" not in answer:
+        return [Place(value) for value in chosen]
+    ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
+    number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
+    return [*map(Place, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
@@ -188,6 +291,26 @@ def as_python(value: Any) -> Any:
     if isinstance(value, np.floating):
         return float(str(value))
     return value.item() if isinstance(value, np.generic) else value
+
+
+def read_streaming(array: Any, name: str = "streaming") -> bool:
+    """Read the BOOL ``[rows, 1]`` input ``name``: whether answers come in pieces.
+
+    Raises:
+        InputError: it differs between rows.
+    """
+    if (is_streaming := bool(np.all(array))) != bool(np.any(array)):
+        raise InputError(f"{name} is true for some rows and false for others.", "Send the same for all rows.")
+    return is_streaming
+
+
+@contextmanager
+def naming_row(number: int, count: int) -> Iterator[None]:
+    """Begin the message of an ``InputError`` with the row ``number``, if the request has several, ``count``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
 
 
 def new_stream_id() -> int:
@@ -233,12 +356,32 @@ def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
 
 def _sampling(inputs: Arrays) -> Sampling:
     given = {row.name: _single(inputs, row.tensor, row.default) for row in NUMBERS}
-    if SEED_ALIAS in inputs:
-        given["seed"] = _single(inputs, SEED_ALIAS, None)
+    for name, own in ALIASES.items():
+        if name in inputs and own in inputs:
+            raise InputError(f"The request has {own} and {name}, which are the same setting.", "Send one of them.")
+        given |= {own: _single(inputs, name, None)} if name in inputs else {}
     top_k, top_p = (_single(inputs, name, 0) for name in ("runtime_top_k", "runtime_top_p"))
     # 0: off; and with both off greedy, whatever the temperature, as in FasterTransformer and TensorRT-LLM
     given |= {"top_k": top_k if top_k or top_p else 1, "top_p": top_p or 1.0}
     return Sampling(**given)
+
+
+def _returns(inputs: Arrays, limits: Limits, outputs: Container[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name, wanted in LOG_PROBS.items():
+        if not (value := _single(inputs, name, 0)):
+            continue
+        most = min(limits.top_logprobs, limits.vocabulary)
+        if name == "top_logprobs" and value > most:
+            raise InputError(f"top_logprobs is {value}, and this model gives at most {most}.", f"Send 0 to {most}.")
+        given = [each for each in wanted if each in outputs]
+        if not given:
+            raise InputError(
+                f"{name} is {value}, and the model declares no output {' or '.join(wanted)}.",
+                f"Leave {name} out, or declare them in the model's config.pbtxt.",
+            )
+        found += given
+    return tuple(dict.fromkeys(found))
 
 
 def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...], ...]:

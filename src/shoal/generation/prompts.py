@@ -14,7 +14,8 @@ import numpy as np
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer, refusal
 from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
-from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
+from shoal.generation.completions import RETURNS
+from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
 from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.weights import TOKENIZER, read_context, read_folder
@@ -38,8 +39,10 @@ Render = Callable[[Sequence[Message]], str]
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
-def read_messages(text: str) -> list[Message]:
+def read_messages(text: str, name: str = "messages") -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
+
+    ``name`` is the input's, for error messages.
 
     Raises:
         InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's number.
@@ -47,13 +50,13 @@ def read_messages(text: str) -> list[Message]:
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"messages is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
+        raise InputError(f"{name} is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
     if not isinstance(messages, list) or not messages:
-        raise InputError(f"messages is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
+        raise InputError(f"{name} is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
     for index, message in enumerate(messages):
         fault = _find_fault(message)
         if fault:
-            raise InputError(f"messages[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
+            raise InputError(f"{name}[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
     return messages
 
 
@@ -196,6 +199,9 @@ class Prompts:
         rest: dict[str, Any] = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
         if row.get("return_num_output_tokens"):
             rest["counts_each"] = True
+        asked = {"logprobs"} if sampling.top_logprobs else set()
+        if returns := [name for name in RETURNS if name in asked or row.get(f"return_{name}")]:
+            rest["returns"] = returns
         carry = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(carry) > MOST_CARRY:
             raise InputError(
@@ -207,10 +213,25 @@ class Prompts:
             "request_output_len": max_new,
             **{number.tensor: getattr(sampling, number.name) for number in NUMBERS},
             "streaming": row.get("stream", True),
+            "return_log_probs": bool(returns),
             "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "carry": carry,
         }
+
+    def requests(self, inputs: Arrays) -> dict[str, Array]:
+        """Return an engine's inputs for the rows of a request, ``[rows, *dims]``; see ``request``, ``rows``, ``stack``.
+
+        Raises:
+            InputError: a value cannot be used; the message has the row, if there are several.
+        """
+        if not (count := len(next(iter(inputs.values())))):
+            raise InputError("The request has no rows.", "Send one prompt or more.")
+        found = []
+        for number, row in enumerate(rows(inputs)):
+            with naming_row(number, count):
+                found.append(self.request(row))
+        return stack(found)
 
     def _text(self, row: Mapping[str, Any]) -> str | None:
         return self.decode(row["text_input"], "text_input") if "text_input" in row else None
@@ -237,9 +258,7 @@ class Prompts:
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
-        if "" in words:
-            raise InputError(f"{name}[{words.index('')}] is empty.", "Leave it out.")
-        return words
+        return [word for word in words if word]  # clients of TensorRT-LLM send an empty text for no words
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
         """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""
@@ -337,9 +356,10 @@ def _read_template(folder: Path) -> ChatTemplate | None:
 
 # --- batches -----------------------------------------------------------------------------------------------------
 
-_DTYPES = {"input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "carry": np.object_} | {
-    number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS
-}
+_DTYPES = {
+    "input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "return_log_probs": np.bool_,
+    "carry": np.object_, **{number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS},
+}  # fmt: skip
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:

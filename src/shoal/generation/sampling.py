@@ -15,6 +15,7 @@ from typing import Any
 from shoal.errors import InputError
 
 COLDEST = 1e-3  # least temperature above 0: logits divided by less can exceed FP32
+MOST_TOP = 20  # as in OpenAI's API, and vLLM's default
 _MOST_SEED = 2**64 - 1
 
 
@@ -64,7 +65,7 @@ class Sampling:
     ``frequency_penalty``, times a token's number in the answer, and ``presence_penalty`` are subtracted from the logits
     of tokens in the answer. The random numbers depend on ``seed`` alone; without one, each request has different ones.
     In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is computed
-    alone, because rounding depends on the rest of a batch.
+    alone, because rounding depends on the rest of a batch. ``top_logprobs`` changes no token.
     """
 
     temperature: float = setting(
@@ -101,6 +102,11 @@ class Sampling:
     presence_penalty: float = setting(
         0.0, "FP32", _is_penalty, "from -2 to 2", "Above 0: use tokens less that the answer has.",
         openai="presence_penalty", vllm="presence_penalty",
+    )  # fmt: skip
+    top_logprobs: int = setting(
+        0, "INT32", lambda value: 0 <= value <= MOST_TOP, f"from 0 to {MOST_TOP}, and to the vocabulary's size",
+        "Also return the log probabilities of this many most probable tokens at each place.",
+        openai="top_logprobs", vllm="logprobs",
     )  # fmt: skip
 
     @property
@@ -153,11 +159,11 @@ _MAX_TOKENS = Setting(
 )  # fmt: skip
 _WORDS = (
     Setting(
-        "stop_words", "STRING", "at most 64, none empty, 4,096 bytes as JSON",
+        "stop_words", "STRING", "at most 64, 4,096 bytes as JSON; empty ones do not count",
         "Texts that end the answer, and are not a part of it.", "none", "stop_words_list", "stop", "stop",
     ),
     Setting(
-        "bad_words", "STRING", "at most 64; the model's tokens can write them",
+        "bad_words", "STRING", "at most 64; the model's tokens can write them; empty ones do not count",
         "Texts that do not occur in the answer.", "none", "bad_words_list", "", "bad_words",
     ),
 )  # fmt: skip

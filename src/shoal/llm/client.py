@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import closing
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, get_type_hints
-
-import numpy as np
+from contextlib import aclosing, closing
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
-from shoal.errors import InputError, ServerError, suggest
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, suggest
+from shoal.llm.dialects import Dialect, Messages, find_dialect
 from shoal.pieces import Piece, join_pieces
-
-Messages: TypeAlias = Sequence[Mapping[str, str]]
 
 
 class Settings(TypedDict, total=False):
@@ -33,19 +32,47 @@ class Settings(TypedDict, total=False):
     min_tokens: int
     frequency_penalty: float
     presence_penalty: float
+    top_logprobs: int
     stop_words: Sequence[str]
     bad_words: Sequence[str]
     # end of settings
-
-
-_LISTS = {name for name, kind in get_type_hints(Settings).items() if kind == Sequence[str]}
+    return_cumulative_logprob: bool
+    return_logprobs: bool
 
 
 class Pipeline(Protocol):
     """Interface of a pipeline in this process; ``shoal.Pipeline`` has it."""
 
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """Inputs of a request."""
+
     def stream(self, **inputs: Any) -> Generator[Mapping[str, Any]]:
         """Yield the answers to one request."""
+
+
+class Question(NamedTuple):
+    """One request: its prompt and settings; and its time-outs in seconds and its id, which only servers have."""
+
+    prompt: str | Messages
+    settings: Mapping[str, Any]
+    is_streaming: bool
+    timeout: float | None
+    between: float | None
+    request_id: str
+
+    def to_inputs(self, dialect: Dialect) -> dict[str, Any]:
+        """Return the inputs in a model's dialect."""
+        return dialect.to_inputs(self.prompt, self.settings, is_streaming=self.is_streaming)
+
+    def for_server(self) -> dict[str, Any]:
+        """Return the options of ``Client.stream``."""
+        return {"timeout": self.timeout, "between": self.between, "request_id": self.request_id}
+
+    def check_local(self) -> None:
+        """Raise ``InputError`` if there is a time-out or an id, because a pipeline in this process would ignore it."""
+        if given := next((name for name, value in self.for_server().items() if value), None):
+            raise InputError(f"{given} is given, and the pipeline runs in this process.", "Leave it out.")
 
 
 class Llm:
@@ -57,21 +84,33 @@ class Llm:
                 print(piece.text, end="")
 
     A prompt is a text, or a list of messages that the model's chat template turns into a text. Without ``model``, the
-    server's default model is asked.
+    server's default model is asked. The model has the tensors of ``llm``, of ``llamav2`` (one whole answer, without
+    reason and counts), or of NVIDIA's vLLM backend (texts alone).
     """
 
     def __init__(self, source: Client | Pipeline, model: str = "") -> None:
         self._source = source
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 
-    def generate(self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]) -> Piece:
+    def generate(
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        **settings: Unpack[Settings],
+    ) -> Piece:
         """Return the whole answer to ``prompt``; ``timeout`` is in seconds.
+
+        ``request_id`` names the request on a server: in its log, and in a request with ``stop`` that ends it.
 
         Raises:
             InputError: the prompt or a setting is refused.
             ServerError: there was no complete answer, or not in time.
         """
-        with closing(self._ask(to_inputs(prompt, settings, is_streaming=False), timeout, None)) as pieces:
+        _check_settings(settings)
+        question = Question(prompt, settings, False, timeout, None, request_id)
+        with closing(self._ask(question)) as pieces:
             return join_pieces([*pieces])
 
     def stream(
@@ -80,43 +119,55 @@ class Llm:
         *,
         timeout: float | None = None,
         between: float | None = None,
+        request_id: str = "",
         **settings: Unpack[Settings],
     ) -> Generator[Piece]:
         """Yield the answer to ``prompt`` in pieces; to stop the model before the end, close the generator.
 
-        ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next.
+        ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next;
+        ``request_id`` is as in ``generate``.
 
         Raises:
             InputError, ServerError: as in ``generate``; ``ServerError`` also after some pieces.
         """
-        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+        _check_settings(settings)
+        return self._ask(Question(prompt, settings, True, timeout, between, request_id))
 
-    def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> Generator[Piece]:
+    def _ask(self, question: Question) -> Generator[Piece]:
         answers: Any
         if isinstance(self._source, Client):
-            answers = self._source.stream(self._model, inputs, timeout=timeout, between=between)
+            dialect = find_dialect(self._source.describe(self._model).inputs)
+            answers = self._source.stream(self._model, question.to_inputs(dialect), **question.for_server())
         else:
-            answers = self._source.stream(**inputs)
+            question.check_local()
+            dialect = find_dialect(self._source.inputs)
+            answers = self._source.stream(**question.to_inputs(dialect))
         last = None
         with closing(answers):
             for answer in answers:
-                last = read_piece(answer)
+                last = dialect.read(answer)
                 yield last
-        check_end(last)
+        dialect.check_end(last)
 
 
 class AsyncLlm:
-    """Language model behind an ``AsyncClient``; see ``Llm``."""
+    """Language model behind an ``AsyncClient``, or in this process in threads; see ``Llm``."""
 
-    def __init__(self, client: AsyncClient, model: str = "") -> None:
-        self._client, self._model = client, model
+    def __init__(self, source: AsyncClient | Pipeline, model: str = "") -> None:
+        self._source, self._model = source, model
 
     async def generate(
-        self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+        **settings: Unpack[Settings],
     ) -> Piece:
         """Return the whole answer; see ``Llm.generate``."""
-        inputs = to_inputs(prompt, settings, is_streaming=False)
-        return join_pieces([piece async for piece in self._ask(inputs, timeout, None)])
+        _check_settings(settings)
+        question = Question(prompt, settings, False, timeout, None, request_id)
+        return join_pieces([piece async for piece in self._ask(question)])
 
     def stream(
         self,
@@ -124,49 +175,52 @@ class AsyncLlm:
         *,
         timeout: float | None = None,
         between: float | None = None,
+        request_id: str = "",
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece]:
         """Yield the answer in pieces; see ``Llm.stream``."""
-        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+        _check_settings(settings)
+        return self._ask(Question(prompt, settings, True, timeout, between, request_id))
 
-    async def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> AsyncGenerator[Piece]:
-        self._model = self._model or await self._client.default_model()
+    async def _ask(self, question: Question) -> AsyncGenerator[Piece]:
+        opened: Any
+        if isinstance(self._source, AsyncClient):
+            self._model = self._model or await self._source.default_model()
+            dialect = find_dialect((await self._source.describe(self._model)).inputs)
+            inputs = question.to_inputs(dialect)
+            opened = self._source.stream(self._model, inputs, **question.for_server())
+        else:
+            question.check_local()
+            dialect = find_dialect(self._source.inputs)
+            opened = aclosing(_in_threads(self._source.stream(**question.to_inputs(dialect))))
         last = None
-        async with self._client.stream(self._model, inputs, timeout=timeout, between=between) as answers:
+        async with opened as answers:
             async for answer in answers:
-                last = read_piece(answer)
+                last = dialect.read(answer)
                 yield last
-        check_end(last)
+        dialect.check_end(last)
 
 
-def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """Return a pipeline's inputs for one request of one row. The client or the pipeline converts and checks values.
+async def _in_threads(answers: Generator[Any]) -> AsyncGenerator[Any]:
+    """Yield what a generator yields; it runs in threads."""
+    try:
+        while (answer := await asyncio.to_thread(next, answers, None)) is not None:
+            yield answer
+    finally:
+        await asyncio.shield(asyncio.to_thread(_close, answers))
 
-    Raises:
-        InputError: a setting is unknown.
-    """
-    inputs: dict[str, Any] = {"stream": [is_streaming]}
-    if isinstance(prompt, str):
-        inputs["text_input"] = [prompt]
-    else:
-        inputs["messages"] = [json.dumps([dict(each) for each in prompt])]
-    for name, value in settings.items():
+
+def _close(answers: Generator[Any]) -> None:
+    """Close a generator; if another thread still waits in it for an answer, after that one."""
+    while True:
+        try:
+            return answers.close()
+        except ValueError:  # it is running: the task that asked for an answer was cancelled
+            time.sleep(0.01)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ``InputError`` if a setting is unknown."""
+    for name in settings:
         if name not in Settings.__annotations__:
             raise InputError(f"Unknown setting {name!r}.", suggest(name, Settings.__annotations__))
-        if name in _LISTS and value:
-            inputs[name] = [[value] if isinstance(value, str) else [*value]]
-        elif name not in _LISTS and value is not None:
-            inputs[name] = [value]
-    return inputs
-
-
-def read_piece(answer: Mapping[str, Any]) -> Piece:
-    """Convert an answer of the pipeline to a ``Piece``."""
-    found = (np.asarray(answer[name]).item() for name in ("text_output", *Piece._fields[1:]))
-    return Piece._make(value.decode() if isinstance(value, bytes) else value for value in found)
-
-
-def check_end(last: Piece | None) -> None:
-    """Raise ``ServerError`` if ``last`` is not the end of an answer."""
-    if last is None or not last.finish_reason:
-        raise ServerError("The answer ended before its last piece.", "The server's log says why; try again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,22 +11,50 @@ import numpy as np
 
 from shoal.client.client import Client
 from shoal.component import fixed_by, read_tokenizer
-from shoal.errors import InputError, ServerError, needs
+from shoal.errors import ArtifactError, InputError, ServerError, needs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_GPT2 = ("vocab.json", "merges.txt")
 _SETTINGS = {"runtime_top_k": 1, "runtime_top_p": 1.0, "temperature": 1.0}  # greedy
 
 
-def open_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder with tokenizer.json.
+def open_tokenizer(source: str) -> Tokenizer:
+    """Return the tokenizer of a folder, or of a model's ``NAME`` or ``OWNER/NAME`` on the Hugging Face hub.
+
+    The folder has tokenizer.json, or GPT-2's files: vocab.json and merges.txt.
 
     Raises:
-        ArtifactError: the tokenizer cannot be read.
+        ArtifactError: the tokenizer cannot be read, or the hub did not give it.
     """
-    with needs("llm"), fixed_by("Name a folder with the model's tokenizer.json: --tokenizer FOLDER"):
-        return read_tokenizer(folder / "tokenizer.json")
+    folder, has_files = Path(source), [(Path(source) / name).is_file() for name in ("tokenizer.json", *_GPT2)]
+    with needs("llm"), fixed_by("Name a folder with the model's tokenizer.json, or vocab.json and merges.txt."):
+        if has_files == [False, True, True]:
+            return _read_gpt2(folder)
+        if folder.is_dir() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", source):
+            return read_tokenizer(folder / "tokenizer.json")
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_pretrained(source)
+        except Exception as error:  # of any library that asks the hub
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ArtifactError(
+                f"{source} is not a folder, and the Hugging Face hub did not give it: {reason}"
+            ) from error
+
+
+def _read_gpt2(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in _GPT2)))
+    except Exception as error:  # the library has no exception class of its own
+        raise ArtifactError(f"{folder} has no tokenizer of GPT-2 in {' and '.join(_GPT2)}: {error}") from error
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
@@ -69,11 +98,12 @@ def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> l
         raise InputError(f"Model {model} has no input {missing[0]}: it is not an engine.", "Name one: --model llm-hf")
     given = {name: value for name, value in inputs.items() if name in declared}
     if not spec.is_decoupled:
-        is_ours = any(tensor.name == "finish_reason" for tensor in spec.outputs)  # gives new tokens unless told
-        return [
-            beam[len(ids) :] if beam[: len(ids)] == list(ids) and (not is_ours or len(beam) > output_length) else beam
-            for beam in _read_beams(client.infer(model, given))
-        ]
+        beams, has_prompt = _read_beams(client.infer(model, given)), True
+        if any(tensor.name == "finish_reason" for tensor in spec.outputs) and beams[0][: len(ids)] == list(ids):
+            one = client.infer(model, {**given, "request_output_len": [[1]]})  # of ours, which may do either
+            is_long = np.asarray(one["finish_reason"]).item() in (b"length", "length")
+            has_prompt = len(_read_beams(one)[0]) > is_long
+        return [beam[len(ids) :] if has_prompt and beam[: len(ids)] == list(ids) else beam for beam in beams]
     found: list[list[int]] = [[]]
     is_whole = True
     for answer in client.stream(model, given):

@@ -98,6 +98,7 @@ TABLE = tuple(Parameter(*row) for row in (
     ("threshold", _NUMBER, "0.5", COMPONENT, "threshold", "Least score that counts."),
     ("threads", _WHOLE, "cores / instances", COMPONENT, "every component", "Threads of each instance."),
     ("top_k", _WHOLE, "20", COMPONENT, "llamav2", "Number of the most probable tokens to choose from."),
+    ("top_p", _NUMBER, "1.0", COMPONENT, "llamav2", "Joint probability of the tokens to choose from."),
     ("value", "count, share or presence", "count", COMPONENT, "word_counts", "What is returned of each word."),
     ("weights", "JSON list of numbers", "", COMPONENT, "blend", "Weight of each input; if empty, all are equal."),
 ))  # fmt: skip

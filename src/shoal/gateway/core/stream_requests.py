@@ -24,7 +24,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import IS_FINAL, WITH_FINAL
-from shoal.component.spec import STOP, STRING, ModelSpec
+from shoal.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.repository.call_graph import find_leaves, is_decoupled
@@ -191,16 +191,18 @@ class TokenMeter:
 
     def __init__(self, counts: Counter[tuple[str, str]], model: str, *, is_by_answer: bool = False) -> None:
         self._counts, self._model, self._is_by_answer = counts, model, is_by_answer
-        self._known = dict.fromkeys(_KINDS, 0)
+        self._known: Counter[tuple[str, int]] = Counter()  # by output and row
 
     def read(self, answer: Any) -> None:
         """Add the tokens that are new in a ``ModelInferResponse`` to the counts."""
-        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
-            if output.name in _KINDS and len(raw) == 4:
-                number = int.from_bytes(raw, "little")
-                self._counts[self._model, _KINDS[output.name]] += max(0, number - self._known[output.name])
-                if not (self._is_by_answer and output.name == "num_output_tokens"):
-                    self._known[output.name] = max(number, self._known[output.name])
+        raws = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False)}
+        for name in _KINDS.keys() & raws.keys():
+            numbers = memoryview(raws[name]).cast("I")
+            rows = memoryview(raws[BATCH_INDEX]).cast("i") if BATCH_INDEX in raws else range(len(numbers))
+            for row, number in zip(rows, numbers, strict=False):
+                self._counts[self._model, _KINDS[name]] += max(0, number - self._known[name, row])
+                if not (self._is_by_answer and name == "num_output_tokens"):
+                    self._known[name, row] = max(number, self._known[name, row])
 
 
 class TokenCounts:

@@ -29,6 +29,7 @@ from shoal.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.listener import Connection
 from shoal.gateway.core.refusals import HEADERS, FailedError, RefusedError, Why
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.upstream import PIECE, cut
@@ -39,7 +40,6 @@ MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request
 _VALUES = 2**12  # of an answer, written by one call
 _EVENTS = "text/event-stream; charset=utf-8"
-_LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected
 # Triton's words.
 _UNKNOWN = "Request for unknown model"
 _NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
@@ -92,7 +92,7 @@ class Generate:
                 self._gate.open_stream(caller, model, metadata) as relay,
             ):
                 relay.drop = output.drop
-                leaving = asyncio.create_task(_wait_left(output, relay))
+                leaving = asyncio.create_task(_wait_left(request, relay))
                 try:
                     await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
                     await relay.finish()
@@ -110,10 +110,12 @@ class Generate:
             return await output.fail(refused)
 
 
-async def _wait_left(output: _Output, relay: Relay) -> None:
+async def _wait_left(request: web.Request, relay: Relay) -> None:
     """Wait until the client has disconnected."""
-    while not output.has_left:
-        await asyncio.sleep(_LOOK_SECONDS)
+    if request.transport is not None:
+        connection = request.transport.get_protocol()
+        assert isinstance(connection, Connection)
+        await connection.ended.wait()
     relay.leave()
 
 
@@ -301,10 +303,10 @@ def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
         raise RefusedError(
             Why.WRONG, f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}."
         )
-    if spec.is_batched and shape[0] > spec.max_batch_size:
+    if spec.is_batched and not 0 < shape[0] <= spec.max_batch_size:
         raise RefusedError(
             Why.WRONG,
-            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes {spec.max_batch_size}.",
+            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes 1 to {spec.max_batch_size}.",
         )
     return shape
 

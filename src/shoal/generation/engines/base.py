@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.streaming import QueueStream
-from shoal.errors import SetupError
-from shoal.generation.contract import INPUTS, Limits, TokenRequest
+from shoal.errors import InputError, SetupError
+from shoal.generation.contract import (
+    FOREIGN,
+    INPUTS,
+    LOG_PROB_OUTPUTS,
+    LOG_PROBS,
+    Limits,
+    TokenRequest,
+    read_streaming,
+)
 from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
-from shoal.generation.whole import WholeAnswer, read_rows
+from shoal.generation.whole import RowAnswers, WholeAnswer, read_rows
 
 _IDS = ("input_ids", "output_ids", "sequence_length")
 _WARM = {"input_ids": 0, "input_lengths": 1, "request_output_len": 2}
@@ -42,12 +51,14 @@ class EngineComponent(StreamingComponent):
     same time) and ``context`` (the greatest number of tokens of a prompt and its answer). If ``model`` is empty and the
     version folder contains ``decoder.onnx``, the version folder is the weights folder.
 
-    A model that is not decoupled takes requests of several rows, and answers each request once (see ``whole.py``). Its
-    parameter ``exclude_input_in_output`` says whether answers are new tokens alone (true, the default) or begin with
-    the prompt, as in FasterTransformer.
+    Requests may have several rows (see ``whole.py``). A decoupled model answers each row as its tokens come, and says
+    which one in ``batch_index``; if ``streaming`` is false, and in a model that is not decoupled, one answer has all
+    rows. The parameter ``exclude_input_in_output`` of the latter says whether answers are new tokens alone (true, the
+    default) or begin with the prompt, as in FasterTransformer.
     """
 
     answers_either_way = True
+    optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
@@ -67,21 +78,32 @@ class EngineComponent(StreamingComponent):
                 "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
             )
         ids = _check_tensors(context.spec)
+        self.outputs = {tensor.name for tensor in context.spec.outputs}
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
-        self.open({name: np.array([[value]], ids) for name, value in _WARM.items()}, warm)
+        number = min(1, self.engine.limits.top_logprobs)
+        asked = _WARM | {name: number for name, outputs in LOG_PROBS.items() if self.outputs & {*outputs}}
+        self.open({name: np.array([[value]], ids) for name, value in asked.items()}, warm)
         list(warm)
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request against the engine's limits and settings, and begin to answer it."""
-        engine, is_whole = self.engine, not self.context.spec.is_decoupled
-        rows = read_rows(inputs, engine.limits, has_prompt=self.has_prompt) if is_whole else []
-        asked = [row.request for row in rows] if is_whole else [TokenRequest.read(inputs, engine.limits)]
-        for request in asked:
-            request.sampling.check_applied(engine.settings)
-        streams = WholeAnswer(self, rows, stream).streams if is_whole else [stream]
-        for request, each in zip(asked, streams, strict=True):
-            engine.admit(request, each)
+        engine, spec = self.engine, self.context.spec
+        rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt)
+        for row in rows:
+            row.request.sampling.check_applied(engine.settings)
+        # A row alone needs no joining: the engine itself answers it once if ``streaming`` is false.
+        is_streaming = len(rows) == 1 or read_streaming([row.request.is_streaming for row in rows])
+        is_whole = not (spec.is_decoupled and is_streaming)
+        if len(rows) > 1 and not is_whole and BATCH_INDEX not in {tensor.name for tensor in spec.outputs}:
+            raise InputError(
+                f"The request has {len(rows)} rows, and answers of model {spec.name} do not say which one they are to.",
+                f"Send one row, or streaming false; or declare {BATCH_INDEX}, TYPE_INT32 [1], in its config.pbtxt.",
+            )
+        answers = (WholeAnswer if is_whole else RowAnswers)(self, rows, stream)
+        for row, each in zip(rows, answers.streams, strict=True):
+            # one token at a time, so that a whole answer that is stopped has its tokens so far
+            engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)
 
     def close(self) -> None:
         """Close the engine."""
@@ -90,10 +112,13 @@ class EngineComponent(StreamingComponent):
 
 def _check_tensors(spec: ModelSpec) -> Any:
     """Check the declared inputs, and return the dtype of token ids, INT32 or UINT32, which all tensors of ids have."""
-    if unknown := [tensor.name for tensor in spec.inputs if tensor.name not in INPUTS]:
-        near = "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], INPUTS, 1))
+    foreign = [tensor.name for tensor in spec.outputs if tensor.name in FOREIGN and tensor.name not in _IDS]
+    if unknown := [tensor.name for tensor in spec.inputs if tensor.name not in INPUTS] + foreign:
+        name, kind = unknown[0], "output" if unknown[0] in foreign else "input"
+        near = "".join(f" Did you mean {each}?" for each in get_close_matches(name, INPUTS, 1))
+        why = f": {FOREIGN[name]}." if name in FOREIGN else f", which engines do not read.{near}"
         raise SetupError(
-            f"Model {spec.name} declares the input {unknown[0]}, which engines do not read.{near}",
+            f"Model {spec.name} declares the {kind} {name}{why}",
             "Remove it from config.pbtxt, so that clients learn that it has no effect.",
         )
     found = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs) if tensor.name in _IDS}

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from shoal.component import Device, Parameters, Stream
 from shoal.component.ledger import ACCEPTED, DRAFTED
 from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.generation.answering import Answering
-from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.contract import Limits, Place, TokenRequest
 from shoal.generation.sampling import NUMBERS
 from shoal.generation.weights import Weights
 from shoal.processes import Reaper
@@ -92,7 +93,9 @@ class VllmEngine:
         count: Callable[[str, int], None],
         device: Device,
     ) -> None:
-        self.limits = limits
+        most = arguments.get("max_logprobs", limits.top_logprobs)  # vLLM checks its type; -1: all tokens
+        is_fewer = isinstance(most, int) and 0 <= most < limits.top_logprobs
+        self.limits = replace(limits, top_logprobs=most) if is_fewer else limits
         own = weights.config.get("dtype") or weights.config.get("torch_dtype") or "auto"
         self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
         os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
@@ -146,12 +149,15 @@ class VllmEngine:
 
     async def _answer(self, llm: Any, request: TokenRequest, stream: Stream) -> None:
         answering = Answering(request, stream)
-        prompt, number = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
+        prompt, request_id = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
+        number = request.sampling.top_logprobs
         try:
-            async with aclosing(llm.generate(prompt, _make_params(request), number)) as outputs:
+            async with aclosing(llm.generate(prompt, _make_params(request), request_id)) as outputs:
                 async for output in outputs:
-                    for token in output.outputs[0].token_ids:
-                        if not answering.add(token):
+                    new = output.outputs[0]
+                    for index, token in enumerate(new.token_ids):
+                        place = _read_place(token, new.logprobs[index], number) if request.returns else None
+                        if not answering.add(token, place):
                             return
             stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
         except Exception as error:
@@ -287,6 +293,15 @@ def _counting(count: Callable[[str, int], None]) -> Any:
     return Counter
 
 
+def _read_place(token: int, found: Mapping[int, Any], number: int) -> Place:
+    """Convert vLLM's log probabilities at one place: the chosen token's, which are first, and the most probable ones'.
+
+    If the chosen token is one of the ``number`` most probable ones, vLLM has it once.
+    """
+    top = sorted([*found.items()][len(found) > number :], key=lambda item: item[1].rank)[:number]
+    return Place(found[token].logprob, [each for each, _ in top], [each.logprob for _, each in top])
+
+
 def _make_params(request: TokenRequest) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -296,6 +311,8 @@ def _make_params(request: TokenRequest) -> Any:
         given["temperature"] = 0.0
     if not request.end_ids:
         given["min_tokens"] = 0
+    if not request.returns:
+        given["logprobs"] = None
     params = SamplingParams(
         **given,
         max_tokens=request.max_tokens,

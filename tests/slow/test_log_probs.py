@@ -1,0 +1,240 @@
+"""Log probabilities of every engine, as token ids and as text, against transformers' own logits."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+import shoal
+from shoal.client.client import Client
+from shoal.composition.compose import compose
+from shoal.errors import InputError
+from shoal.generation import Piece, join_pieces
+from shoal.llm import Llm
+from shoal.llm.tiny import make_tiny
+from tests.conftest import Scale
+from tests.slow.test_vllm import make_repository
+from tests.slow.test_whole import make_config, stack
+from tests.support.imports import add
+from tests.support.llm import ENGINE, token_inputs, tokens_of
+from tests.support.planted import write
+from tests.support.service import Service
+
+ENGINES = {"continuous": "llm-hf", "onnx": "tiny-onnx", "vllm": "llm-vllm"}
+NEW = 12
+CLOSE, CLOSE_SUM = 1e-4, 1e-3
+PROMPTS = ["What do cats do?", "A river carries", "Das Meer ist groß", "Once upon a time", "moon 🐟"]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6, "seed": 1},
+    {"temperature": 1.7, "top_k": 40, "seed": 2},
+    {"repetition_penalty": 1.4},
+    {"temperature": 1.1, "top_p": 0.8, "frequency_penalty": 0.9, "presence_penalty": -0.5, "seed": 3},
+]
+TENSORS = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), steps=60)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Any:
+    """The log probabilities [new tokens, vocabulary] at the places of new tokens."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    def read(prompt: list[int], new: list[int]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *new]])).logits[0, len(prompt) - 1 : -1]
+        return np.asarray(torch.log_softmax(logits.float(), -1).numpy())
+
+    return read
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def repository(engine: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both pipelines, and on transformers also an engine with whole answers."""
+    home = tmp_path_factory.mktemp(engine)
+    if engine == "vllm":
+        return make_repository(folder, home)
+    if engine == "onnx":
+        add(home / "project", folder, "tiny-onnx", is_decoder=True)
+        swap = {"llm-hf": "tiny-onnx"}
+        return compose(["llm", "llm_bls"], home / "made", projects=[home / "project"], weights=folder, swap=swap)
+    write(home / "models" / "rows" / "config.pbtxt", make_config().replace('"llm-hf"', '"rows"'))
+    shutil.copytree(ENGINE / "1", home / "models" / "rows" / "1")
+    return compose(["llm", "llm_bls", "rows"], home / "made", weights=folder, projects=[home])
+
+
+@pytest.fixture(scope="module")
+def service(repository: Path) -> Iterator[Service]:
+    with Service(repository, repository.parent / "log") as running:
+        yield running
+
+
+def make_requests(number: int) -> list[tuple[str, dict[str, Any], int]]:
+    """Prompts, settings, and how many of the most probable tokens."""
+    draw = random.Random(4)
+    return [(draw.choice(PROMPTS), SETTINGS[index % len(SETTINGS)], draw.randrange(6)) for index in range(number)]
+
+
+def check_places(right: NDArray[Any], new: list[int], chosen: Any, total: float, top_ids: Any, top: Any) -> None:
+    """Compare what an engine gave with the oracle, which may order two nearly equal tokens the other way."""
+    own = right[np.arange(len(new)), new]
+    np.testing.assert_allclose(chosen, own, atol=CLOSE, rtol=0)
+    assert abs(total - own.sum()) < CLOSE_SUM
+    best = -np.sort(-right, axis=1)[:, : top.shape[1]]
+    np.testing.assert_allclose(top, best, atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(np.take_along_axis(right, top_ids, 1), best, atol=CLOSE, rtol=0)
+    assert all(len(set(row)) == len(row) for row in top_ids.tolist())
+
+
+def join(answers: list[Any], name: str, axis: int) -> Any:
+    return np.concatenate([answer[name] for answer in answers], axis)[0]
+
+
+def test_token_ids(engine: str, service: Service, oracle: Any, tokenizer: Tokenizer, scale: Scale) -> None:
+    with Client(service.grpc) as client:
+        for index, (prompt, settings, number) in enumerate(make_requests(scale(15, 100))):
+            ids = tokenizer.encode(prompt).ids
+            given = {TENSORS.get(name, name): value for name, value in settings.items()}
+            given |= {"runtime_top_p": 1.0} if given.keys() == {"temperature", "seed"} else {}  # else greedy
+            given |= {"return_log_probs": True, "top_logprobs": number, "streaming": index % 2 == 0}
+            answers = [*client.stream(ENGINES[engine], token_inputs(ids, NEW, **given))]
+            new = tokens_of(answers)
+            assert len(new) == NEW
+            assert (len(answers) > 1) == given["streaming"]
+            right, chosen = oracle(ids, new), join(answers, "output_log_probs", 2)[0]
+            top_ids, top = np.zeros((NEW, 0), np.int64), np.zeros((NEW, 0))
+            if number:
+                top_ids, top = join(answers, "top_token_ids", 1), join(answers, "top_log_probs", 1)
+            assert top.shape == (NEW, number)
+            check_places(right, new, chosen, answers[-1]["cum_log_probs"].item(), top_ids, top)
+            so_far = np.cumsum([answer["output_log_probs"].sum() for answer in answers])
+            np.testing.assert_allclose([answer["cum_log_probs"].item() for answer in answers], so_far, atol=1e-4)
+
+
+def test_nothing_is_returned_unasked_and_too_many_are_refused(engine: str, service: Service) -> None:
+    model = ENGINES[engine]
+    with Client(service.grpc) as client:
+        (answer,) = client.stream(model, token_inputs([5, 6], 3, streaming=False, return_log_probs=False))
+        assert sorted(answer) == ["carry", "finish_reason", "is_last", "output_ids", "sequence_length", "stream_id"]
+        (answer,) = client.stream(model, token_inputs([5, 6], 3, streaming=False, top_logprobs=2))
+        assert "output_log_probs" not in answer
+        assert answer["top_log_probs"].shape == (1, 3, 2)
+        with pytest.raises(InputError, match=r"top_logprobs is 21. Send from 0 to 20"):
+            [*client.stream(model, token_inputs([5, 6], 3, top_logprobs=21))]
+        for name in ("llm", "llm_bls"):
+            with pytest.raises(InputError, match=r"top_logprobs is 21. Send from 0 to 20"):
+                Llm(client, name).generate("A", top_logprobs=21)
+
+
+def check_text(piece: Piece, prompt: list[int], oracle: Any, tokenizer: Tokenizer, number: int) -> None:
+    new = [int(next(iter(place))) for place in piece.logprobs]
+    assert len(new) == piece.num_output_tokens
+    right = oracle(prompt, new)
+    chosen = [next(iter(place.values()))["logprob"] for place in piece.logprobs]
+    ranked = [
+        sorted((value["rank"], int(token), value["logprob"]) for token, value in place.items() if value["rank"])
+        for place in piece.logprobs
+    ]
+    top = np.array(ranked, np.float64).reshape(len(new), number, 3)
+    assert (top[:, :, 0] == np.arange(1, number + 1)).all()
+    assert piece.cumulative_logprob is not None
+    check_places(right, new, chosen, piece.cumulative_logprob, top[:, :, 1].astype(np.int64), top[:, :, 2])
+    for place in piece.logprobs:
+        assert all(value["decoded_token"] == tokenizer.decode([int(token)], skip_special_tokens=False)
+                   for token, value in place.items())  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["grpc", "http", "local"])
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_texts(
+    model: str, way: str, engine: str, repository: Path, service: Service, oracle: Any, tokenizer: Tokenizer,
+    scale: Scale,
+) -> None:  # fmt: skip
+    """Whole and in pieces, and also where a stop word cuts the text."""
+    if (way, engine) == ("local", "vllm"):
+        pytest.skip("vLLM runs in an environment of its own")
+    source: Any = shoal.load(repository / model) if way == "local" else None
+    source = source or Client(service.grpc if way == "grpc" else service.http, protocol=way)
+    llm = Llm(source, "" if way == "local" else model)
+    asked = {"return_logprobs": True, "return_cumulative_logprob": True, "max_tokens": NEW}
+    for prompt, settings, number in make_requests(scale(5, 30)):
+        given: Any = {**settings, **asked, "top_logprobs": number}
+        ids = tokenizer.encode(prompt).ids
+        whole = llm.generate(prompt, **given)
+        check_text(whole, ids, oracle, tokenizer, number)
+        check_text(join_pieces([*llm.stream(prompt, **given)]), ids, oracle, tokenizer, number)
+        if ("seed" in settings and engine == "vllm") or len(whole.text) < 6:
+            continue
+        cut = llm.generate(prompt, **{**given, "stop_words": [whole.text[3:6]]})
+        assert cut.text == whole.text[: whole.text.index(whole.text[3:6])]
+        assert cut.num_output_tokens <= whole.num_output_tokens
+        check_text(cut, ids, oracle, tokenizer, number)
+        check_text(join_pieces([*llm.stream(prompt, **given, stop_words=[whole.text[3:6]])]), ids, oracle, tokenizer,
+                   number)  # fmt: skip
+    plain, ranked = llm.generate("A", max_tokens=3), llm.generate("A", max_tokens=3, top_logprobs=1)
+    assert (plain.cumulative_logprob, plain.logprobs, ranked.cumulative_logprob) == (None, (), None)
+    assert len(ranked.logprobs) == 3
+    source.close()
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+def test_rows_of_a_whole_answer_are_padded(
+    way: Any, engine: str, service: Service, oracle: Any, tokenizer: Tokenizer
+) -> None:
+    if engine != "continuous":
+        pytest.skip("the packing is the same")
+    prompts = [[*tokenizer.encode(text).ids] for text in PROMPTS]
+    lengths = [3, 9, 1, 5, 7]
+    numbers = [0, 2, 4, 4, 1]
+    asked = stack(prompts, "INT32", request_output_len=np.array(lengths, np.int32)[:, None])
+    asked |= {
+        "return_log_probs": np.array([[True], [True], [False], [True], [True]]),
+        "top_logprobs": np.array(numbers, np.int32)[:, None],
+    }
+    with Client(service.grpc if way == "grpc" else service.http, protocol=way) as client:
+        answer = client.infer("rows", asked)
+        without = {name: array for name, array in asked.items() if "log" not in name}
+        assert sorted(answer.keys() - client.infer("rows", without).keys()) == [
+            "cum_log_probs", "output_log_probs", "top_log_probs", "top_token_ids",
+        ]  # fmt: skip
+    assert answer["output_log_probs"].shape == (5, 1, 9)
+    assert answer["top_log_probs"].shape == answer["top_token_ids"].shape == (5, 9, 4)
+    for row, (prompt, length, number) in enumerate(zip(prompts, lengths, numbers, strict=True)):
+        new = answer["output_ids"][row, 0, :length].tolist()
+        chosen, total = answer["output_log_probs"][row, 0], answer["cum_log_probs"][row, 0]
+        top, top_ids = answer["top_log_probs"][row], answer["top_token_ids"][row]
+        assert (chosen[length:] == 0).all()
+        assert (top[length:] == 0).all()
+        assert (top[:, number:] == 0).all()
+        assert (top_ids[length:] == -1).all()
+        assert (top_ids[:, number:] == -1).all()
+        right = oracle(prompt, new)
+        if row == 2:
+            assert (chosen == 0).all()
+            assert total == 0
+            chosen, total = right[np.arange(length), new], right[np.arange(length), new].sum()
+        check_places(right, new, chosen[:length], total, top_ids[:length, :number], top[:length, :number])
