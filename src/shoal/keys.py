@@ -45,7 +45,7 @@ def check_key(text: str, source: str = "api_key") -> str:
     """
     text = text.strip()
     if not re.fullmatch(r"[!-~]{1,4096}", text) or (text.startswith(_PREFIX) and not read_id(text)):
-        raise InputError(f"The key in {source} is damaged or has a typing error.", "Copy it again, whole, on a line of its own.")
+        raise InputError(f"The key in {source} is damaged or has a typing error.", "Copy it again, whole, on one line.")
     return text
 
 

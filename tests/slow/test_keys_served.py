@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ def test_only_health_answers_without_a_key(served: Served) -> None:
         [f"Bearer {key[:-1]}"],
         [f"Bearer {make_key('0' * 12)}"],
     ]
+    paths: list[tuple[str, str, bytes | None]]
     paths = [(service.http, path, None) for path in ("/v2", "/v2/models/chain", "/v2/models/chain/ready")]
     paths += [(service.http, "/v2/models/chain/infer", b"{}"), (service.http, "/v2/repository/index", b"")]
     paths += [(service.metrics, "/metrics", None)]
@@ -155,16 +157,16 @@ class Caller(threading.Thread):
     def __init__(self, service: Service, protocol: str, key: str) -> None:
         super().__init__()
         url = service.grpc if protocol == "grpc" else service.http
-        self._make = lambda key: Client(url, protocol=protocol, api_key=key, retries=0)
+        self._make = partial(Client, url, protocol=protocol, retries=0)
         self.key, self.failures, self.num_answers, self.last = key, list[str](), 0, 0.0
         self.is_stopped = threading.Event()
 
     def run(self) -> None:
-        key, client = self.key, self._make(self.key)
+        key, client = self.key, self._make(api_key=self.key)
         while not self.is_stopped.is_set():
             if key != self.key:
                 client.close()
-                key, client = self.key, self._make(self.key)
+                key, client = self.key, self._make(api_key=self.key)
             try:
                 client.infer("other", X=[[3.0]])
                 self.num_answers, self.last = self.num_answers + 1, time.monotonic()

@@ -95,7 +95,9 @@ def test_two_values_give_two_results(entry: Both, shoal: Shoal, monkeypatch: pyt
 
 
 def test_the_commands_show_a_key_once(tmp_path: Path) -> None:
-    run_ = lambda line: CliRunner().invoke(app, [*line.split(), "--file", str(tmp_path / "k")])  # noqa: E731
+    def run_(line: str) -> Any:
+        return CliRunner().invoke(app, [*line.split(), "--file", str(tmp_path / "k")])
+
     made = run_("keys new team").stdout.split()[0]
     rotated = json.loads(run_("keys rotate team --json").stdout)
     assert read_id(made) == read_id(rotated["key"]) == rotated["id"]
