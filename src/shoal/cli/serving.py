@@ -228,7 +228,7 @@ def serve(
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
-        _print_pipelines(repository, options.exposed, at.grpc)
+        _print_pipelines(repository, options.exposed, at.grpc, " --api-key-file FILE" if keys else "")
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
@@ -255,7 +255,7 @@ def _check(repository: Path) -> None:
         )
 
 
-def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
+def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key: str = "") -> None:
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.core.models import find_exposed
@@ -274,7 +274,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
         stream = " --stream" if is_decoupled(configs[name], configs.get) else ""
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
-            command = f"shoal infer{stream} --model {name}{server} {plain(values)}"
+            command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
 
 
