@@ -100,6 +100,7 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("llamav2", "system_prompt"): Two("", "Be brief.", look_at_text, DRAWN),
     ("llamav2", "temperature"): Two("0", "2", look_at_text),
     ("llamav2", "top_k"): Two("1", "500", look_at_text, DRAWN),
+    ("llamav2", "top_p"): Two("0.01", "1", look_at_text, DRAWN),
 }
 
 
