@@ -79,8 +79,8 @@ def test_models_that_cannot_be_tuned() -> None:
     for name, tuning, plan, message in (
         ("llm", Tuning((Instances(2),)), Plan(), "llm is an ensemble"),
         ("vllm", Tuning(queue_delay=5), Plan(), r"gets each request alone \(max_batch_size: 0\)"),
-        ("llm-hf", Tuning(queue_delay=300), Plan(), r"\(max_batch_size: 1\).* An engine has the parameter slots"),
-        ("llm-hf", Tuning(preferred_batch_sizes=(2,)), Plan(), r"gets each request alone \(max_batch_size: 1\)"),
+        ("llm-hf", Tuning(queue_delay=300), Plan(), "llm-hf is an engine, .* Set its parameter slots"),
+        ("llm-hf", Tuning(preferred_batch_sizes=(2,)), Plan(), "llm-hf is an engine, which makes its own batches"),
         ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
     ):
         with pytest.raises(InputError, match=message):

@@ -355,13 +355,16 @@ def _tune(model: ModelConfig, wanted: Tuning) -> ModelConfig:
     message = type(model.message)()
     message.CopyFrom(model.message)
     if wanted.preferred_batch_sizes or wanted.queue_delay is not None:
+        if "slots" in message.parameters:
+            raise InputError(
+                f"{model.name} is an engine, which makes its own batches of the requests that it has.",
+                "Set its parameter slots, the number of requests that are computed at once.",
+            )
         if message.max_batch_size < 2:
             raise InputError(
                 f"{model.name} gets each request alone (max_batch_size: {message.max_batch_size}): there are no batches"
                 " to tune.",
-                "An engine has the parameter slots for requests that are computed at once."
-                if "slots" in message.parameters
-                else "Increase max_batch_size in its config.pbtxt.",
+                "Increase max_batch_size in its config.pbtxt.",
             )
         batching = message.dynamic_batching
         if wanted.preferred_batch_sizes:
