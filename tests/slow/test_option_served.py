@@ -39,7 +39,7 @@ TABLE: Table = {
     "copies --url": Both("copies repository/all", "--url {metrics}", "--url 127.0.0.1:1"),
     "copies --json": Both("copies repository/all --url {metrics}", "", "--json"),
     "infer --protocol": Both(f"{INFER} --url {{grpc}}", "--protocol grpc", "--protocol http"),
-    "infer --timeout": Both(f"{INFER} --url {{grpc}}", "--timeout 30", "--timeout 0.00001"),
+    "infer --timeout": Both(f"{INFER} --url {{grpc}}", "--timeout 30", "--timeout 0.000000001"),
     "infer --placement": Both("infer hello --model all --url {grpc}", "", "--placement client --repository changed"),
     "infer --fresh": Elsewhere("unit/test_bulk_resume.py::test_a_journal_of_something_else_is_not_gone_on_with"),
     "generate --chat": Both(GENERATE, "", "--chat"),
@@ -52,7 +52,7 @@ TABLE: Table = {
     "generate --set": Both(GENERATE, "--set top_k=1", "--set top_k=500"),
     "generate --url": Both("generate hello --model llm --max-tokens 2 --seed 1", "--url {grpc}", "--url 127.0.0.1:1"),
     "generate --protocol": Both(f"{LLM} --max-tokens 2 --seed 1", "--protocol grpc", "--protocol http"),
-    "generate --timeout": Both(f"{LLM} --max-tokens 2 --seed 1", "--timeout 30", "--timeout 0.00001"),
+    "generate --timeout": Both(f"{LLM} --max-tokens 2 --seed 1", "--timeout 30", "--timeout 0.000000001"),
     "generate --model": Both("generate hello --max-tokens 2 --seed 1 --url {grpc}", "--model llm", "--model text"),
     "generate --local": Both("generate hello --model llm --seed 1 --max-tokens 2", "", "--local"),
     "generate --repository": Both(
@@ -64,7 +64,7 @@ TABLE: Table = {
     "tokens --server": Both("tokens 5,6,7", "--server {grpc}", "--server 127.0.0.1:1"),
     "tokens --protocol": Both(TOKENS, "--protocol grpc", "--protocol http"),
     "tokens --model": Both(TOKENS, "--model llm-hf", "--model text"),
-    "tokens --timeout": Both(TOKENS, "--timeout 30", "--timeout 0.00001"),
+    "tokens --timeout": Both(TOKENS, "--timeout 30", "--timeout 0.000000001"),
     "tokens --json": Both(TOKENS, "", "--json"),
 }
 

@@ -89,7 +89,7 @@ def test_every_block_about_classifiers_works(newcomer: Reader, tiny_bert: Path) 
 def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None:
     cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
     hello = "Hello! I am a very small language model."
-    quickstart, _, _, asked, in_python, served, on_onnx, static = (
+    quickstart, _, _, asked, in_python, served, rows, probable, whole, on_onnx, static = (
         newcomer.type(language, block) for language, block in LANGUAGE_MODELS
     )
     assert "Fish swim in the sea in large shoals" in quickstart
@@ -103,5 +103,9 @@ def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None
     assert "Piece(text=" in in_python
     assert json.loads(served.partition("data: ")[0])["finish_reason"] in ("stop", "length")
     assert "".join(json.loads(line)["text_output"] for line in re.findall("data: (.*)$", served, re.MULTILINE)) == cats
+    assert '"batch_index":[0,1]' in rows
+    assert rows.startswith("text,text_output,")
+    assert "'rank': 1" in probable
+    assert "build/gpt3" in whole
     assert hello in on_onnx
     assert hello in static
