@@ -355,7 +355,7 @@ def test_log_probabilities_that_are_refused(
 
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_log_probabilities_of_answers(is_streaming: bool) -> None:
-    """Of the tokens that are sent: without the end token."""
+    """There is one for each token that is sent, so none for the end token."""
     component = Given(Context(ONE_ROW, ENGINE))
     component.tokens = [11, 12, 2]
     component.request = TokenRequest(

@@ -39,7 +39,7 @@ def test_each_token_counts_once() -> None:
 
 
 def test_rows_are_counted_each() -> None:
-    """Of a whole answer to two rows, and of answers that name their row."""
+    """A whole answer has two rows; other answers name theirs."""
 
     def rows(numbers: list[int], index: list[int] | None) -> Any:
         message = service_pb2.ModelInferResponse(model_name="llm")
@@ -61,6 +61,21 @@ def test_rows_are_counted_each() -> None:
     for number, row in ((1, 0), (1, 1), (2, 1), (2, 0), (3, 1)):
         meter.read(rows([number], [row]))
     assert tokens.counts == {("llm", "output"): 5}
+
+
+def test_answers_that_are_not_as_declared() -> None:
+    """Triton passes on what a model gives: other sizes of the counts and of the rows' numbers."""
+    for counts, index, total in ((b"\1", None, 0), (b"\5\0\0\0", b"\0", 5), (b"\5\0\0\0", bytes(8), 5), (b"", b"", 0)):
+        message = service_pb2.ModelInferResponse(model_name="llm")
+        for name, raw in (("num_output_tokens", counts), ("batch_index", index)):
+            if raw is not None:
+                message.outputs.add(name=name, shape=[1, 1])
+                message.raw_output_contents.append(raw)
+        tokens = TokenCounts([SPEC])
+        meter = tokens.meter("llm")
+        assert meter
+        meter.read(message)
+        assert tokens.counts["llm", "output"] == total
 
 
 def test_only_models_that_declare_both_counts() -> None:

@@ -193,7 +193,7 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set
         ShoalError: an output differs from its declaration in ``config.pbtxt``.
     """
     declared = {tensor.name: tensor for tensor in spec.outputs}
-    if outputs.keys() != declared.keys() and not declared.keys() - optional <= outputs.keys() <= declared.keys():
+    if not declared.keys() - optional <= outputs.keys() <= declared.keys():
         raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
     for name, array in outputs.items():
         mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)

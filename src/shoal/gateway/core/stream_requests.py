@@ -196,10 +196,13 @@ class TokenMeter:
     def read(self, answer: Any) -> None:
         """Add the tokens that are new in a ``ModelInferResponse`` to the counts."""
         raws = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False)}
+        named = raws.get(BATCH_INDEX, b"")
         for name in _KINDS.keys() & raws.keys():
+            if len(raws[name]) % 4:  # not as declared, which Triton does not check
+                continue
             numbers = memoryview(raws[name]).cast("I")
-            rows = memoryview(raws[BATCH_INDEX]).cast("i") if BATCH_INDEX in raws else range(len(numbers))
-            for row, number in zip(rows, numbers, strict=False):
+            rows = memoryview(named).cast("i") if len(named) == len(raws[name]) else range(len(numbers))
+            for row, number in zip(rows, numbers, strict=True):
                 self._counts[self._model, _KINDS[name]] += max(0, number - self._known[name, row])
                 if not (self._is_by_answer and name == "num_output_tokens"):
                     self._known[name, row] = max(number, self._known[name, row])
