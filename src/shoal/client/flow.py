@@ -150,8 +150,15 @@ class Attempts:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline; never 0, because some libraries treat a time-out of 0 as no limit."""
-        return max(1e-3, self._deadline - time.monotonic())
+        """Seconds until the deadline, more than 0: some libraries take a time-out of 0 for none.
+
+        Raises:
+            CallError: none are left; nothing is sent.
+        """
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise CallError(Kind.TIMEOUT, "before sending")
+        return seconds
 
     def pause(self, failure: CallError) -> float | None:
         """Return the seconds to wait before the next attempt, or None to give up.
@@ -163,7 +170,7 @@ class Attempts:
             return None
         seconds = max(failure.after, min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses)) * random.uniform(0.5, 1)
         self._pauses += 1
-        return seconds if seconds < self.left else None
+        return seconds if seconds < self._deadline - time.monotonic() else None
 
 
 # --- flows ----------------------------------------------------------------------------------------------------------
