@@ -185,7 +185,11 @@ Placement = Annotated[
 ]
 Protocol: TypeAlias = Literal["grpc", "http"]
 Url = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1, at the protocol's usual port.")
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The server; with TLS: grpcs://HOST:PORT, https://HOST:PORT. Default: 127.0.0.1, at the usual port.",
+    ),
 ]
 
 
@@ -213,6 +217,22 @@ ApiKey = Annotated[
         metavar="FILE",
         help="A file with the key for the server. Default: the key in SHOAL_API_KEY, if it is set.",
         callback=_read_api_key,
+    ),
+]
+
+
+CaCert = Annotated[
+    str,
+    typer.Option(
+        "--ca-cert",
+        metavar="FILE",
+        help="For grpcs:// and https://: a file with the certificates to trust, in PEM. Default: public authorities.",
+    ),
+]
+ClientCert = Annotated[
+    str,
+    typer.Option(
+        "--client-cert", metavar="FILE", help="For grpcs:// and https://: a file with your certificate and its key."
     ),
 ]
 

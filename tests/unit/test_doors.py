@@ -11,17 +11,19 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from shoal.gateway.core.listener import keep_pages_out
+from shoal.gateway.core.listener import PageGuard
 
 OURS = "Host", "127.0.0.1:8000"
 
 
-def ask(headers: Sequence[tuple[str, str]], method: str = "GET", path: str = "/v2") -> tuple[int, str]:
+def ask(
+    headers: Sequence[tuple[str, str]], method: str = "GET", path: str = "/v2", allowed: Sequence[str] = ()
+) -> tuple[int, str]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="answered")
 
     async def run() -> web.StreamResponse:
-        return await keep_pages_out(make_mocked_request(method, path, CIMultiDict(headers)), answer)
+        return await PageGuard(allowed)(make_mocked_request(method, path, CIMultiDict(headers)), answer)
 
     response = asyncio.run(run())
     assert isinstance(response, web.Response)
@@ -77,3 +79,11 @@ def test_foreign_pages_are_refused(headers: list[tuple[str, str]], what: str, me
 def test_a_foreign_name_in_the_target_is_refused() -> None:
     assert ask([OURS], path="http://evil.example/v2")[0] == 403
     assert ask([("Host", "localhost")], path="http://localhost/v2")[0] == 200
+
+
+def test_a_host_that_is_allowed() -> None:
+    for host in ("gpu-1.example", "GPU-1.example:8000", "gpu-1.example."):
+        assert ask([("Host", host), ("Origin", f"https://{host}")], allowed=["Gpu-1.example"])[0] == 200
+    for host in ("gpu-2.example", "x.gpu-1.example", "gpu-1.example/x", "gpu-1.example?", "gpu-1.example#"):
+        assert ask([("Host", host)], allowed=["gpu-1.example"])[0] == 403
+    assert ask([("Host", "gpu-1.example"), ("Origin", "http://evil.example")], allowed=["gpu-1.example"])[0] == 403

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +16,10 @@ from aiohttp import web
 from shoal.errors import SetupError
 from shoal.gateway.core import listener
 from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.listener import Listener, listen
-from shoal.gateway.options import IDLE_SECONDS, Limits
+from shoal.gateway.core.certificates import Certificates
+from shoal.gateway.core.listener import Listener, PageGuard, listen
+from shoal.gateway.options import IDLE_SECONDS, Limits, Options
+from tests.support.pairs import make_pair
 from tests.support.virtual_time import run, settle
 
 REQUEST = b"GET /PATH HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -31,14 +30,14 @@ Scene = Callable[["Bench"], Awaitable[None]]
 class Bench:
     """A listener whose application answers ``/`` at once and ``/slow`` after 100 s, in virtual time."""
 
-    def __init__(self, limits: Limits, most: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, limits: Limits, most: int, tls: Certificates | None = None) -> None:
         app = web.Application()
         app.router.add_get("/", self._answer)
         app.router.add_get("/slow", self._answer_late)
         app.router.add_get("/large", self._answer_at_length)
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
-        self.listener = Listener(app, limits, most, is_open=False, tls=tls)
+        self.listener = Listener(app, limits, most, PageGuard([]), tls)
 
     async def _answer(self, _: web.Request) -> web.Response:
         return web.Response(text="answered")
@@ -73,7 +72,7 @@ class Bench:
         assert self.listening.fileno() == -1
 
 
-def serve(scene: Scene, limits: Limits | None = None, most: int = 8, tls: ssl.SSLContext | None = None) -> None:
+def serve(scene: Scene, limits: Limits | None = None, most: int = 8, tls: Certificates | None = None) -> None:
     async def work() -> None:
         await Bench(limits or Limits(), most, tls).play(scene)
 
@@ -216,21 +215,11 @@ def test_pages_of_other_sites_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """A server's context with a certificate of its own."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl command")
-    folder: Path = tmp_path_factory.mktemp("tls")
-    names = ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost", "-days", "2"]
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(*make_pair(tmp_path_factory.mktemp("tls")))
 
 
-def test_a_connection_in_the_middle_of_a_handshake_counts_and_ends(tls: ssl.SSLContext) -> None:
+def test_a_connection_in_the_middle_of_a_handshake_counts_and_ends(tls: Certificates) -> None:
     async def scene(bench: Bench) -> None:
         reader, writer = await bench.connect()
         writer.write(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a client's first message
@@ -250,7 +239,7 @@ def test_a_connection_in_the_middle_of_a_handshake_counts_and_ends(tls: ssl.SSLC
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
 
-def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: ssl.SSLContext) -> None:
+def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: Certificates) -> None:
     async def scene(bench: Bench) -> None:
         bench.listener._handshakes = asyncio.Semaphore(0)  # others are in the middle of theirs
         reader, writer = await bench.connect()
@@ -264,7 +253,7 @@ def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: ssl.SSLC
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
 
-def test_a_reset_while_it_waits_for_its_handshake_keeps_the_time_outs_of_others(tls: ssl.SSLContext) -> None:
+def test_a_reset_while_it_waits_for_its_handshake_keeps_the_time_outs_of_others(tls: Certificates) -> None:
     async def scene(bench: Bench) -> None:
         bench.listener._handshakes = asyncio.Semaphore(0)
         _, writer = await bench.connect()
@@ -283,7 +272,7 @@ def test_a_reset_while_it_waits_for_its_handshake_keeps_the_time_outs_of_others(
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
 
-def test_a_request_after_a_handshake(tls: ssl.SSLContext) -> None:
+def test_a_request_after_a_handshake(tls: Certificates) -> None:
     client = ssl.create_default_context()
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
 
@@ -341,7 +330,7 @@ def test_a_port_that_is_taken() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(SetupError, match=f"Port {port} cannot be used"):
-                async with listen(web.Application(), f"127.0.0.1:{port}", Limits(), is_open=True):
+                async with listen(web.Application(), f"127.0.0.1:{port}", Options(is_open=True)):
                     pass
 
     run(work())
@@ -351,7 +340,7 @@ def test_listening_at_an_address() -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        async with listen(web.Application(), f"127.0.0.1:{port}", Limits(), is_open=True):
+        async with listen(web.Application(), f"127.0.0.1:{port}", Options(is_open=True)):
             await settle()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(REQUEST.replace(b"localhost", b"example.org"))

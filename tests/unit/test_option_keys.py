@@ -60,7 +60,7 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
         raise InputError("seen")
 
     monkeypatch.setattr(Client, "__init__", refuse)
-    monkeypatch.setattr("shoal.client.copies.read_metrics", lambda _, api_key: refuse(api_key=api_key))
+    monkeypatch.setattr("shoal.client.copies.read_metrics", lambda _, api_key, *__: refuse(api_key=api_key))
     key, other = make_key("0" * 12), make_key("1" * 12)
     (tmp_path / "key").write_text(f"{key}\n")
     for options, environment in ((["--api-key-file", str(tmp_path / "key")], {"SHOAL_API_KEY": other}), ([], {})):

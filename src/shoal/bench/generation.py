@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from shoal.bench.load import closed_loop
 from shoal.bench.measure import Pool
 from shoal.bench.record import Measured, Settings, TokenCell, TokenFigures, start_record
 from shoal.client.client import Client
+from shoal.client.tls import Access
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ServerError
 from shoal.llm import Piece
@@ -48,10 +49,12 @@ def bench_tokens(
     settings: Settings,
     *,
     model: str = "",
-    api_key: str = "",
     on_progress: OnProgress = lambda stage, done, total: None,
+    **access: Unpack[Access],
 ) -> dict[str, Any]:
     """Measure a language model on the running server at ``url`` under each load (``cells``); return the record.
+
+    ``access`` has the options of ``shoal.Client`` for access: ``api_key``, ``ca_cert`` and ``client_cert``.
 
     All loads are measured once, then all again, ``settings.repeats`` times in all. Each request sets ``min_tokens`` and
     ``max_tokens`` to the load's ``output_tokens``, so that every answer has this number of tokens.
@@ -60,7 +63,7 @@ def bench_tokens(
         InputError: the model does not generate text, or refuses the length of a prompt or an answer.
         ServerError: no server answers, or it refuses or loses a request.
     """
-    with closing(Pool(url, settings.protocol, api_key)) as pool:
+    with closing(Pool(url, settings.protocol, **access)) as pool:
         pool.connect(1)
         with pool.take() as client:
             url, model = client.url, model or client.default_model()

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import LifoQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from shoal.bench.inputs import Inputs
 from shoal.bench.load import Load, closed_loop
@@ -18,6 +18,7 @@ from shoal.bench.steps import Reading, read, summarise_step
 from shoal.bench.target import Target
 from shoal.client.calls import Answer
 from shoal.client.client import Client
+from shoal.client.tls import Access
 from shoal.errors import ServerError
 from shoal.local import Pipeline, load
 from shoal.machine import usable_cores
@@ -35,10 +36,8 @@ class Pool:
     Requests are not retried: a rejection ends the measurement instead of appearing as latency.
     """
 
-    def __init__(self, url: str, protocol: str, api_key: str = "") -> None:
-        self._connect = partial(
-            Client, url, protocol=protocol, timeout=TIMEOUT, concurrency=1, retries=0, api_key=api_key
-        )
+    def __init__(self, url: str, protocol: str, **access: Unpack[Access]) -> None:
+        self._connect = partial(Client, url, protocol=protocol, timeout=TIMEOUT, concurrency=1, retries=0, **access)
         self._idle: LifoQueue[Client] = LifoQueue()  # the last one used is taken first: its connection is warm
         self._made: list[Client] = []
         self.calls: defaultdict[str, list[_Call]] = defaultdict(list)  # by model

@@ -425,8 +425,9 @@ def write_curl(url: str, model: ModelSpec, inputs: Mapping[str, Sequence[Any]]) 
             {"name": name, "shape": list(np.shape(array)[not model.is_batched :]), "datatype": kind, "data": data}
         )
     body = json.dumps({"inputs": tensors}, ensure_ascii=False)
+    root = url.rstrip("/") if "://" in url else f"http://{url}"
     return (
-        f"curl {shlex.quote(f'http://{url}/v2/models/{model.name}/infer')} --header 'Content-Type: application/json'"
+        f"curl {shlex.quote(f'{root}/v2/models/{model.name}/infer')} --header 'Content-Type: application/json'"
         f" --data {shlex.quote(body)}"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,8 +13,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, OUT, ApiKey, Json, Protocol, Url, plain, print_json, show_progress
+from shoal.console import ERR, OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, plain, print_json, show_progress
 from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.client.tls import Access
 
 QUICK = (1, 8, 32)  # rows per request
 
@@ -43,6 +46,8 @@ def bench(
     ] = "",
     url: Url = "",
     api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
     input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = "",
     output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = "",
     concurrency: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
@@ -87,7 +92,9 @@ def bench(
             else f"Name one: shoal bench build/repository {wrong[0]} ...",
         )
     if repositories:
-        refuse_ignored(context, "--api-key-file", "with repositories, whose servers want no key")
+        refuse_ignored(
+            context, "--api-key-file --ca-cert --client-cert", "with repositories, whose servers want no key"
+        )
     if not rows:
         refuse_ignored(context, "--text-column", "without --inputs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
@@ -110,8 +117,9 @@ def bench(
                 _parse_numbers(output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
                 _parse_numbers(concurrency or "1,16", "--concurrency", "1,16"),
             )
+            access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
             cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-            record = bench_tokens(url, cells, settings, model=model, api_key=api_key, on_progress=show)
+            record = bench_tokens(url, cells, settings, model=model, on_progress=show, **access)
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,13 +16,27 @@ import typer
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, ApiKey, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
+from shoal.console import (
+    ERR,
+    ApiKey,
+    CaCert,
+    ClientCert,
+    Json,
+    Protocol,
+    Url,
+    parse_pairs,
+    plain,
+    print_blocks,
+    print_table,
+    show_rows,
+)
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
 if TYPE_CHECKING:
     from shoal.bulk.inputs import Feed
     from shoal.bulk.scoring import Endpoint, Scored, Summary
     from shoal.client.client import Client
+    from shoal.client.tls import Access
     from shoal.component.spec import ModelSpec
     from shoal.tables import Row, Table
 
@@ -72,6 +87,8 @@ def infer(
     ] = None,
     url: Url = "",
     api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time-out of a request; with --stream, of each answer.")
@@ -117,7 +134,7 @@ def infer(
     if is_local:
         refuse_ignored(
             context,
-            f"{'' if is_curl else '--url'} --api-key-file --protocol --timeout",
+            f"{'' if is_curl else '--url'} --api-key-file --ca-cert --client-cert --protocol --timeout",
             "with --local, which asks no server",
         )
     elif placement == "server":
@@ -142,9 +159,10 @@ def infer(
         )
         if protocol == "grpc":
             refuse_ignored(context, "--protocol", "with --curl, whose request is HTTP")
+    access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):
-        with Client(url, protocol=protocol, timeout=timeout, api_key=api_key) as client:
+        with Client(url, protocol=protocol, timeout=timeout, **access) as client:
             if _answer_text(client, model, values[0], as_json=as_json, is_full=is_full):
                 return
     if source and source.endswith(".npy"):
@@ -160,7 +178,7 @@ def infer(
                 model,
                 where,
                 repository,
-                partial(Client, url, protocol=spoken, timeout=timeout, api_key=api_key),
+                partial(Client, url, protocol=spoken, timeout=timeout, **access),
                 max_rows=batch_size,
                 num_callers=concurrency,
             )
@@ -172,7 +190,7 @@ def infer(
         constants = _read_constants(given, spec)
         feed = make_feed(spec, table, text_column=text_column, columns=fed, constants=constants)
         if is_curl:
-            _print_curl(table, feed, url)
+            _print_curl(table, feed, url, {"--cacert": ca_cert, "--cert": client_cert})
             return
         if is_stream:
             _print_stream(table, endpoint, feed, as_json=as_json)
@@ -424,11 +442,12 @@ def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bo
             typer.echo()
 
 
-def _print_curl(table: Table[Row], feed: Feed, url: str) -> None:
+def _print_curl(table: Table[Row], feed: Feed, url: str, files: Mapping[str, str]) -> None:
     from shoal.bulk.inputs import write_curl
 
     rows = [feed.inputs(row) for row in _only_dicts(table)]
-    typer.echo(write_curl(url or "127.0.0.1:8000", feed.model, {name: [row[name] for row in rows] for name in rows[0]}))
+    command = write_curl(url or "127.0.0.1:8000", feed.model, {name: [row[name] for row in rows] for name in rows[0]})
+    typer.echo(command + "".join(f" {option} {shlex.quote(path)}" for option, path in files.items() if path))
 
 
 # --- what is written ------------------------------------------------------------------------------------------------

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from shoal.cli.usage import refuse_ignored
-from shoal.console import OUT, ApiKey, Json, Protocol, Url, print_json
+from shoal.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json
 from shoal.errors import InputError, suggest
 from shoal.generation.sampling import SETTINGS
+
+if TYPE_CHECKING:
+    from shoal.client.tls import Access
 
 _ROWS = {row.name: row for row in SETTINGS}
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
@@ -43,6 +46,8 @@ def generate(
     ] = None,
     url: Url = "",
     api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; with --stream, of each piece.")
@@ -63,7 +68,11 @@ def generate(
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
     if is_local:
-        refuse_ignored(context, "--url --api-key-file --protocol --timeout", "with --local, which asks no server")
+        refuse_ignored(
+            context,
+            "--url --api-key-file --ca-cert --client-cert --protocol --timeout",
+            "with --local, which asks no server",
+        )
     else:
         refuse_ignored(context, "--repository", "without --local")
     text = _read_prompt(prompt)
@@ -84,7 +93,8 @@ def generate(
             held.callback(pipeline.close)
             llm = Llm(pipeline)
         else:
-            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout, api_key=api_key)), model)
+            access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
+            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout, **access)), model)
         if not is_stream:
             _print(llm.generate(asked, **settings)._asdict(), as_json=as_json)
             return
@@ -117,6 +127,8 @@ def tokens(
     ] = "",
     server: Url = "",
     api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     model: Annotated[str, typer.Option(metavar="NAME", help="The engine.")] = "llm-hf",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time-out of each answer.")] = 120.0,
@@ -131,7 +143,8 @@ def tokens(
 
     own = open_tokenizer(tokenizer) if tokenizer else None
     ids = read_ids(query, own)
-    with Client(server, protocol=protocol, timeout=timeout, api_key=api_key) as client:
+    access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
+    with Client(server, protocol=protocol, timeout=timeout, **access) as client:
         beams = ask(client, model, ids, output_length)
     texts = [str(own.decode([*ids, *beam])) if own else "" for beam in beams]
     if as_json:

@@ -14,7 +14,7 @@ import typer
 
 from shoal.cli.usage import refuse_ignored
 from shoal.component.spec import DTYPES, STRING
-from shoal.console import ERR, OUT, ApiKey, Json, check_target, plain, print_copies, print_json
+from shoal.console import ERR, OUT, ApiKey, CaCert, ClientCert, Json, check_target, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.files import read_text
 
@@ -23,6 +23,8 @@ def copies(
     folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
     url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
     api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
     as_json: Json = False,
 ) -> None:
     """Show what a running server's components copied between host and device, by tensor.
@@ -34,7 +36,7 @@ def copies(
     from shoal.repository.graph import Graph
     from shoal.repository.manifest import read_manifest
 
-    read, drawn = read_metrics(url, api_key), Graph.load(folder)
+    read, drawn = read_metrics(url, api_key, ca_cert, client_cert), Graph.load(folder)
     beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
     if as_json:
         rows = [{"model": c.model, **c.edge._asdict(), **asdict(c.traffic)} for c in read]
@@ -128,6 +130,19 @@ def serve(
             metavar="FILE", help="Answer only clients with a key of this file (`shoal keys`), which is followed."
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Certificate with its chain, in PEM: TLS on all ports. It is followed."),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate, in PEM.")] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer only clients with a certificate of these authorities, in PEM."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Without keys: another host that requests may be for; may be repeated."),
+    ] = None,
     expose: Annotated[
         list[str] | None,
         typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
@@ -203,6 +218,7 @@ def serve(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
         cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()),
+        allowed_hosts=tuple(allow_host or ()), tls_cert=tls_cert, tls_key=tls_key, client_ca=client_ca,
         limits=limits,
     )  # fmt: skip
     if is_config_printed:
@@ -210,6 +226,11 @@ def serve(
         _print_config(context)
         return
     if is_printed:
+        if tls_cert:
+            raise InputError(
+                "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
+                "Leave it out, and put a proxy with TLS in front of the container.",
+            )
         _tell_left_out(context)
         ports = (http_port, grpc_port, metrics_port)
         command = container_command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -40,8 +41,12 @@ class AsyncClient:
         retries: int = 3,
         is_repeatable: bool = False,
         api_key: str = "",
+        ca_cert: str | os.PathLike[str] = "",
+        client_cert: str | os.PathLike[str] = "",
     ) -> None:
-        self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
+        self._settings = Settings.checked(
+            url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
+        )
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._api_key = check_key(api_key) if api_key else ""
         self._flows = Flows()
@@ -154,7 +159,7 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         if self._transport is None:
             make = AsyncGrpc if self.protocol == "grpc" else AsyncHttp
-            self._transport, self._loop = make(self.url, self._api_key), loop
+            self._transport, self._loop = make(self.url, self._api_key, self._settings.tls), loop
         if self._loop is not loop:
             raise InputError("This client belongs to another event loop.", "Make a client in each loop.")
         return self._transport

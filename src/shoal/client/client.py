@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,11 @@ class Client:
     be reached or its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and may
     run twice. ``api_key`` is the key that the server wants, if it wants one.
 
+    A ``url`` that begins with ``grpcs://`` or ``https://`` stands for TLS. ``ca_cert`` is a file with the certificates
+    of the authorities, or of the server itself, that the client trusts; without it, those that the variable
+    ``SSL_CERT_FILE`` names, or public ones. ``client_cert`` is a file with the client's own certificate and its key.
+    All files are PEM.
+
     Threads may share a client. Close the client after use, because Triton waits for open HTTP connections before it
     stops.
 
@@ -52,12 +58,17 @@ class Client:
         retries: int = 3,
         is_repeatable: bool = False,
         api_key: str = "",
+        ca_cert: str | os.PathLike[str] = "",
+        client_cert: str | os.PathLike[str] = "",
     ) -> None:
-        self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
+        self._settings = Settings.checked(
+            url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
+        )
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._flows = Flows()
         api_key = check_key(api_key) if api_key else ""
-        self._transport: Grpc | Http = Grpc(self.url, api_key) if protocol == "grpc" else Http(self.url, api_key)
+        make = Grpc if protocol == "grpc" else Http
+        self._transport: Grpc | Http = make(self.url, api_key, self._settings.tls)
         self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
         self._is_closed = False
         self._streams: WeakSet[Replies] = WeakSet()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.client.flow import read_url
 from shoal.component.ledger import (
     ACROSS,
     BATCHES,
@@ -29,7 +30,6 @@ from shoal.errors import ServerError, ShoalError
 if TYPE_CHECKING:
     from shoal.repository.graph import Graph
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 CONTROL_BYTES = 1024  # per batch, for scalars that decide sizes on the host
 
 
@@ -149,15 +149,22 @@ class Copies:
             )
 
 
-def read_metrics(url: str, api_key: str = "") -> Copies:
+def read_metrics(url: str, api_key: str = "", ca_cert: str = "", client_cert: str = "") -> Copies:
     """Read the copies that the models of a running server have made, from its metrics endpoint.
 
+    The options are those of ``shoal.Client``, for HTTP.
+
     Raises:
+        InputError: the value of an option is invalid.
         ServerError: no server answers at ``url``, or it refuses the key.
     """
+    url, tls = read_url(url, "http", ca_cert, client_cert)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{'https' if tls else 'http'}://{url}/metrics", headers=headers)
+    # no proxy for loopback
+    handlers = [urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=tls.context)] if tls else [])]
     try:
-        with _DIRECT.open(urllib.request.Request(f"http://{url}/metrics", headers=headers), timeout=10) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
             return Copies.parse(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:

@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import socket
+import ssl
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Kind(Enum):
     """Kind of a failure: decides whether a retry is safe, and which error the caller gets."""
 
     UNREACHABLE = "no connection: nothing was sent"
+    UNTRUSTED = "no TLS connection: nothing was sent"
     NOT_TRITON = "the peer is not a Triton server"
     BUSY = "Triton rejected the request before running it"
     CONNECTION_LOST = "the connection broke: the request may have run"
@@ -67,6 +69,7 @@ class Server(NamedTuple):
 
 # gRPC's wording. If the connection breaks before HTTP/2 is negotiated, the peer is not a gRPC server.
 _NO_CONNECTION = re.compile(r"failed to connect|errors resolving|DNS resolution|hostname lookup")
+_NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSL_ERROR|Hostname Verification|Peer name|\[SSL", re.I)
 _NO_HTTP2 = re.compile(
     r"Socket closed|Failed parsing HTTP/2|http1|Connection reset|http2 header|content-type|Method not found", re.I
 )
@@ -96,6 +99,8 @@ def grpc_failure(code: str, details: str) -> CallError:
         return CallError(Kind.RESTRICTED, details)
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
+        if _NO_TLS.search(reason):
+            return _untrusted(reason)
         return CallError(Kind.NOT_TRITON if _NO_HTTP2.search(reason) else Kind.UNREACHABLE, _plain(reason))
     if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _REJECTED.search(details):
         return CallError(Kind.REFUSED, details)
@@ -135,7 +140,15 @@ def connection_failure(error: OSError) -> CallError:
     """Classify an error from opening a connection."""
     if error.errno == errno.ECONNREFUSED:
         return CallError(Kind.UNREACHABLE, "connection refused")
+    if isinstance(error, ssl.SSLError):
+        return _untrusted(str(error))
     return CallError(Kind.UNREACHABLE, "there is no such host" if _is_lookup(error) else _plain(str(error)))
+
+
+def _untrusted(reason: str) -> CallError:
+    """Classify a failed handshake: the peer has no TLS, or a certificate that is not trusted."""
+    reason = re.sub(r"^.*(CERTIFICATE_VERIFY_FAILED|verify failed|certificate): |: OK$| \(_ssl.*$", "", reason)
+    return CallError(Kind.UNTRUSTED, "it has no TLS" if re.search("wrong.version", reason, re.I) else reason)
 
 
 def _is_lookup(error: OSError) -> bool:
@@ -176,6 +189,11 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             return ServerError(
                 f"No Triton answers at {url} ({message}).",
                 "Start one: shoal serve REPOSITORY; or give the address of one: --url HOST:PORT",
+            )
+        case Kind.UNTRUSTED:
+            return ServerError(
+                f"No secure connection to the server at {url} was made: {message.rstrip('.')}.",
+                "If the certificate is right, name its authority: --ca-cert FILE, in Python ca_cert=...",
             )
         case Kind.NOT_TRITON:
             other = "http" if protocol == "grpc" else "grpc"

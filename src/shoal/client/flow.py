@@ -7,6 +7,7 @@ results, or the error of the first call that failed. At its end it returns the f
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import time
@@ -28,12 +29,14 @@ from shoal.client.calls import (
     too_many_rows,
 )
 from shoal.client.failures import PORTS, CallError, Kind, RestrictedError, Server, UnknownModelError
+from shoal.client.tls import Tls
 from shoal.component.spec import ModelSpec
 from shoal.default_model import find_top
 from shoal.errors import InputError, ShoalError
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
+SECURE = {"grpc": "grpcs", "http": "https"}  # schemes of addresses with TLS, by protocol
 MAX_SECONDS = 1e7  # largest time-out that the libraries support
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a retry; each pause is twice the one before
 
@@ -50,11 +53,13 @@ class Settings(NamedTuple):
     concurrency: int
     retries: int
     is_repeatable: bool
+    tls: Tls | None = None
 
     @classmethod
     def checked(
-        cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool
-    ) -> Settings:
+        cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool,
+        ca_cert: str | os.PathLike[str] = "", client_cert: str | os.PathLike[str] = "",
+    ) -> Settings:  # fmt: skip
         """Validate the options given by a caller.
 
         Raises:
@@ -65,29 +70,39 @@ class Settings(NamedTuple):
         check_timeout(timeout)
         _check_count("concurrency", concurrency, 1)
         _check_count("retries", retries, 0)
-        return cls(check_url(url, protocol), protocol, timeout, concurrency, retries, is_repeatable)
+        address, tls = read_url(url, protocol, ca_cert, client_cert)
+        return cls(address, protocol, timeout, concurrency, retries, is_repeatable, tls)
 
 
-def check_url(url: str, protocol: str) -> str:
-    """Return ``url`` as HOST:PORT; if it is empty, return this machine and Triton's usual port for the protocol.
+def read_url(
+    url: str, protocol: str, ca_cert: str | os.PathLike[str] = "", client_cert: str | os.PathLike[str] = ""
+) -> tuple[str, Tls | None]:
+    """Return ``url`` as HOST:PORT, with the TLS that its scheme asks for.
+
+    If it is empty, the address is this machine and Triton's usual port for the protocol.
 
     Raises:
         InputError: ``url`` names another protocol, or is not an address with a port.
     """
     example = f"127.0.0.1:{PORTS[protocol]}"
-    if not url:
-        return example
-    scheme, _, rest = str(url).rpartition("://")
-    if scheme not in ("", protocol):
+    scheme, _, rest = str(url or example).rpartition("://")
+    if scheme not in ("", protocol, SECURE[protocol]):
+        is_http = scheme in ("http", "https")
+        shown = url if scheme == "https" else rest.rstrip("/") if is_http else example
         raise InputError(
-            f"{url} names the protocol {scheme}; this client speaks {protocol}, without encryption.",
-            f"Give the address alone, {rest.rstrip('/') if scheme == 'http' else example}"
-            + (", and the protocol: --protocol http, in Python protocol='http'" if scheme == "http" else ""),
+            f"{url} names the protocol {scheme}; this client speaks {protocol}, with TLS {SECURE[protocol]}.",
+            f"Give the address alone, {shown}"
+            + (", and the protocol: --protocol http, in Python protocol='http'" if is_http else ""),
         )
     address = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@?#\[\]]+):(\d{1,5})/?", rest)
     if not address or not 0 < int(address[2]) < 2**16:
         raise InputError(f"{url!r} is not HOST:PORT.", f"Triton's port for {protocol} is {PORTS[protocol]}: {example}")
-    return f"{address[1]}:{address[2]}"
+    is_secure = scheme == SECURE[protocol]
+    for name, path in (("ca_cert", ca_cert), ("client_cert", client_cert)):
+        if path and not is_secure:
+            fix = f"Give the address with its scheme: {SECURE[protocol]}://{rest.rstrip('/')}"
+            raise InputError(f"{name} has no effect without TLS.", fix)
+    return f"{address[1]}:{address[2]}", Tls.read(str(ca_cert), str(client_cert)) if is_secure else None
 
 
 def check_timeout(seconds: float, name: str = "timeout") -> float:

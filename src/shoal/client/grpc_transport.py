@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from shoal.client.calls import (
@@ -23,6 +24,7 @@ from shoal.client.calls import (
 )
 from shoal.client.failures import CallError, Kind, grpc_failure, stream_failure
 from shoal.client.streams import AsyncSource, WatchedSource
+from shoal.client.tls import Tls
 
 CUT_SHORT = "the stream ended before its last answer"
 # If a client cancels a stream between its last message and its status, Triton 24.10 keeps the stream for ever: its
@@ -162,7 +164,7 @@ class ChannelPool:
         self._is_closed = False
 
     def _open(self) -> Channel:
-        return Channel(self._open_channel(self._url, channel_options(self._url)))
+        return Channel(self._open_channel(self._url, options=channel_options(self._url)))
 
     @contextmanager
     def channel(self) -> Iterator[Channel]:
@@ -235,6 +237,11 @@ async def _read_rest_async(replies: Any) -> None:
                 pass
 
 
+def _opener(library: Any, tls: Tls | None) -> Callable[..., Any]:
+    """Return what opens a channel with an address and options."""
+    return partial(library.secure_channel, credentials=tls.credentials()) if tls else library.insecure_channel
+
+
 def _authorise(api_key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
@@ -242,11 +249,11 @@ def _authorise(api_key: str) -> tuple[tuple[str, str], ...]:
 class Grpc:
     """Blocking transport over gRPC; threads may share it."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
         import grpc
 
         self._metadata = _authorise(api_key)
-        self._channels = ChannelPool(url, grpc.insecure_channel)
+        self._channels = ChannelPool(url, _opener(grpc, tls))
 
     def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
@@ -288,11 +295,11 @@ class Grpc:
 class AsyncGrpc:
     """Asynchronous transport over gRPC, bound to one event loop."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
         import grpc
 
         self._metadata = _authorise(api_key)
-        self._channels = ChannelPool(url, grpc.aio.insecure_channel)
+        self._channels = ChannelPool(url, _opener(grpc.aio, tls))
 
     async def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)

@@ -27,6 +27,7 @@ from shoal.client.calls import (
 )
 from shoal.client.failures import CallError, Kind, connection_failure, http_failure, stream_failure
 from shoal.client.streams import AsyncSource, LoopSource
+from shoal.client.tls import Tls
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError
@@ -245,15 +246,16 @@ class AsyncHttp:
     the time of a whole request, not only of each read.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
         import aiohttp
 
-        self._url = f"http://{url}"
+        self._url = f"{'https' if tls else 'http'}://{url}"
         self._aiohttp = aiohttp
         headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls.context if tls else True)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def send(self, call: Call, seconds: float) -> Any:
         return from_http(call, await self.exchange(to_http(call), seconds))
@@ -306,11 +308,11 @@ class AsyncHttp:
 class Http:
     """Blocking transport over HTTP: threads share one ``AsyncHttp``, whose event loop runs in a thread of its own."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-http", daemon=True)
         self._thread.start()
-        self._transport = self._wait(_open(url, api_key))
+        self._transport = self._wait(_open(url, api_key, tls))
         # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
         self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
 
@@ -340,8 +342,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-async def _open(url: str, api_key: str) -> AsyncHttp:
-    return AsyncHttp(url, api_key)  # within the loop, which aiohttp's session belongs to
+async def _open(url: str, api_key: str, tls: Tls | None) -> AsyncHttp:
+    return AsyncHttp(url, api_key, tls)  # within the loop, which aiohttp's session belongs to
 
 
 async def _end(transport: AsyncHttp) -> None:

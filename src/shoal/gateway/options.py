@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
@@ -78,10 +79,12 @@ class Options:
     """Options of ``shoal serve``.
 
     A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. A ``host``
-    that is not a loopback address requires ``keys`` or ``is_open``. ``exposed`` names further models that clients may
-    call, besides ensembles and models with the parameter ``public``. When the service stops, requests in flight have
-    ``grace`` seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are
-    the limits for clients. ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
+    that is not a loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for a loopback
+    name, or one of ``allowed_hosts``. With ``tls_cert`` and ``tls_key``, all ports speak TLS, and with ``client_ca``,
+    clients need a certificate of these authorities. ``exposed`` names further models that clients may call, besides
+    ensembles and models with the parameter ``public``. When the service stops, requests in flight have ``grace``
+    seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are the limits
+    for clients. ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
     ``cache_mib`` is the size of the cache that models with ``response_cache`` share. All models together may take
     ``load_seconds`` to load; None stands for 600, or the highest parameter ``load_seconds`` of a model. After more than
     ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
@@ -103,6 +106,10 @@ class Options:
     is_open: bool = False
     is_lenient: bool = False
     keys: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -119,6 +126,13 @@ class Options:
                 f"--host {self.host} serves every client that reaches this machine, without a key.",
                 "Give --keys FILE (made by: shoal keys new NAME); or --open, if a proxy or a firewall decides.",
             )
+        if None in (tls := (self.tls_cert, self.tls_key)) and any((*tls, self.client_ca)):
+            raise InputError("TLS needs a certificate and its key.", "Give both: --tls-cert FILE --tls-key FILE")
+        for name in self.allowed_hosts:
+            if self.takes_pages:
+                raise InputError(f"--allow-host {name} has no effect: all hosts are allowed.", "Leave it out.")
+            if not re.fullmatch(r"[0-9A-Za-z.-]+|[0-9A-Fa-f:]+", name, re.ASCII):
+                raise InputError(f"--allow-host {name!r:.80} is not a host.", "Give a name: --allow-host gpu-1.example")
 
     @property
     def takes_pages(self) -> bool:

@@ -15,6 +15,7 @@ from shoal.gateway.control.canary import make_canaries
 from shoal.gateway.control.health import Health
 from shoal.gateway.control.supervisor import Servers, Supervisor
 from shoal.gateway.core.active import Active
+from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.key_ring import KeyRing
@@ -33,7 +34,9 @@ from shoal.server.launch import find_ports
 from shoal.server.orphans import clean_up
 
 SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
-OpenFronts = Callable[[Gate, Mapping[str, ModelConfig], Options, Addresses], AbstractAsyncContextManager[None]]
+OpenFronts = Callable[
+    [Gate, Mapping[str, ModelConfig], Options, Addresses, Certificates | None], AbstractAsyncContextManager[None]
+]
 
 
 class Service:
@@ -110,17 +113,19 @@ class Service:
         options, host = self._options, self._options.host
         ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
         at = Addresses(*(f"{host}:{port}" for port in ports))
+        tls = Certificates.of(options)
         async with (
-            listen(health.app, at.metrics, options.limits, HEALTH_CONNECTIONS, is_open=options.takes_pages),
-            self._open_fronts(gate, configs, options, at),
+            listen(health.app, at.metrics, options, tls, most=HEALTH_CONNECTIONS),
+            self._open_fronts(gate, configs, options, at, tls),
         ):
-            keys = gate.callers.keys
-            following = isinstance(keys, KeyRing) and asyncio.create_task(keys.follow(gate.callers.end_invalid))
+            following = [asyncio.create_task(tls.follow())] if tls else []
+            if isinstance(keys := gate.callers.keys, KeyRing):
+                following.append(asyncio.create_task(keys.follow(gate.callers.end_invalid)))
             try:
                 yield at
             finally:
-                if following:
-                    following.cancel()
+                for task in following:
+                    task.cancel()
 
     def _handle_signals(self) -> None:
         def note(name: str) -> None:

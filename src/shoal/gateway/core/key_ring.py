@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 import time
@@ -10,21 +9,18 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NoReturn
 
-from shoal.errors import ShoalError
 from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.following import Followed
 from shoal.gateway.key_file import Key, KeyFile
 from shoal.gateway.logs import log
 from shoal.keys import hash_key, read_id
 
 _BEARER = re.compile(r"(?i:Bearer) ([!-~]{1,200})", re.ASCII)
 _OPEN = frozenset({Scope.OPEN})
-_PERIOD = 1.0  # seconds between two looks at the file
-_AGAIN = 60.0  # seconds between two lines about a damaged file
 
 
-class KeyRing:
+class KeyRing(Followed):
     """Keys of the file ``path`` for a repository with ``models``. ``clock`` is the time in seconds since 1970.
 
     Raises:
@@ -32,14 +28,19 @@ class KeyRing:
         ArtifactError: the file is damaged.
     """
 
-    def __init__(self, path: Path, models: Collection[str], clock: Callable[[], float] = time.time) -> None:
-        self._file, self._models, self._clock = KeyFile(path), models, clock
-        self._keys: dict[str, tuple[Key, frozenset[Scope], frozenset[str] | None]] = {}
-        self.is_damaged, self._told = False, 0.0
-        self._seen = self._look()
-        self._take(self._file.read())
+    stays = "The keys stay as they were"
 
-    def _take(self, keys: Iterable[Key]) -> None:
+    def __init__(self, path: Path, models: Collection[str], clock: Callable[[], float] = time.time) -> None:
+        self._file, self._models = KeyFile(path), models
+        self._keys: dict[str, tuple[Key, frozenset[Scope], frozenset[str] | None]] = {}
+        super().__init__([path], clock)
+
+    def read(self) -> list[Key]:
+        """Read the file of keys."""
+        return self._file.read()
+
+    def take(self, keys: Iterable[Key]) -> None:
+        """Put keys into effect, in place of all earlier ones."""
         found = {}
         for key in keys:
             for pattern in key.models:
@@ -68,34 +69,3 @@ class KeyRing:
         (key, scopes, models), now = self._keys[public], datetime.fromtimestamp(self._clock(), UTC)
         right = [hmac.compare_digest(secret.sha256, digest) and secret.is_valid(now) for secret in key.secrets]
         return Caller(public, address, scopes, models, digest=digest) if any(right) else None
-
-    async def follow(self, after: Callable[[], object]) -> NoReturn:
-        """Follow the file; if it is damaged or missing, the keys stay. ``after`` is called after each look."""
-        while True:
-            await asyncio.sleep(_PERIOD)
-            await self.look()
-            after()
-
-    async def look(self) -> None:
-        """Read the file again if it has changed, or if it was damaged."""
-        seen = await asyncio.to_thread(self._look)
-        if seen == self._seen and not self.is_damaged:
-            return
-        try:
-            keys = await asyncio.to_thread(self._file.read)
-        except ShoalError as error:
-            if not self.is_damaged or self._clock() - self._told >= _AGAIN:
-                self._told = self._clock()
-                log.error("The keys stay as they were: %s", error)
-            self.is_damaged = True
-            return
-        self._seen, self.is_damaged = seen, False
-        self._take(keys)
-        log.info("Keys were read again: %d.", len(keys))
-
-    def _look(self) -> tuple[int, ...]:
-        try:
-            found = self._file.path.stat()
-        except OSError:
-            return ()
-        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

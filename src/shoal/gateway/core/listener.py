@@ -7,9 +7,8 @@ import contextlib
 import errno
 import re
 import socket
-import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 
@@ -17,9 +16,10 @@ from aiohttp import web
 
 from shoal.errors import SetupError
 from shoal.gateway.core.callers import ANYONE, Caller
+from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.quotas import Quota
 from shoal.gateway.logs import log
-from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, is_loopback
+from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options, is_loopback
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
@@ -115,40 +115,49 @@ async def mark_busy(
         connection.end()
 
 
-@web.middleware
-async def keep_pages_out(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Refuse requests that a browser sends for a web page that this machine did not serve.
+class PageGuard:
+    """Refuses requests that a browser sends for a web page that neither this machine nor one of ``hosts`` served.
 
     Such a page reaches ports on loopback, with its own name as the host if its name server says 127.0.0.1 (DNS
     rebinding).
     """
-    headers = request.headers
-    hosts, origins = [*headers.getall("Host", []), request.host], headers.getall("Origin", [])
-    sites = [site.strip().lower() for site in headers.getall("Sec-Fetch-Site", [])]
-    if len(hosts) > 2 or not all(map(_is_here, hosts)):
-        what = f"Host {', '.join(hosts[:-1])!r:.60}"
-    elif "cross-site" in sites or not all(map(_is_origin_here, origins)):
-        what = f"Origin {', '.join(origins)!r:.60}"
-    else:
-        return await handler(request)
-    log.warning("A request was refused: %s.", what, extra={"most": 1})
-    message = f"{what} is not on this machine. Ask for localhost; behind a proxy, start the service with --open."
-    return web.json_response({"error": message}, status=403)
+
+    __middleware_version__ = 1  # aiohttp's mark of a middleware
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Pass a request on, or refuse it (aiohttp's interface)."""
+        headers = request.headers
+        hosts, origins = [*headers.getall("Host", []), request.host], headers.getall("Origin", [])
+        sites = [site.strip().lower() for site in headers.getall("Sec-Fetch-Site", [])]
+        if len(hosts) > 2 or not all(map(self._is_known, hosts)):  # the last is the target's, if that has one
+            what = f"Host {', '.join(hosts[:-1])!r:.60}"
+        elif "cross-site" in sites or not all(map(self._is_origin_known, origins)):
+            what = f"Origin {', '.join(origins)!r:.60}"
+        else:
+            return await handler(request)
+        log.warning("A request was refused: %s.", what, extra={"most": 1})
+        message = f"{what} is not on this machine. Ask for localhost, or start the service with --allow-host NAME."
+        return web.json_response({"error": message}, status=403)
+
+    def _is_known(self, authority: str) -> bool:
+        host = _read_host(authority)
+        return is_loopback(host) or host == "ip6-localhost" or host.endswith(".localhost") or host in self._hosts
+
+    def _is_origin_known(self, origin: str) -> bool:
+        scheme, _, authority = origin.lower().partition("://")
+        return scheme in ("http", "https") and self._is_known(authority)
 
 
 @lru_cache(1024)
-def _is_here(authority: str) -> bool:
-    """Whether a host, with or without a port, is a loopback name or address."""
+def _read_host(authority: str) -> str:
+    """Return the host of an authority without its port; empty if it is none."""
     found = re.fullmatch(r"(\[[\da-f:.]+\]|[\da-z.-]+)(:\d{0,5})?", authority.lower(), re.ASCII)
-    host = found[1].strip("[]").rstrip(".") if found else ""
-    return is_loopback(host) or host == "ip6-localhost" or host.endswith(".localhost")
-
-
-def _is_origin_here(origin: str) -> bool:
-    scheme, _, authority = origin.lower().partition("://")
-    return scheme in ("http", "https") and _is_here(authority)
+    return found[1].strip("[]").rstrip(".") if found else ""
 
 
 async def set_server_header(_: web.Request, response: web.StreamResponse) -> None:
@@ -160,7 +169,7 @@ class Listener:
     """A port for HTTP, within limits. Connections are counted when they are accepted, by their clients' addresses."""
 
     def __init__(
-        self, app: web.Application, limits: Limits, most: int, *, is_open: bool, tls: ssl.SSLContext | None = None
+        self, app: web.Application, limits: Limits, most: int, guard: PageGuard | None, tls: Certificates | None = None
     ) -> None:
         # Triton continues a request whose client has disconnected, so the handler continues too, and the request
         # counts. Bodies are inflated in http_front.py.
@@ -168,7 +177,7 @@ class Listener:
             app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=CLOSING_SECONDS, lingering_time=1.0,
             auto_decompress=False,
         )  # fmt: skip
-        app.middlewares.extend([mark_busy] if is_open else [mark_busy, keep_pages_out])
+        app.middlewares.extend([mark_busy, guard] if guard else [mark_busy])
         app.on_response_prepare.append(set_server_header)
         self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
         self._open: dict[Connection, asyncio.Task[None]] = {}
@@ -225,7 +234,7 @@ class Listener:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
             async with self._handshakes:
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, accepted, ssl=self._tls,
+                    lambda: connection, accepted, ssl=self._tls.context if self._tls else None,
                     ssl_handshake_timeout=self._limits.head_seconds if self._tls else None,
                 )  # fmt: skip
             await connection.ended.wait()
@@ -245,12 +254,12 @@ class Listener:
 
 @asynccontextmanager
 async def listen(
-    app: web.Application, address: str, limits: Limits, most: int = 0, *, is_open: bool
+    app: web.Application, address: str, options: Options, tls: Certificates | None = None, *, most: int = 0
 ) -> AsyncIterator[None]:
-    """Serve ``app`` over HTTP at ``address`` (``host:port``) while the context is open, within ``limits``.
+    """Serve ``app`` over HTTP at ``address`` (``host:port``) while the context is open, with the limits of ``options``.
 
-    ``most`` is the largest number of connections, by default ``limits.connections``. Unless ``is_open``, requests of
-    web pages are refused (see ``keep_pages_out``).
+    ``most`` is the largest number of connections, by default ``limits.connections``. With ``tls``, connections are
+    encrypted. Unless clients have keys or all hosts are allowed, requests of web pages are refused (``PageGuard``).
 
     Raises:
         SetupError: the port cannot be used.
@@ -264,7 +273,8 @@ async def listen(
             listening[-1].setblocking(False)
     except OSError as error:
         raise SetupError(f"Port {port} cannot be used: {error.strerror}.", "Choose another.") from None
-    listener = Listener(app, limits, most or limits.connections, is_open=is_open)
+    guard = None if options.takes_pages else PageGuard(options.allowed_hosts)
+    listener = Listener(app, options.limits, most or options.limits.connections, guard, tls)
     running = asyncio.create_task(listener.run(*listening))
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import listen
 from shoal.gateway.options import CLOSING_SECONDS, Addresses, Options
@@ -16,15 +17,15 @@ from shoal.repository.config import ModelConfig
 
 @asynccontextmanager
 async def open_fronts(
-    gate: Gate, configs: Mapping[str, ModelConfig], options: Options, at: Addresses
+    gate: Gate, configs: Mapping[str, ModelConfig], options: Options, at: Addresses, tls: Certificates | None
 ) -> AsyncIterator[None]:
-    """Listen at the ports for HTTP and gRPC while the context is open.
+    """Listen at the ports for HTTP and gRPC, with ``tls`` if it is given, while the context is open.
 
     Requests that arrive before Triton is ready are refused with the reason.
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
-    server = make_server(GrpcFront(gate, rules), at.grpc, options.limits)
-    async with listen(HttpFront(gate, rules).app, at.http, options.limits, is_open=options.takes_pages):
+    server = make_server(GrpcFront(gate, rules), at.grpc, options.limits, tls)
+    async with listen(HttpFront(gate, rules).app, at.http, options, tls):
         await server.start()
         try:
             yield

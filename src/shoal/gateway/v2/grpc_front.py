@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
-from shoal.errors import forget_frames
+from shoal.errors import SetupError, forget_frames
 from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Quota
 from shoal.gateway.core.refusals import EXTENSIONS, PRIVATE, FailedError, RefusedError, Why, closed, kept, keyless
@@ -288,8 +289,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise refused  # unreachable: abort raises
 
 
-def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
-    """Create the gRPC server that listens at ``address`` once it is started, with ``front`` as its handler."""
+def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificates | None = None) -> Any:
+    """Create the gRPC server that listens at ``address`` once it is started, with ``front`` as its handler.
+
+    Raises:
+        SetupError: grpc does not take the certificate.
+    """
     options = [
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", -1),
@@ -301,7 +306,13 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
         ("grpc.http2.bdp_probe", 0),
     ]
     server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
-    server.add_insecure_port(address)
+    if tls is None:
+        server.add_insecure_port(address)
+        return server
+    try:
+        server.add_secure_port(address, tls.credentials())
+    except RuntimeError:
+        raise SetupError("gRPC does not take this certificate.", "Give one with an RSA or P-256 key.") from None
     return server
 
 
