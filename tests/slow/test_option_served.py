@@ -31,6 +31,11 @@ GENERATE = f"{LLM} --max-tokens 8 --seed 1 --temperature 2"
 TOKENS = "tokens 5,6,7 --server {grpc}"
 KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
 TABLE: Table = {
+    **{
+        f"{command} --{option}": Elsewhere("unit/test_option_keys.py::test_commands_read_certificates")
+        for command in ("copies", "infer", "generate", "tokens", "bench")
+        for option in ("ca-cert", "client-cert")
+    },
     "copies --api-key-file": KEY,
     "infer --api-key-file": KEY,
     "generate --api-key-file": KEY,

@@ -30,7 +30,8 @@ from tests.support.service import SHOAL, Service, make_repository, wait_until
 
 SERVICES = {
     "plain": "",
-    "other": "--host 127.0.0.2 --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
+    "other": "--allow-host gpu.example --host 127.0.0.2"
+    " --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
     " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1 --max-restarts 0"
     " --log {home}/log.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1",
     "third": "--open --lenient --memory-mib 1 --client-share 0.02 --body-seconds 1",
@@ -178,6 +179,12 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --host": Seen("plain", "other", lambda s: s.service.grpc.split(":")[0]),
     "serve --open": Seen("plain", "third", lambda s: s.post("/v2/models/chain/infer", b"{}", Host="example.org")[:3]),
     "serve --keys": Elsewhere("slow/test_keys_served.py::test_only_health_answers_without_a_key"),
+    "serve --tls-cert": Elsewhere("slow/test_tls_served.py::test_requests_and_streams"),
+    "serve --tls-key": Elsewhere("unit/test_certificates.py::test_what_cannot_be_served_is_refused"),
+    "serve --client-ca": Elsewhere("unit/test_certificates.py::test_authorities_of_clients"),
+    "serve --allow-host": Seen(
+        "plain", "other", lambda s: s.post("/v2/models/chain/infer", b"{}", Host="gpu.example")[:3]
+    ),
     "serve --expose": Seen("plain", "other", lambda s: s.infer("hidden")),
     "serve --max-request-mib": Seen("plain", "other", lambda s: s.post("/v2/models/other/infer", b" " * 20_000)),
     "serve --memory-mib": Seen("plain", "third", lambda s: s.post("/v2/models/other/infer", b" " * 1_500_000)),

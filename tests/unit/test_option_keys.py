@@ -37,6 +37,9 @@ REFUSED = {
     "infer --local --api-key-file k text": "--api-key-file has no effect with --local",
     "infer --curl --api-key-file k X=1": "--api-key-file has no effect on the command that --curl prints.",
     "generate --local --api-key-file k text": "--api-key-file has no effect with --local",
+    "infer --local --ca-cert k text": "--ca-cert has no effect with --local",
+    "generate --local --client-cert k text": "--client-cert has no effect with --local",
+    "bench r --ca-cert k": "--ca-cert has no effect with repositories, whose servers want no key.",
     "bench r --api-key-file k": "--api-key-file has no effect with repositories, whose servers want no key.",
 }
 
@@ -69,6 +72,18 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
     assert seen == [key, "", other]
     done = CliRunner().invoke(app, [*command.split(), "--api-key-file", str(tmp_path / "none")])
     assert "none cannot be read: No such file or directory" in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["infer hello --url grpcs://127.0.0.1:1", "generate hello --url grpcs://127.0.0.1:1",
+    "copies here --url https://127.0.0.1:1", "tokens 1,2 --server grpcs://127.0.0.1:1",
+    "bench --url grpcs://127.0.0.1:1"])  # fmt: skip
+@pytest.mark.parametrize("option", ["--ca-cert", "--client-cert"])
+def test_commands_read_certificates(command: str, option: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*command.split(), option, str(tmp_path / "none")])
+    assert str(done.exception).startswith(f"{tmp_path}/none cannot be used for TLS: No such file or directory.")
+    plain = command.replace("grpcs://", "").replace("https://", "").split()
+    done = CliRunner().invoke(app, [*plain, option, str(tmp_path / "none")])
+    assert str(done.exception).startswith(f"{option[2:].replace('-', '_')} has no effect without TLS. Give the address")
 
 
 @pytest.fixture(scope="module")

@@ -200,6 +200,9 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
+    # which grpc reads when it is imported: otherwise it writes a line for each failed handshake
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
     from shoal.gateway.logs import configure
     from shoal.gateway.logs import log as told
     from shoal.gateway.options import Addresses, Limits, Options

@@ -14,6 +14,7 @@ from shoal.client.calls import Call
 from shoal.errors import InputError, ServerError, ShoalError, suggest
 
 PORTS = {"grpc": 8001, "http": 8000}
+SECURE = {"grpc": "grpcs", "http": "https"}  # schemes of addresses with TLS, by protocol
 
 
 # End of the refusals of a server started by `shoal serve`.
@@ -71,7 +72,7 @@ class Server(NamedTuple):
 _NO_CONNECTION = re.compile(r"failed to connect|errors resolving|DNS resolution|hostname lookup")
 _NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSL_ERROR|Hostname Verification|Peer name|\[SSL", re.I)
 _NO_HTTP2 = re.compile(
-    r"Socket closed|Failed parsing HTTP/2|http1|Connection reset|http2 header|content-type|Method not found", re.I
+    r"Socket closed|Failed parsing HTTP/2|http1|Connection reset|http2 header|ALPN|content-type|Method not found", re.I
 )
 _BROKEN = re.compile(
     r"Socket closed|recvmsg|sendmsg|Connection reset|Broken pipe|GOAWAY|End of TCP stream|RST_STREAM|Stream removed"
@@ -147,7 +148,8 @@ def connection_failure(error: OSError) -> CallError:
 
 def _untrusted(reason: str) -> CallError:
     """Classify a failed handshake: the peer has no TLS, or a certificate that is not trusted."""
-    reason = re.sub(r"^.*(CERTIFICATE_VERIFY_FAILED|verify failed|certificate): |: OK$| \(_ssl.*$", "", reason)
+    if found := re.search(r"verify.failed: ([^:(]+)", reason, re.I):
+        reason = found[1].strip()
     return CallError(Kind.UNTRUSTED, "it has no TLS" if re.search("wrong.version", reason, re.I) else reason)
 
 
@@ -200,7 +202,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             return ServerError(
                 f"The server at {url} is not a Triton that speaks {protocol} ({message}).",
                 f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
-                f"for its {other} port: --protocol {other}, in Python protocol={other!r}",
+                f"for its {other} port: --protocol {other}, in Python protocol={other!r}; with TLS: {SECURE[protocol]}://{url}",
             )
         case Kind.CONNECTION_LOST if has_begun:
             return ServerError(

@@ -28,7 +28,7 @@ from shoal.client.calls import (
     to_arrays,
     too_many_rows,
 )
-from shoal.client.failures import PORTS, CallError, Kind, RestrictedError, Server, UnknownModelError
+from shoal.client.failures import PORTS, SECURE, CallError, Kind, RestrictedError, Server, UnknownModelError
 from shoal.client.tls import Tls
 from shoal.component.spec import ModelSpec
 from shoal.default_model import find_top
@@ -36,7 +36,6 @@ from shoal.errors import InputError, ShoalError
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
-SECURE = {"grpc": "grpcs", "http": "https"}  # schemes of addresses with TLS, by protocol
 MAX_SECONDS = 1e7  # largest time-out that the libraries support
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a retry; each pause is twice the one before
 

@@ -352,4 +352,5 @@ async def _end(transport: AsyncHttp) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
+    await asyncio.sleep(0)  # connections that were aborted are closed in the loop's next round
     asyncio.get_running_loop().stop()
