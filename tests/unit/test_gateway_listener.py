@@ -214,6 +214,20 @@ def test_pages_of_other_sites_are_refused() -> None:
     serve(scene)
 
 
+@pytest.mark.parametrize("host", ["evil.example", "localhost/x", "localhost?x", "localhost#x", "me@localhost"])
+@pytest.mark.parametrize("target", ["/", "http://localhost/", "http://evil.example/", "*", "//", "/%2F", "/.."])
+def test_no_method_lets_a_foreign_host_in(host: str, target: str) -> None:
+    async def scene(bench: Bench) -> None:
+        for method in ("GET", "HEAD", "OPTIONS", "TRACE", "CONNECT", "POST", "BREW"):
+            reader, writer = await bench.connect()
+            writer.write(f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            head = await reader.readline()
+            assert head.split()[1:2] in ([b"400"], [b"403"], [b"405"], []), (method, head)
+            writer.close()
+
+    serve(scene)
+
+
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(*make_pair(tmp_path_factory.mktemp("tls")))

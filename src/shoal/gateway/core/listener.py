@@ -282,3 +282,5 @@ async def listen(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+        for each in listening:  # of a listener that never ran
+            each.close()
