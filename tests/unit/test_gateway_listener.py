@@ -253,37 +253,43 @@ def test_a_connection_in_the_middle_of_a_handshake_counts_and_ends(tls: Certific
     serve(scene, Limits(head_seconds=5.0), tls=tls)
 
 
-def test_a_connection_that_waits_for_its_handshake_counts_and_ends(tls: Certificates) -> None:
+def test_a_reset_in_the_middle_of_a_handshake_keeps_the_time_outs_of_others(tls: Certificates) -> None:
     async def scene(bench: Bench) -> None:
-        bench.listener._handshakes = asyncio.Semaphore(0)  # others are in the middle of theirs
-        reader, writer = await bench.connect()
-        assert await seconds_until_end(reader) == pytest.approx(5.5, abs=1)
-        assert bench.num_open == 1
-        bench.listener._handshakes.release()
-        await asyncio.sleep(0.1)
-        assert bench.num_open == 0
-        writer.close()
-
-    serve(scene, Limits(head_seconds=5.0), tls=tls)
-
-
-def test_a_reset_while_it_waits_for_its_handshake_keeps_the_time_outs_of_others(tls: Certificates) -> None:
-    async def scene(bench: Bench) -> None:
-        bench.listener._handshakes = asyncio.Semaphore(0)
         _, writer = await bench.connect()
         await asyncio.sleep(0.1)
         reset = struct.pack("ii", 1, 0)  # closing sends a reset
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
         writer.transport.abort()
         await asyncio.sleep(10)
+        assert bench.num_open == 0
         reader, writer = await bench.connect()
         assert await seconds_until_end(reader) == pytest.approx(5.5, abs=1)
         writer.close()
-        bench.listener._handshakes.release()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
         assert bench.num_open == 0
 
     serve(scene, Limits(head_seconds=5.0), tls=tls)
+
+
+def test_handshakes_by_half_keep_nobody_waiting(tls: Certificates) -> None:
+    client = ssl.create_default_context()
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+
+    async def scene(bench: Bench) -> None:
+        halves = [await bench.connect() for _ in range(100)]
+        for _, writer in halves:
+            writer.write(b"\x16\x03\x01\x02\x00\x01")
+        await asyncio.sleep(0.1)
+        assert bench.num_open == 100
+        reader, writer = await bench.connect(ssl=client)
+        writer.write(REQUEST.replace(b"PATH", b""))
+        assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
+        assert bench.num_open == 101, "the others are still in the middle of theirs"
+        for _, each in (*halves, (reader, writer)):
+            each.transport.abort()
+        await asyncio.sleep(1)
+
+    serve(scene, most=256, tls=tls)
 
 
 def test_a_request_after_a_handshake(tls: Certificates) -> None:

@@ -23,7 +23,6 @@ from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
-_MOST_HANDSHAKES = 64  # at a time
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
@@ -181,7 +180,6 @@ class Listener:
         app.on_response_prepare.append(set_server_header)
         self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
         self._open: dict[Connection, asyncio.Task[None]] = {}
-        self._handshakes = asyncio.Semaphore(_MOST_HANDSHAKES)
 
     async def run(self, *listening: socket.socket) -> None:
         """Accept connections until cancelled, then close them all."""
@@ -232,11 +230,10 @@ class Listener:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # without it, Linux takes megabytes of an answer that the client does not read
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-            async with self._handshakes:
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, accepted, ssl=self._tls.context if self._tls else None,
-                    ssl_handshake_timeout=self._limits.head_seconds if self._tls else None,
-                )  # fmt: skip
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._tls.context if self._tls else None,
+                ssl_handshake_timeout=self._limits.head_seconds if self._tls else None,
+            )  # fmt: skip
             await connection.ended.wait()
         except OSError:  # the client has gone, or its handshake failed
             accepted.close()
