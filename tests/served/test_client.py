@@ -123,7 +123,7 @@ def test_addresses_may_name_their_protocol(server: Server) -> None:
         ("127.0.0.1:8001", {"retries": 1.5}, "retries is 1.5;"),
         ("127.0.0.1:8001", {"protocol": "smoke"}, "Unknown protocol 'smoke'. Known: grpc, http."),
         ("http://127.0.0.1:8000", {}, "http://127.0.0.1:8000 names the protocol http; this client speaks grpc"),
-        ("https://a.example:443", {"protocol": "http"}, "https://a.example:443 names the protocol https; this client"),
+        ("grpcs://a.example:443", {"protocol": "http"}, "grpcs://a.example:443 names the protocol grpcs; this client"),
         ("127.0.0.1", {}, "'127.0.0.1' is not HOST:PORT. Triton's port for grpc is 8001: 127.0.0.1:8001"),
         (":", {"protocol": "http"}, "':' is not HOST:PORT. Triton's port for http is 8000"),
         ("::1:8001", {}, "'::1:8001' is not HOST:PORT"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from shoal.errors import InputError
-from shoal.files import read_bytes
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ class Tls(NamedTuple):
         context = _read(ca_cert, lambda: ssl.create_default_context(cafile=ca_cert or None))
         if client_cert:
             _read(client_cert, lambda: context.load_cert_chain(client_cert, password=_refuse_password))
-        ca, own = (_read(path, partial(read_bytes, path)) if path else None for path in (ca_cert, client_cert))
+        ca, own = (_read(path, Path(path).read_bytes) if path else None for path in (ca_cert, client_cert))
         return cls(context, ca, own)
 
     def credentials(self) -> Any:

@@ -16,7 +16,7 @@ _AGAIN = 60.0  # seconds between two lines about damaged files
 
 
 class Followed:
-    """What a service has read from files, and follows: ``read`` reads it, and ``take`` puts it into effect.
+    """Content of files that a service follows: ``read`` reads it, and ``take`` puts it into effect.
 
     If the files are damaged or missing, what was read before stays; ``stays`` says so in the log. ``clock`` is the time
     in seconds since 1970.
