@@ -158,6 +158,9 @@ def serve(
     body_seconds: Annotated[float, _limit("Seconds for a body, plus one per --body-kib KiB.")] = 30.0,
     body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
     unread_seconds: Annotated[float, _limit("Seconds for an answer that its client does not read.")] = 30.0,
+    audit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a JSON line for each request, without texts and keys.")
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -202,14 +205,15 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()),
-        limits=limits,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit,
+        exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
         return
     if is_printed:
+        refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
         _tell_left_out(context)
         ports = (http_port, grpc_port, metrics_port)
         command = container_command(

@@ -77,7 +77,8 @@ class Limits:
 class Options:
     """Options of ``shoal serve``.
 
-    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. A ``host``
+    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. The file
+    ``audit`` gets a line for each request. A ``host``
     that is not a loopback address requires ``keys`` or ``is_open``. ``exposed`` names further models that clients may
     call, besides ensembles and models with the parameter ``public``. When the service stops, requests in flight have
     ``grace`` seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are
@@ -103,6 +104,7 @@ class Options:
     is_open: bool = False
     is_lenient: bool = False
     keys: Path | None = None
+    audit: Path | None = None
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 

@@ -13,10 +13,11 @@ from aiohttp import web
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, keyless
+from shoal.gateway.core.visits import begin_visit, current_visit
 
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
-    Why.KEY: 401, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+    Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Route:
         """Raise ``RefusedError`` if the caller lacks the route's scope."""
         if self.scope not in caller.scopes:
             if not caller.is_known:
-                raise keyless()
+                raise keyless(caller.retry_after)
             raise RefusedError(
                 Why.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
             )
@@ -65,22 +66,43 @@ class HttpRoutes:
         known = [*routes]
         self._fixed = {route.path: route for route in known if "(" not in route.path}
         self._patterns = [(re.compile(route.path), route) for route in known if "(" in route.path]
-        self.app = web.Application()
+        # before those of the listener, so that what these refuse is noted too
+        self.app = web.Application(middlewares=[self._note])
+        self.app.on_response_prepare.append(_add_headers)
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
+    @web.middleware
+    async def _note(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Give a request its visit, and end it."""
+        given = request.headers.getall("X-Request-Id", [])
+        visit, status = begin_visit(self._gate.audit, str(request.remote), given), 500
+        try:
+            response = await handler(request)
+            status, visit.sent = response.status, response.body_length or response.content_length or 0
+            return response
+        finally:
+            visit.received = request.content.total_bytes
+            visit.end(status, is_answered=status < 400)
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        visit = current_visit()
         try:
             route, groups = self._find(request.rel_url.raw_path)
+            visit.route = route.name
             if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
             headers, callers = request.headers, self._gate.callers
             caller = callers.find(
                 str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
             )
+            visit.caller = caller
             route.check(caller)
             with callers.watch(caller, partial(_abort, request)):
                 response: web.StreamResponse = await route.answer(request, caller, **groups)
         except ConnectionError:  # the client has disconnected: the response is dropped
+            visit.why = "disconnected"
             return web.Response(status=400)
         except RefusedError as refused:
             return self._refuse(refused)
@@ -97,14 +119,18 @@ class HttpRoutes:
 
     def _refuse(self, refused: RefusedError) -> web.Response:
         self._gate.note_refusal(refused)
+        current_visit().refuse(refused)
         response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
-        if refused.retry_after:
-            response.headers["Retry-After"] = str(refused.retry_seconds)
+        response.headers.extend(refused.headers)
         if refused.why is Why.KEY:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY):
+        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY, Why.LIMIT):
             response.force_close()  # without waiting for the rest of the body
         return response
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(current_visit().headers())
 
 
 def _abort(request: web.Request) -> None:

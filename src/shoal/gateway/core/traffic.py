@@ -91,9 +91,17 @@ class Traffic:
         """Count a request to a model as in flight.
 
         Raises:
-            RefusedError: too many requests to the model are in flight, or the request would wait too long.
+            RefusedError: too many requests to the model are in flight, or the request would wait too long, or the
+                caller's key has used up a limit, which is for inference alone.
         """
         admission = self._models.get(model, self._models[""])
+        account = caller.account if model else None
+        if account is not None:
+            try:
+                account.check()
+            except RefusedError:
+                self.count(model, "refused")
+                raise
         wait = admission.refuse(num_bytes, caller)
         if wait is not None:
             self.count(model, "refused")
@@ -101,9 +109,13 @@ class Traffic:
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
         admission.enter(num_bytes, caller)
+        if account is not None:
+            account.enter()
 
     def release(self, model: str, num_bytes: int, caller: Caller, *, is_done: bool) -> None:
         """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
+        if model and caller.account is not None:
+            caller.account.leave()
         self._models.get(model, self._models[""]).leave(num_bytes, caller, is_done=is_done)
 
     @contextmanager
