@@ -16,7 +16,7 @@ from shoal.errors import InputError
 VARIABLE = "SHOAL_API_KEY"
 _PREFIX = "shoal_"
 _KEY = re.compile(rf"({_PREFIX}([0-9a-f]{{12}})_[0-9a-f]{{64}})([0-9a-f]{{8}})", re.ASCII)
-_LIKE = re.compile(rf"({_PREFIX}[0-9a-f]{{12}}_)[0-9a-f]+", re.ASCII | re.IGNORECASE)
+_LIKE = re.compile(rf"({_PREFIX}[0-9a-f]{{12}}_)[0-9a-f]+", re.ASCII)
 
 
 def make_key(public: str) -> str:

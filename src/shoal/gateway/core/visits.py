@@ -123,11 +123,11 @@ class Audit:
 
     def __init__(self, path: Path) -> None:
         try:
-            file = _File(path, maxBytes=_FILE_BYTES, backupCount=_MOST_FILES, encoding="utf-8")
+            self._file = _File(path, maxBytes=_FILE_BYTES, backupCount=_MOST_FILES, encoding="utf-8")
         except OSError as error:
             raise InputError(f"The audit file {path} cannot be written: {error.strerror}.", "Name another.") from None
         self._queue = Queue[Any](_MOST_WAITING)
-        self._writing = QueueListener(self._queue, file)
+        self._writing = QueueListener(self._queue, self._file)
         self._writing.start()
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -141,3 +141,4 @@ class Audit:
     def close(self) -> None:
         """Write what waits to be written."""
         self._writing.stop()
+        self._file.close()
