@@ -19,7 +19,7 @@ from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.key_ring import KeyRing
 from shoal.gateway.core.listener import listen
-from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots
+from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots, find_widths
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.visits import Audit
@@ -98,7 +98,14 @@ class Service:
         active = Active()
         return Gate(
             active,
-            Traffic(active, configs, options.limits, max_wait=options.max_wait, slots=find_slots(configs)),
+            Traffic(
+                active,
+                configs,
+                options.limits,
+                max_wait=options.max_wait,
+                slots=find_slots(configs),
+                widths=find_widths(configs),
+            ),
             Exposure(exposed, visible, find_default(configs, exposed, composed)),
             StreamRequests(configs),
             options.limits,

@@ -88,7 +88,9 @@ class Gate:
             raise lost(model)
         traffic.admit(model, len(body), caller)
         try:
-            answer = await self.resending.run(model, body, upstream, call, is_waited_for)
+            async with traffic.take_turn(model, caller):
+                upstream = self.active.upstream or upstream  # another one may have replaced it meanwhile
+                answer = await self.resending.run(model, body, upstream, call, is_waited_for)
             self.active.note_answer()
             is_done = True
         except FailedError as error:
