@@ -179,6 +179,7 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --open": Seen("plain", "third", lambda s: s.post("/v2/models/chain/infer", b"{}", Host="example.org")[:3]),
     "serve --keys": Elsewhere("slow/test_keys_served.py::test_only_health_answers_without_a_key"),
     "serve --audit": Seen("plain", "other", lambda s: (s.home / "audit.jsonl").exists()),
+    "serve --cors": Elsewhere("unit/test_cors.py::test_pages_of_the_origin_alone_may_read_answers"),
     "serve --expose": Seen("plain", "other", lambda s: s.infer("hidden")),
     "serve --max-request-mib": Seen("plain", "other", lambda s: s.post("/v2/models/other/infer", b" " * 20_000)),
     "serve --memory-mib": Seen("plain", "third", lambda s: s.post("/v2/models/other/infer", b" " * 1_500_000)),

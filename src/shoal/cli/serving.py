@@ -161,6 +161,9 @@ def serve(
     audit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a JSON line for each request, without texts and keys.")
     ] = None,
+    cors: Annotated[
+        str, typer.Option(metavar="ORIGIN", help="Let web pages of this origin read answers: https://app.example.com")
+    ] = "",
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -205,7 +208,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit, cors=cors,
         exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
@@ -284,12 +287,15 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
 
 def doctor(
     repository: Annotated[Path | None, typer.Argument(help="The model repository to serve.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json, if any.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
     from shoal.doctor import FAULT, OK, examine
 
-    findings = examine(repository)
+    findings = examine(repository, keys)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

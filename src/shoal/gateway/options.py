@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
@@ -78,7 +79,7 @@ class Options:
     """Options of ``shoal serve``.
 
     A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. The file
-    ``audit`` gets a line for each request. A ``host``
+    ``audit`` gets a line for each request. Web pages of the origin ``cors`` may read answers. A ``host``
     that is not a loopback address requires ``keys`` or ``is_open``. ``exposed`` names further models that clients may
     call, besides ensembles and models with the parameter ``public``. When the service stops, requests in flight have
     ``grace`` seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are
@@ -105,6 +106,7 @@ class Options:
     is_lenient: bool = False
     keys: Path | None = None
     audit: Path | None = None
+    cors: str = ""
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -120,6 +122,14 @@ class Options:
             raise InputError(
                 f"--host {self.host} serves every client that reaches this machine, without a key.",
                 "Give --keys FILE (made by: shoal keys new NAME); or --open, if a proxy or a firewall decides.",
+            )
+
+        if self.cors and not re.fullmatch(r"https?://[^\s/?#@*]+", self.cors):
+            raise InputError(f"--cors {self.cors!r:.80} is not an origin.", "Give one: https://app.example.com")
+        if self.cors and not self.takes_pages:
+            raise InputError(
+                "--cors has no effect without --keys: the service refuses web pages of other machines.",
+                "Give --keys FILE, so that the page needs a key; or --open.",
             )
 
     @property

@@ -19,6 +19,13 @@ _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
+# for web pages: what they may read of an answer, and what they may send
+_CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Inference-Header-Content-Length, X-Request-Id",
+    "Access-Control-Max-Age": "600",
+}
 
 
 @dataclass(frozen=True)
@@ -58,17 +65,19 @@ class HttpRoutes:
 
     A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
     a path that no route has. The path decides as the client sent it: nothing in it is decoded, as Triton does not
-    decode it either.
+    decode it either. Web pages of the origin ``cors`` may read answers.
     """
 
-    def __init__(self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError]) -> None:
-        self._gate, self._refuse_path = gate, refuse_path
+    def __init__(
+        self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError], cors: str = ""
+    ) -> None:
+        self._gate, self._refuse_path, self._cors = gate, refuse_path, cors
         known = [*routes]
         self._fixed = {route.path: route for route in known if "(" not in route.path}
         self._patterns = [(re.compile(route.path), route) for route in known if "(" in route.path]
         # before those of the listener, so that what these refuse is noted too
         self.app = web.Application(middlewares=[self._note])
-        self.app.on_response_prepare.append(_add_headers)
+        self.app.on_response_prepare.append(self._add_headers)
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
     @web.middleware
@@ -86,7 +95,20 @@ class HttpRoutes:
             visit.received = request.content.total_bytes
             visit.end(status, is_answered=status < 400)
 
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(current_visit().headers())
+        if self._cors:
+            response.headers["Vary"] = "Origin"
+            if self._is_of_page(request):
+                response.headers.update(_CORS | {"Access-Control-Allow-Origin": self._cors})
+
+    def _is_of_page(self, request: web.Request) -> bool:
+        """Whether a page of the origin that is allowed sends a request."""
+        return bool(self._cors) and request.headers.getall("Origin", []) == [self._cors]
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "OPTIONS" and self._is_of_page(request):  # a browser's question, which has no key
+            return web.Response(status=204, headers=_PREFLIGHT)
         visit = current_visit()
         try:
             route, groups = self._find(request.rel_url.raw_path)
@@ -127,10 +149,6 @@ class HttpRoutes:
         if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY, Why.LIMIT):
             response.force_close()  # without waiting for the rest of the body
         return response
-
-
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(current_visit().headers())
 
 
 def _abort(request: web.Request) -> None:

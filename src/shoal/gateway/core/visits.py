@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import secrets
 import sys
+import threading
 import time
-import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from logging import makeLogRecord
-from logging.handlers import QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from queue import Full, Queue
 from typing import Any
 
 from shoal.errors import InputError
@@ -25,7 +26,9 @@ from shoal.keys import hide_keys
 
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _FILE_BYTES, _MOST_FILES = 64 * 2**20, 16  # rotation: size, and number of older files kept
+_PERIOD = 0.2  # seconds between two writes: one for each line would cost more than the line
 _MOST_WAITING = 100_000  # lines that wait to be written
+_PROCESS, _numbers = secrets.token_hex(10), itertools.count()  # make an id that no other request has
 
 
 class Visit:
@@ -37,7 +40,7 @@ class Visit:
 
     def __init__(self, audit: Audit | None = None, peer: str = "", given: Sequence[str] = (), route: str = "") -> None:
         is_kept = len(given) == 1 and _ID.fullmatch(given[0]) and hide_keys(given[0]) == given[0]
-        self.id = given[0] if is_kept else uuid.uuid4().hex
+        self.id = given[0] if is_kept else f"{_PROCESS}{next(_numbers):012x}"
         self.caller, self.route, self.model, self.why = ANYONE, route, "", ""
         self.received = self.sent = self.num_messages = 0
         self._audit, self._peer, self._tokens = audit, peer, Counter[str]()
@@ -115,7 +118,7 @@ class _File(RotatingFileHandler):
 
 
 class Audit:
-    """File with a JSON line for each request, without texts and keys. A thread of its own writes it.
+    """File with a JSON line for each request, without texts and keys. A thread writes it, five times a second.
 
     Raises:
         InputError: the file cannot be written.
@@ -126,19 +129,26 @@ class Audit:
             self._file = _File(path, maxBytes=_FILE_BYTES, backupCount=_MOST_FILES, encoding="utf-8")
         except OSError as error:
             raise InputError(f"The audit file {path} cannot be written: {error.strerror}.", "Name another.") from None
-        self._queue = Queue[Any](_MOST_WAITING)
-        self._writing = QueueListener(self._queue, self._file)
+        self._lines, self._is_closed = deque[str](), threading.Event()
+        self._writing = threading.Thread(target=self._write_all, daemon=True)
         self._writing.start()
 
     def write(self, entry: dict[str, Any]) -> None:
         """Write a line soon."""
-        record = makeLogRecord({"msg": hide_keys(json.dumps(entry, ensure_ascii=False))})
-        try:
-            self._queue.put_nowait(record)
-        except Full:
+        if len(self._lines) < _MOST_WAITING:
+            self._lines.append(hide_keys(json.dumps(entry, ensure_ascii=False)))
+        else:
             log.error("Lines of the audit file are lost: it is written too slowly.", extra={"most": 1})
+
+    def _write_all(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._is_closed.wait(_PERIOD)
+            if lines := [self._lines.popleft() for _ in range(len(self._lines))]:
+                self._file.handle(makeLogRecord({"msg": "\n".join(lines)}))
 
     def close(self) -> None:
         """Write what waits to be written."""
-        self._writing.stop()
+        self._is_closed.set()
+        self._writing.join()
         self._file.close()

@@ -24,7 +24,7 @@ async def open_fronts(
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits)
-    async with listen(HttpFront(gate, rules).app, at.http, options.limits, is_open=options.takes_pages):
+    async with listen(HttpFront(gate, rules, options.cors).app, at.http, options.limits, is_open=options.takes_pages):
         await server.start()
         try:
             yield
