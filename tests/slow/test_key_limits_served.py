@@ -133,8 +133,8 @@ def test_requests_a_minute(served: Served) -> None:
         code, _, headers = infer(served, key)
         assert (code, headers["x-ratelimit-limit-requests"]) == (200, "3")
         left.append(headers["x-ratelimit-remaining-requests"])
-    code, _, metadata = call(served, key)
-    assert (code, [*left, metadata["x-ratelimit-remaining-requests"]]) == ("OK", ["2", "1", "0"])
+    name, _, metadata = call(served, key)
+    assert (name, [*left, metadata["x-ratelimit-remaining-requests"]]) == ("OK", ["2", "1", "0"])
     code, text, headers = infer(served, key, X_Request_Id="too-many")
     assert code == 429
     seconds = int(headers["retry-after"])
@@ -143,8 +143,8 @@ def test_requests_a_minute(served: Served) -> None:
     assert headers["x-ratelimit-remaining-requests"] == "0"
     words = f"Too many requests for the key three: its limit is 3 requests a minute. Try again in {seconds} s."
     assert json.loads(text) == {"error": words}
-    code, details, metadata = call(served, key, "also-too-many")
-    assert (code, details[:66]) == ("RESOURCE_EXHAUSTED", words[:66])
+    name, details, metadata = call(served, key, "also-too-many")
+    assert (name, details[:66]) == ("RESOURCE_EXHAUSTED", words[:66])
     assert 50 <= int(metadata["retry-after"]) <= 60
     assert metadata["x-request-id"] == "also-too-many"
     assert ask(served.service.http, "GET", "/v2", key)[0] == 200, "questions are not limited"
@@ -323,9 +323,9 @@ def test_a_key_appears_nowhere_but_with_its_client(served: Served) -> None:
         assert secret[:40] not in text
     files = [path for folder in (served.home, Path("/dev/shm")) for path in folder.rglob("*") if path.is_file()]
     assert {served.home / "audit", served.home / "log", served.home / "whole log"} <= {*files}
-    for path in files:
-        if os.access(path, os.R_OK):
-            content = path.read_bytes()
+    for file in files:
+        if os.access(file, os.R_OK):
+            content = file.read_bytes()
             for each in _made:
-                assert each.split("_")[2][:40].encode() not in content, path
+                assert each.split("_")[2][:40].encode() not in content, file
     assert "canary" in (served.home / "audit").read_text()

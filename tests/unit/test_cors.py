@@ -35,8 +35,8 @@ def test_pages_of_the_origin_alone_may_read_answers(tmp_path: Path) -> None:
             ]
         assert all(reply.headers.get("Vary", "") == ("Origin" if cors else "") for reply in replies)
         assert all(reply.headers["X-Request-Id"] for reply in replies)
-        names = ("Access-Control-Allow-Origin", "Access-Control-Allow-Methods")
-        return [(reply.status, *(reply.headers.get(name, "") for name in names)) for reply in replies]
+        origin_, methods = "Access-Control-Allow-Origin", "Access-Control-Allow-Methods"
+        return [(reply.status, reply.headers.get(origin_, ""), reply.headers.get(methods, "")) for reply in replies]
 
     assert asyncio.run(look(PAGE, PAGE)) == [(204, PAGE, "GET, POST"), (401, PAGE, ""), (400, PAGE, "")]
     for origin in OTHERS:

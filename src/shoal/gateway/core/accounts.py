@@ -55,7 +55,7 @@ class Window:
 
 
 class Account:
-    """What one key has used. Requests are those for inference; each message of a stream is one."""
+    """Use that one key has made of its limits. Requests are those for inference; each message of a stream is one."""
 
     def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
         self.name, self.limits = name, limits
