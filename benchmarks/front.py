@@ -1,11 +1,12 @@
 """What the front of `shoal serve` costs: a small ensemble asked of Triton itself and through the front, in turns.
 
-    python benchmarks/front.py [--rounds 7] [--seconds 2] [--other .../.venv/bin/python]
+    python benchmarks/front.py [--rounds 7] [--seconds 2] [--other .../.venv/bin/python | --keys]
 
 The models do next to nothing, so that the way there is what is measured: an upper bound for anything real. Both run on
 this machine, which the callers share. ``--other`` is the Python of an environment with another version of shoal: its
-front takes its turn too, and the ratios of this one to it are recorded. The result, with hardware and versions, goes to
-benchmarks/results/front-DATE.json.
+front takes its turn too, and the ratios of this one to it are recorded. With ``--keys``, a front whose clients have a
+key with limits, and which writes an audit file, takes its turn. The result, with hardware and versions, goes to
+benchmarks/results/front-DATE.json, or front-keys-DATE.json.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from records import dumps, write_record
 
 from shoal import Client, serve
 from shoal.bench.load import Load, closed_loop
+from shoal.gateway.key_file import KeyFile
 from shoal.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -32,22 +34,27 @@ from tests.support.service import Service, make_repository
 CALLERS = (1, 16)
 
 
-def main(rounds: int = 7, seconds: float = 2.0, other: str = "") -> None:
+def main(rounds: int = 7, seconds: float = 2.0, other: str = "", keys: bool = False) -> None:
     """Measure and record."""
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-front-")))
         repository = make_repository(folder)
         direct = held.enter_context(serve(repository))
-        fronts = [held.enter_context(Service(repository, folder / "log"))]
+        fronts, key = [held.enter_context(Service(repository, folder / "log"))], ""
         if other:
             fronts.append(held.enter_context(Service(repository, folder / "other log", python=other)))
+        if keys:
+            file = KeyFile(folder / "keys.json")
+            key = file.new("one", limits={"requests_per_minute": 10**6, "tokens_per_minute": 10**6, "at_once": 100})
+            options = ("--keys", file.path, "--audit", folder / "audit")
+            fronts.append(held.enter_context(Service(repository, folder / "other log", *options)))
         urls = {
             "grpc": [direct.grpc_url, *(front.grpc for front in fronts)],
             "http": [direct.http_url, *(front.http for front in fronts)],
         }
         loads = {
             f"{protocol}, {callers} caller{'s' if callers > 1 else ''}": list(
-                measure(urls[protocol], protocol, callers, rounds, seconds)
+                measure(urls[protocol], protocol, callers, rounds, seconds, key)
             )
             for protocol in urls
             for callers in CALLERS
@@ -57,16 +64,25 @@ def main(rounds: int = 7, seconds: float = 2.0, other: str = "") -> None:
         "machine": describe_machine(),
         "versions": library_versions("grpcio", "aiohttp", "tritonclient", "nvidia-pytriton"),
         "rounds": rounds,
-        "loads": {name: summary(turns) for name, turns in loads.items()},
+        "loads": {name: summary(turns, "with keys" if keys else "other") for name, turns in loads.items()},
     }
-    write_record("front", result)
+    for name, turns in loads.items() if keys else ():
+        more = statistics.median(1 / turn[2].rows_per_second - 1 / turn[1].rows_per_second for turn in turns)
+        result["loads"][name]["keys_ms_a_request"] = round(1e3 * more, 3)
+    write_record("front-keys" if keys else "front", result)
     print(dumps(result["loads"]))
 
 
-def measure(urls: list[str], protocol: str, callers: int, rounds: int, seconds: float) -> Iterator[list[Load]]:
-    """The load of each address, round by round."""
+def measure(
+    urls: list[str], protocol: str, callers: int, rounds: int, seconds: float, key: str = ""
+) -> Iterator[list[Load]]:
+    """The load of each address, round by round; the last one is asked with the key, if there is one."""
     with ExitStack() as held:
-        clients = [held.enter_context(Client(url, protocol=protocol)) for url in urls]
+        keys = [*[""] * (len(urls) - 1), key]
+        clients = [
+            held.enter_context(Client(url, protocol=protocol, api_key=each))
+            for url, each in zip(urls, keys, strict=True)
+        ]
 
         def ask(client: Client) -> int:
             client.infer("chain", X=[[1.0]])
@@ -76,9 +92,9 @@ def measure(urls: list[str], protocol: str, callers: int, rounds: int, seconds: 
             yield [closed_loop(lambda _, c=client: ask(c), callers=callers, seconds=seconds) for client in clients]
 
 
-def summary(turns: list[list[Load]]) -> dict[str, Any]:
+def summary(turns: list[list[Load]], third: str = "other") -> dict[str, Any]:
     """Medians of the rounds, milliseconds and requests a second, and of their differences and ratios."""
-    names = ("Triton", "through the front", "through the other front")[: len(turns[0])]
+    names = ("Triton", "through the front", f"through the front, {third}")[: len(turns[0])]
     found: dict[str, Any] = {
         "p50_ms": {
             name: round(1e3 * statistics.median(turn[at].percentile(50) for turn in turns), 3)
@@ -92,7 +108,7 @@ def summary(turns: list[list[Load]]) -> dict[str, Any]:
         "rate_ratio": ratio(turns, 0, lambda load: load.rows_per_second),
     }
     if len(names) > 2:
-        found["to_other"] = {
+        found[f"to_{third.replace(' ', '_')}"] = {
             "rate": ratio(turns, 2, lambda load: load.rows_per_second),
             "p50": ratio(turns, 2, lambda load: load.percentile(50)),
         }

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import numpy as np
 from shoal.environment.engines import CONDAS, RATTLER, VENV
 from shoal.environment.stub import read_stub
 from shoal.errors import ShoalError
+from shoal.gateway.key_file import KeyFile, default_file, show_time
 from shoal.paths import check_path_supported
 from shoal.server.checks import check_glibc, check_shared_memory, checks, find_mistakes
 from shoal.server.launch import find_ports
@@ -27,6 +29,7 @@ from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 OK, WARNING, FAULT = "ok", "warning", "fault"
 SHARED_MEMORY_MIB = 256  # containers get 64 by default, too little for one batch of 512 rows of 256 tokens
 DISK_GIB = 2
+EXPIRY_DAYS = 14  # before which a key should be rotated
 PORTS = (8000, 8001, 8002)
 
 
@@ -40,14 +43,19 @@ class Finding:
     fix: str = ""
 
 
-def examine(repository: Path | None = None) -> list[Finding]:
-    """Run all checks of the machine, in the order of a server's start, then those of ``repository``, if given."""
+def examine(repository: Path | None = None, keys: Path | None = None) -> list[Finding]:
+    """Run all checks of the machine, in the order of a server's start, then those of ``repository``, if given.
+
+    The file of ``keys`` is checked too; by default that of ``shoal keys``, if there is one.
+    """
     found: list[Finding] = []
     for finding in (each for check in _CHECKS for each in check()):
         if finding.level != FAULT or finding.found not in [
             other.found for other in found
         ]:  # NumPy's faults, found for Triton too
             found.append(finding)
+    if keys is not None or default_file().exists():
+        found += _keys(keys or default_file())
     if repository is not None:
         for name, check in checks(repository.resolve()):
             found += _passes(f"{repository.name}: {name}", "fit", check)
@@ -63,6 +71,25 @@ def _mistakes(repository: Path) -> Iterator[Finding]:
         return  # not a repository: the other checks report this
     for error in errors:
         yield Finding(f"{repository.name}: check", FAULT, f"{error.place}: {error.what}", error.fix)
+
+
+def _keys(path: Path) -> Iterator[Finding]:
+    """Check the file of a service's keys: its mode, owner and content, and when the keys expire."""
+    try:
+        keys = KeyFile(path).read()
+    except ShoalError as error:
+        yield Finding("keys", FAULT, error.what, error.fix)
+        return
+    if (owner := path.stat().st_uid) != os.getuid():
+        found = f"{path} belongs to the user {owner}, and this is the user {os.getuid()}"
+        yield Finding("keys", WARNING, found, "Run the service as the owner of the file, or change the owner: chown")
+    soon = datetime.now(UTC) + timedelta(days=EXPIRY_DAYS)
+    for key in keys:
+        expires = key.secrets[-1].expires
+        if expires is not None and expires < soon:
+            fix = f"Make another: shoal keys rotate {key.name} --file {path}"
+            yield Finding("keys", WARNING, f"the key {key.name} of {path} expires at {show_time(expires)}", fix)
+    yield Finding("keys", OK, f"{path} has {len(keys)}")
 
 
 def _python() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from shoal.errors import InputError
 VARIABLE = "SHOAL_API_KEY"
 _PREFIX = "shoal_"
 _KEY = re.compile(rf"({_PREFIX}([0-9a-f]{{12}})_[0-9a-f]{{64}})([0-9a-f]{{8}})", re.ASCII)
+_LIKE = re.compile(rf"({_PREFIX}[0-9a-f]{{12}}_)[0-9a-f]+", re.ASCII)
 
 
 def make_key(public: str) -> str:
@@ -28,6 +29,11 @@ def read_id(text: str) -> str:
     """Return the public id in a key's text; empty if the text has not the form of a key, or a wrong checksum."""
     found = _KEY.fullmatch(text)
     return found[2] if found and found[3] == _checksum(found[1]) else ""
+
+
+def hide_keys(text: str) -> str:
+    """Return a text with the secrets of keys in it left out."""
+    return _LIKE.sub(r"\1...", text) if _PREFIX in text else text
 
 
 def hash_key(text: str) -> str:

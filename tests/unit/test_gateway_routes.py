@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -152,7 +153,8 @@ def test_methods_callers_and_clients_that_left() -> None:
     ("why", "retry_after", "status", "keeps"),
     [
         (Why.BUSY, 1.4, 429, False), (Why.UNAVAILABLE, 5.0, 503, False), (Why.SLOW, 0.0, 408, False),
-        (Why.LARGE, 0.0, 413, False), (Why.WRONG, 0.0, 400, True), (Why.ENCODING, 0.0, 415, True),
+        (Why.LARGE, 0.0, 413, False), (Why.LIMIT, 59.2, 429, False),
+        (Why.WRONG, 0.0, 400, True), (Why.ENCODING, 0.0, 415, True),
     ],
 )  # fmt: skip
 def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bool) -> None:
@@ -163,7 +165,8 @@ def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bo
         gate = make_gate()
         response = await ask([route(refuse)], "GET", "/v2", gate)
         assert response.status == status
-        assert response.headers.get("Retry-After", "") == (str(round(retry_after)) if retry_after else "")
+        assert response.headers.get("Retry-After", "") == (str(math.ceil(retry_after)) if retry_after else "")
+        assert response.headers.get("retry-after-ms", "") == (f"{1000 * retry_after:.0f}" if retry_after else "")
         assert (response.keep_alive is not False) == keeps
         assert gate.refusals == ({} if why in (Why.BUSY, Why.UNAVAILABLE) else {why.value: 1})
 

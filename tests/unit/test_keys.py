@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import stat
 from collections.abc import Callable
@@ -41,7 +42,8 @@ class World:
         self.key = self.file.new("team")
 
     def ring(self) -> KeyRing:
-        return KeyRing(self.file.path, CONFIGS, lambda: self.now.timestamp())
+        # a minute passes between two looks: no address has too many wrong keys
+        return KeyRing(self.file.path, CONFIGS, lambda: self.now.timestamp(), itertools.count(0, 60).__next__)
 
 
 @pytest.fixture
@@ -212,6 +214,9 @@ class FakeContext:
 
     def invocation_metadata(self) -> Any:
         return tuple(("authorization", value) for value in self._given)
+
+    def set_trailing_metadata(self, found: Any) -> None:
+        self.trailing = dict(found)
 
     async def abort(self, code: Any, words: str) -> None:
         self.ended = code.name, words

@@ -23,6 +23,13 @@ TABLE: Table = {
     "keys new --models": Both("keys new one --file k.json --json", "--models a", "--models b", PRINTED),
     "keys new --may": Both("keys new one --file k.json --json", "--may infer", "--may infer,metrics", PRINTED),
     "keys new --expires": Both("keys new one --file k.json --json", "--expires 1d", "--expires 9d", PRINTED),
+    "keys new --requests-per-minute": Both(
+        "keys new one --file k.json --json", "", "--requests-per-minute 60", PRINTED
+    ),
+    "keys new --tokens-per-minute": Both(
+        "keys new one --file k.json --json", "--tokens-per-minute 60", "--tokens-per-minute 90", PRINTED
+    ),
+    "keys new --at-once": Both("keys new one --file k.json --json", "--at-once 1", "--at-once 2", PRINTED),
     "keys new --file": Both("keys new one", "--file a.json", "--file b.json"),
     "keys new --json": Both("keys new one --file k.json", "", "--json", PRINTED),
     "keys list --file": Both("keys list", "--file keys.json", "--file none.json", PRINTED),
@@ -120,5 +127,10 @@ def test_the_commands_show_a_key_once(tmp_path: Path) -> None:
     assert [(row["name"], row["valid"]) for row in json.loads(listed)] == [("team", 2)]
     for text in (listed, run_("keys list").output, (tmp_path / "k").read_text()):
         assert made.split("_")[2] not in text
+    assert "none" in run_("keys list").output
+    run_("keys new slow --requests-per-minute 60 --at-once 2")
+    assert json.loads(run_("keys list --json").output)[1]["limits"] == {"requests_per_minute": 60, "at_once": 2}
+    assert "2 at once" in run_("keys list").output
+    run_("keys revoke slow")
     assert run_("keys revoke team").output == "revoked: team\n"
     assert run_("keys list").output == "There are no keys.\n"

@@ -83,6 +83,7 @@ TABLE: Table = {
     "serve --cache-mib": Both("serve forest --print", "--cache-mib 1", "--cache-mib 2"),
     "serve --print-config": Both("serve warned --http-port 1", "--print", "--print-config"),
     "serve --config": Both("serve warned --print-config", "--config one.toml", "--config two.toml"),
+    "doctor --keys": Both("doctor --json", "", "--keys none.json", PRINTED),
     "doctor --json": Both("doctor", "", "--json"),
     "--version": Both("", "doctor --json", "--version"),
 }

@@ -21,6 +21,10 @@ File = Annotated[
 ]
 
 
+def _limit(help_text: str) -> Any:
+    return typer.Option(metavar="N", help=f"{help_text} Default: no limit.")
+
+
 @app.command(cls=Command)
 def new(
     name: Name,
@@ -36,26 +40,34 @@ def new(
     expires: Annotated[
         str, typer.Option(metavar="TIME", help="Time after which it is invalid: 90d. Default: none.")
     ] = "",
+    requests_per_minute: Annotated[int | None, _limit("Requests for inference in any minute.")] = None,
+    tokens_per_minute: Annotated[int | None, _limit("Tokens of prompts and answers in any minute.")] = None,
+    at_once: Annotated[int | None, _limit("Requests for inference in flight.")] = None,
     file: File = None,
     as_json: Json = False,
 ) -> None:
     """Make a key and show it, once: the file has only its digest."""
     keys = KeyFile(file or default_file())
     acts = [act.strip() for act in may.split(",")]
-    text = keys.new(name, models or ("*",), acts, read_span("--expires", expires) if expires else None)
+    limits = {
+        "requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "at_once": at_once,
+    }  # fmt: skip
+    text = keys.new(name, models or ("*",), acts, read_span("--expires", expires) if expires else None, limits)
     _show(keys, name, text, as_json=as_json)
 
 
 @app.command("list", cls=Command)
 def list_keys(file: File = None, as_json: Json = False) -> None:
-    """List the keys: names, models, what they may do, and until when."""
+    """List the keys: names, models, what they may do, their limits, and until when."""
     rows = [_describe(key) for key in KeyFile(file or default_file()).read()]
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "id", "models", "may", "expires")
+    table = Table("name", "id", "models", "may", "limits", "expires")
     for row in rows:
-        shown = (row["name"], row["id"], ", ".join(row["models"]), ", ".join(row["may"]), row["expires"] or "never")
+        limits = ", ".join(f"{limit} {name.replace('_', ' ')}" for name, limit in row["limits"].items()) or "none"
+        rights = (", ".join(row["models"]), ", ".join(row["may"]), limits)
+        shown = (row["name"], row["id"], *rights, row["expires"] or "never")
         table.add_row(*map(plain, shown))
     OUT.print(table if rows else "There are no keys.")
 
@@ -99,6 +111,8 @@ def _describe(key: Key) -> dict[str, Any]:
     now = datetime.now(UTC)
     expires = key.secrets[-1].expires
     return {
-        "name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may], "expires": show_time(expires),
+        "name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may],
+        "limits": {name: limit for name, limit in key.limits._asdict().items() if limit},
+        "expires": show_time(expires),
         "valid": sum(secret.is_valid(now) for secret in key.secrets),
     }  # fmt: skip

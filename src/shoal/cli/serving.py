@@ -173,6 +173,12 @@ def serve(
     body_seconds: Annotated[float, _limit("Seconds for a body, plus one per --body-kib KiB.")] = 30.0,
     body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
     unread_seconds: Annotated[float, _limit("Seconds for an answer that its client does not read.")] = 30.0,
+    audit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a JSON line for each request, without texts and keys.")
+    ] = None,
+    cors: Annotated[
+        str, typer.Option(metavar="ORIGIN", help="Let web pages of this origin read answers: https://app.example.com")
+    ] = "",
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -220,15 +226,16 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()),
-        allowed_hosts=tuple(allow_host or ()), tls_cert=tls_cert, tls_key=tls_key, client_ca=client_ca,
-        limits=limits,
+        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit, cors=cors,
+        exposed=tuple(expose or ()), allowed_hosts=tuple(allow_host or ()),
+        tls_cert=tls_cert, tls_key=tls_key, client_ca=client_ca, limits=limits,
     )  # fmt: skip
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
         return
     if is_printed:
+        refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
         if tls_cert:
             raise InputError(
                 "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
@@ -304,12 +311,15 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
 
 def doctor(
     repository: Annotated[Path | None, typer.Argument(help="The model repository to serve.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json, if any.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
     from shoal.doctor import FAULT, OK, examine
 
-    findings = examine(repository)
+    findings = examine(repository, keys)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -177,12 +177,13 @@ class Attempts:
     def pause(self, failure: CallError) -> float | None:
         """Return the seconds to wait before the next attempt, or None to give up.
 
-        The pause is about as long as the server asks. It has jitter, so that clients rejected together do not retry
+        The pause is at least as long as the server asks. It has jitter, so that clients rejected together do not retry
         together.
         """
         if failure.kind not in self._safe or self._pauses >= self._retries:
             return None
-        seconds = max(failure.after, min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses)) * random.uniform(0.5, 1)
+        own = min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses) * random.uniform(0.5, 1)
+        seconds = max(failure.after * random.uniform(1, 1.2), own)
         self._pauses += 1
         return seconds if seconds < self._deadline - time.monotonic() else None
 

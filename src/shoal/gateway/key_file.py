@@ -1,7 +1,7 @@
 """File of the keys of a service's clients: their digests, rights and times, and the changes of ``shoal keys``.
 
 Its JSON is ``{"keys": [{"name": "ci", "id": "0123456789ab", "models": ["*"], "may": ["infer", "list"], "secrets":
-[{"sha256": "...", "created": "2026-01-01T00:00:00Z", "expires": null}]}]}``.
+[{"sha256": "...", "created": "2026-01-01T00:00:00Z", "expires": null}], "limits": {"requests_per_minute": 60}}]}``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import ArtifactError, InputError, SetupError, suggest
 from shoal.files import parse_json, read_bytes
@@ -30,6 +30,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}", re.ASCII)
 _SPAN = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _MOST_BYTES = 2**20
+_MOST = 10**9  # largest limit
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Secret:
         return self.expires is None or now < self.expires
 
 
+class KeyLimits(NamedTuple):
+    """Limits of a key's requests for inference; 0 is none."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    at_once: int = 0
+
+
 @dataclass(frozen=True)
 class Key:
     """A client's key: its name, its public id, the patterns of the models that it may use, and what it may do.
@@ -57,6 +66,7 @@ class Key:
     models: tuple[str, ...]
     may: tuple[str, ...]
     secrets: tuple[Secret, ...]
+    limits: KeyLimits = field(default_factory=KeyLimits)
 
 
 def read_span(option: str, text: str) -> timedelta:
@@ -117,8 +127,11 @@ class KeyFile:
         models: Sequence[str] = ("*",),
         may: Sequence[str] = DEFAULT_ACTS,
         span: timedelta | None = None,
+        limits: Mapping[str, int | None] = {},
     ) -> str:
         """Add a key that is valid for ``span``; return its text, which is stored nowhere.
+
+        ``limits`` are those of ``KeyLimits``, by name; None is no limit.
 
         Raises:
             InputError: a value is wrong, or there is a key of this name.
@@ -131,12 +144,16 @@ class KeyFile:
             raise InputError(f"--may {wrong!r:.80} is not known.", suggest(wrong, ACTS))
         if span is not None and not span:
             raise InputError("--expires 0 makes a key that is never valid.", "Give it time: --expires 90d")
+        given = {name: number for name, number in limits.items() if number is not None}
+        if wrong := next((name for name, number in given.items() if not 0 < number <= _MOST), None):
+            option = f"--{wrong.replace('_', '-')}"
+            raise InputError(f"{option} {given[wrong]} is out of range.", f"Give 1 to {_MOST}, or leave it out.")
         public = secrets.token_hex(6)
         with self._change(is_new=True) as keys:
             if any(key.name == name for key in keys):
                 raise InputError(f"{self.path} has a key {name} already.", f"Replace it: shoal keys rotate {name}")
             text, secret = self._make(public, span)
-            keys.append(Key(name, public, tuple(models), tuple(sorted({*may})), (secret,)))
+            keys.append(Key(name, public, tuple(models), tuple(sorted({*may})), (secret,), KeyLimits(**given)))
         return text
 
     def revoke(self, name: str) -> None:
@@ -222,7 +239,9 @@ def _to_json(key: Key) -> dict[str, Any]:
         {"sha256": each.sha256, "created": show_time(each.created), "expires": show_time(each.expires)}
         for each in key.secrets
     ]
-    return {"name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may], "secrets": given}
+    limits = {name: number for name, number in key.limits._asdict().items() if number}
+    own = {"name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may]}
+    return {**own, "secrets": given, "limits": limits}
 
 
 def show_time(time: datetime | None) -> str | None:
@@ -247,7 +266,10 @@ def _parse(document: Any) -> list[Key]:
 
 
 def _parse_key(entry: Any) -> Key:
-    name, public, models, may, given = _take(entry, "a key", name=str, id=str, models=list, may=list, secrets=list)
+    entry = {"limits": {}, **entry} if isinstance(entry, dict) else entry  # which a file without limits lacks
+    name, public, models, may, given, limits = _take(
+        entry, "a key", name=str, id=str, models=list, may=list, secrets=list, limits=dict
+    )
     what = f"the key {name!r:.80}"
     is_right = _NAME.fullmatch(name) and re.fullmatch("[0-9a-f]{12}", public) and given
     if not is_right or any(not isinstance(each, str) or not _PATTERN.fullmatch(each) for each in models):
@@ -260,7 +282,9 @@ def _parse_key(entry: Any) -> Key:
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise ValueError(f"{what} has a wrong digest")
         found.append(Secret(digest, _parse_time(created, what), _parse_time(expires, what) if expires else None))
-    return Key(name, public, tuple(models), tuple(may), tuple(found))
+    if any(each not in KeyLimits._fields or type(limit) is not int or limit < 1 for each, limit in limits.items()):
+        raise ValueError(f"{what} has a limit that is not a whole number of {', '.join(KeyLimits._fields)}")
+    return Key(name, public, tuple(models), tuple(may), tuple(found), KeyLimits(**limits))
 
 
 def _parse_time(text: str, what: str) -> datetime:

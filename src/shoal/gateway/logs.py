@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp.http_exceptions import HttpProcessingError
 
 from shoal.errors import InputError
+from shoal.keys import hide_keys
 from shoal.machine import describe_machine
 
 # Format of Google's logging library (glog): severity, date and time, thread, place.
@@ -56,7 +57,7 @@ class JsonLines(logging.Formatter):
         entry |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, "")}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return hide_keys(json.dumps(entry, ensure_ascii=False))
 
 
 class Plain(logging.Formatter):
@@ -68,7 +69,7 @@ class Plain(logging.Formatter):
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         message = record.getMessage().translate(_CONTROL)
         text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {who}{level}{message}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return hide_keys(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
 class Flood(logging.Filter):

@@ -78,13 +78,14 @@ class Limits:
 class Options:
     """Options of ``shoal serve``.
 
-    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. A ``host``
-    that is not a loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for a loopback
-    name, or one of ``allowed_hosts``. With ``tls_cert`` and ``tls_key``, all ports speak TLS, and with ``client_ca``,
-    clients need a certificate of these authorities. ``exposed`` names further models that clients may call, besides
-    ensembles and models with the parameter ``public``. When the service stops, requests in flight have ``grace``
-    seconds to finish. A request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are the limits
-    for clients. ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
+    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. The file
+    ``audit`` gets a line for each request. Web pages of the origin ``cors`` may read answers. A ``host`` that is not a
+    loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for a loopback name, or one
+    of ``allowed_hosts``. With ``tls_cert`` and ``tls_key``, all ports speak TLS, and with ``client_ca``, clients need a
+    certificate of these authorities. ``exposed`` names further models that clients may call, besides ensembles and
+    models with the parameter ``public``. When the service stops, requests in flight have ``grace`` seconds to finish. A
+    request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are the limits for clients.
+    ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
     ``cache_mib`` is the size of the cache that models with ``response_cache`` share. All models together may take
     ``load_seconds`` to load; None stands for 600, or the highest parameter ``load_seconds`` of a model. After more than
     ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
@@ -106,6 +107,8 @@ class Options:
     is_open: bool = False
     is_lenient: bool = False
     keys: Path | None = None
+    audit: Path | None = None
+    cors: str = ""
     allowed_hosts: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -133,6 +136,14 @@ class Options:
                 raise InputError(f"--allow-host {name} has no effect: all hosts are allowed.", "Leave it out.")
             if not re.fullmatch(r"[0-9A-Za-z.-]+", name, re.ASCII):
                 raise InputError(f"--allow-host {name!r:.80} is not a host.", "Give a name: --allow-host gpu-1.example")
+
+        if self.cors and not re.fullmatch(r"https?://[^\s/?#@*]+", self.cors):
+            raise InputError(f"--cors {self.cors!r:.80} is not an origin.", "Give one: https://app.example.com")
+        if self.cors and not self.takes_pages:
+            raise InputError(
+                "--cors has no effect without --keys: the service refuses web pages of other machines.",
+                "Give --keys FILE, so that the page needs a key; or --open.",
+            )
 
     @property
     def takes_pages(self) -> bool:

@@ -112,6 +112,14 @@ class Health:
         if isinstance(keys := self._gate.callers.keys, KeyRing):
             damaged = "Whether the file of keys is damaged or missing"
             yield GaugeMetricFamily("shoal_keys_damaged", damaged, value=keys.is_damaged)
+            asked = CounterMetricFamily("shoal_key_requests", "Requests by key and outcome", labels=["key", "outcome"])
+            used = CounterMetricFamily("shoal_key_tokens", "Tokens by key and kind", labels=["key", "kind"])
+            for account in keys.accounts.values():
+                for outcome in ("answered", "failed", "refused"):
+                    asked.add_metric([account.name, outcome], account.outcomes[outcome])
+                for kind in KINDS:
+                    used.add_metric([account.name, kind], account.tokens[kind])
+            yield from (asked, used)
         yield CounterMetricFamily(
             "shoal_resent", "Requests that were resent to the next server", value=self._gate.resending.num_resent
         )

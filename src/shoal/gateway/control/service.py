@@ -20,9 +20,10 @@ from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.key_ring import KeyRing
 from shoal.gateway.core.listener import listen
-from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots
+from shoal.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots, find_widths
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.visits import Audit
 from shoal.gateway.logs import log
 from shoal.gateway.options import HEALTH_CONNECTIONS, Addresses, Options
 from shoal.repository.call_graph import find_below
@@ -84,6 +85,8 @@ class Service:
                         await self._until_signal(supervisor.drain())
             finally:
                 await supervisor.stop(*([0.0] if self._signals > 1 else []))
+        if gate.audit is not None:
+            gate.audit.close()
         return SECOND_SIGNAL if self._signals > 1 else 0
 
     def _make_gate(self, configs: Mapping[str, ModelConfig]) -> Gate:
@@ -98,12 +101,20 @@ class Service:
         active = Active()
         return Gate(
             active,
-            Traffic(active, configs, options.limits, max_wait=options.max_wait, slots=find_slots(configs)),
+            Traffic(
+                active,
+                configs,
+                options.limits,
+                max_wait=options.max_wait,
+                slots=find_slots(configs),
+                widths=find_widths(configs),
+            ),
             Exposure(exposed, visible, find_default(configs, exposed, composed)),
             StreamRequests(configs),
             options.limits,
             resends=options.resends,
             keys=KeyRing(options.keys, configs) if options.keys else None,
+            audit=Audit(options.audit) if options.audit else None,
         )
 
     @asynccontextmanager

@@ -23,8 +23,8 @@ class Admission:
     Work is measured in bytes, which grow with the number of rows and the length of texts. ``slots`` is the number of
     requests that the model computes at once, or 0 if it is not known. With ``slots``, a request is refused if four
     times as many are in flight. Without ``slots``, it is refused if it would wait longer than ``max_wait`` seconds at
-    the recent throughput. Even then, it is always admitted if fewer than 16 requests are in flight, and never if 1024
-    are.
+    the recent throughput, as its caller takes turns with the others. Even then, it is always admitted if fewer than 16
+    requests are in flight, and never if 1024 are, of which its caller has its part.
 
     With ``slots``, one caller may use all places as long as no other needs one. Once another caller that has
     less than the part ``share`` was refused, the former gets no more than ``share`` for some seconds.
@@ -55,9 +55,11 @@ class Admission:
             return self._next_end()
         if self.num_requests < FEW:
             return None
-        if self.num_requests >= MANY:
+        # of the callers that ask now, each waits for its own requests, and for as many of each other one
+        fair = len(self._of.keys() | {caller.id}) * (self._of[caller.id] + 1)
+        if self.num_requests >= MANY and fair > MANY:
             return 1.0
-        wait = self._wait(num_bytes)
+        wait = self._wait(num_bytes) * min(1.0, fair / (self.num_requests + 1))
         return min(wait - self._max_wait, MOST_SECONDS) if wait > self._max_wait else None
 
     def enter(self, num_bytes: int, caller: Caller = ANYONE) -> None:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from shoal.gateway.core.accounts import Account
 
 
 class Scope(Enum):
@@ -24,7 +27,9 @@ class Caller:
     """Client of the service. Its shares of memory, streams and connections are counted under ``id``.
 
     Without keys, a caller is an IP address. With keys, it is a key, whose text has the SHA-256 ``digest``; a client
-    without a valid one is not ``is_known``. ``models`` are the models that it may ask; None: all that are exposed.
+    without a valid one is not ``is_known``, and ``fault`` says why. ``models`` are the models that it may ask; None:
+    all that are exposed. ``name`` is the key's name, and ``retry_after`` the seconds for which an address that has sent
+    too many wrong keys has to wait.
     """
 
     id: str
@@ -33,6 +38,10 @@ class Caller:
     models: frozenset[str] | None = None
     is_known: bool = True
     digest: str = field(default="", repr=False)
+    name: str = ""
+    fault: str = ""
+    retry_after: float = 0.0
+    account: Account | None = field(default=None, repr=False, compare=False)
 
 
 ANYONE = Caller("")

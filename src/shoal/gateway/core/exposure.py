@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from shoal.gateway.core.callers import ANYONE, Caller
 from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.visits import current_visit
 
 _MOST_LISTED = 20  # models named in a refusal
 
@@ -50,7 +51,11 @@ class Exposure:
         return allowed[0] if len(allowed) == 1 else ""
 
     def check_allowed(self, model: str, caller: Caller) -> None:
-        """Raise ``RefusedError`` if a caller is limited to other models, whether there is such a model or not."""
+        """Raise ``RefusedError`` if a caller is limited to other models, whether there is such a model or not.
+
+        All requests for a model come here, and the model is noted for the audit.
+        """
+        current_visit().model = model
         if model and caller.models is not None and model not in caller.models:
             raise RefusedError(
                 Why.CLOSED, f"This key is not for the model {model[:100]!r}. Models: {self._known(caller)}."

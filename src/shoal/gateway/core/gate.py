@@ -16,6 +16,7 @@ from shoal.gateway.core.resending import Resending
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.core.visits import Audit
 from shoal.gateway.logs import log
 from shoal.gateway.options import Limits
 
@@ -35,9 +36,11 @@ class Gate:
         *,
         resends: bool = True,
         keys: Keys | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.active, self.traffic, self.exposure, self.requests = active, traffic, exposure, requests
         self.limits, self.callers = limits, Callers(limits.trusted_proxies, keys)
+        self.audit = audit
         self.resending = Resending(active, is_allowed=resends)
         self.refusals: Counter[str] = Counter()  # that are the client's fault, by kind
 
@@ -85,7 +88,9 @@ class Gate:
             raise lost(model)
         traffic.admit(model, len(body), caller)
         try:
-            answer = await self.resending.run(model, body, upstream, call, is_waited_for)
+            async with traffic.take_turn(model, caller):
+                upstream = self.active.upstream or upstream  # another one may have replaced it meanwhile
+                answer = await self.resending.run(model, body, upstream, call, is_waited_for)
             self.active.note_answer()
             is_done = True
         except FailedError as error:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from shoal.gateway.core.accounts import Account, Failures
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.following import Followed
 from shoal.gateway.key_file import Key, KeyFile
@@ -21,7 +22,9 @@ _OPEN = frozenset({Scope.OPEN})
 
 
 class KeyRing(Followed):
-    """Keys of the file ``path`` for a repository with ``models``. ``clock`` is the time in seconds since 1970.
+    """Keys of the file ``path`` for a repository with ``models``.
+
+    ``clock`` is the time in seconds since 1970; limits count by ``monotonic``.
 
     Raises:
         InputError: there is no such file, or other users can read it.
@@ -30,9 +33,18 @@ class KeyRing(Followed):
 
     stays = "The keys stay as they were"
 
-    def __init__(self, path: Path, models: Collection[str], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        models: Collection[str],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file, self._models = KeyFile(path), models
         self._keys: dict[str, tuple[Key, frozenset[Scope], frozenset[str] | None]] = {}
+        self.accounts = dict[str, Account]()  # by the ids of the keys
+        self._revoked, self._failures = dict[str, Key](), Failures(monotonic)
+        self._monotonic = monotonic
         super().__init__([path], clock)
 
     def read(self) -> list[Key]:
@@ -49,15 +61,34 @@ class KeyRing(Followed):
             scopes = _OPEN | {Scope.HEALTH} | {Scope(act) for act in key.may}
             models = {name for name in self._models for pattern in key.models if fnmatchcase(name, pattern)}
             found[key.id] = key, scopes, None if "*" in key.models else frozenset(models)
+        self._revoked |= {id_: key for id_, (key, *_) in self._keys.items() if id_ not in found}
         self._keys = found
+        for id_, (key, *_) in found.items():
+            self.accounts.setdefault(id_, Account(key.name, key.limits, self._monotonic)).limits = key.limits
+        self.accounts = {id_: self.accounts[id_] for id_ in found}
 
     def find(self, address: str, authorizations: Iterable[str]) -> Caller:
         """Return the caller with the key in the only ``Authorization`` header, or one that is not known."""
         given = [*authorizations]
         found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
         public = read_id(found[1]) if found else ""
-        unknown = Caller(address, address, _OPEN, frozenset(), is_known=False)  # also for what is open to all
-        return (found and public and self._make(public, address, hash_key(found[1]))) or unknown
+        name, fault = "", "malformed key" if given else "no key"
+        if found and public:
+            digest = hash_key(found[1])
+            if caller := self._make(public, address, digest):
+                return caller
+            name, fault = self._explain(public, digest)
+        wait = self._failures.add(address) if given else 0.0
+        # also for what is open to all
+        return Caller(address, address, _OPEN, frozenset(), is_known=False, name=name, fault=fault, retry_after=wait)
+
+    def _explain(self, public: str, digest: str) -> tuple[str, str]:
+        """Return the name of a key that is not valid, if it once was, and why it is not."""
+        is_here = public in self._keys
+        key = self._keys[public][0] if is_here else self._revoked.get(public)
+        if key is None or not any(hmac.compare_digest(each.sha256, digest) for each in key.secrets):
+            return "", "unknown key"
+        return key.name, "expired key" if is_here else "revoked key"
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether a caller's key is valid, and still allows what it allowed."""
@@ -68,4 +99,7 @@ class KeyRing(Followed):
             return None
         (key, scopes, models), now = self._keys[public], datetime.fromtimestamp(self._clock(), UTC)
         right = [hmac.compare_digest(secret.sha256, digest) and secret.is_valid(now) for secret in key.secrets]
-        return Caller(public, address, scopes, models, digest=digest) if any(right) else None
+        if not any(right):
+            return None
+        account = self.accounts[public]
+        return Caller(public, address, scopes, models, digest=digest, name=key.name, account=account)

@@ -50,6 +50,29 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     return {name: min(each) for name, each in slots.items() if each}
 
 
+def find_widths(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
+    """Return, by model, how many requests it needs to have at a time so that no instance waits for the next one.
+
+    This is twice what the model and the models that it calls compute at once, and at least 4.
+
+    Raises:
+        ArtifactError: a parameter ``slots`` is not a whole number of 1 or more.
+    """
+
+    def count(config: ModelConfig) -> int:
+        if config.is_ensemble:
+            return 0
+        is_batched = config.message.HasField("dynamic_batching") or config.message.HasField("sequence_batching")
+        rows = max(1, config.spec.max_batch_size) if is_batched else 1
+        return config.slots or config.spec.num_instances * rows
+
+    below = find_below(configs)
+    return {
+        name: max(4, 2 * sum(count(configs[each]) for each in {name, *below[name]} if each in configs))
+        for name in configs
+    }
+
+
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     """Return the least number of processes of each model that runs in Python: one per instance.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import Enum
 from typing import Any
@@ -39,6 +40,7 @@ class Why(Enum):
     ABSENT = "absent"  # a model or a path that is not here, or not for clients
     CLOSED = "closed"  # a part of Triton that is not for clients, or not for the client's key
     KEY = "key"  # no valid key
+    LIMIT = "limit"  # more than the limits of the client's key, or too many wrong keys
     METHOD = "method"
     LARGE = "large"
     ENCODING = "encoding"
@@ -65,8 +67,15 @@ class RefusedError(Exception):
 
     @property
     def retry_seconds(self) -> int:
-        """Whole seconds after which to retry, at least 1."""
-        return max(1, round(self.retry_after))
+        """Whole seconds after which to retry, at least 1; no fewer than it takes."""
+        return max(1, math.ceil(self.retry_after))
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers, or metadata, that say after how long to retry."""
+        if not self.retry_after:
+            return ()
+        return ("retry-after", str(self.retry_seconds)), ("retry-after-ms", str(math.ceil(1000 * self.retry_after)))
 
 
 class LostError(Exception):
@@ -96,8 +105,14 @@ def closed(what: str) -> RefusedError:
     return RefusedError(Why.CLOSED, f"{what} is closed to clients of this server.")
 
 
-def keyless() -> RefusedError:
-    """Build the refusal of a client without a valid key: the same words whatever is wrong with the one it sent."""
+def keyless(retry_after: float = 0.0) -> RefusedError:
+    """Build the refusal of a client without a valid key: the same words whatever is wrong with the one it sent.
+
+    A client at an address that has sent too many wrong keys has to wait for ``retry_after`` seconds.
+    """
+    if retry_after:
+        message = "Too many requests for this server: they had wrong keys, and came from one address."
+        return RefusedError(Why.LIMIT, message, retry_after)
     return RefusedError(Why.KEY, "A valid key is needed: Authorization: Bearer KEY")
 
 

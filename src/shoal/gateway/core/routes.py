@@ -13,11 +13,19 @@ from aiohttp import web
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, keyless
+from shoal.gateway.core.visits import begin_visit, current_visit
 
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
-    Why.KEY: 401, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+    Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
+# for web pages: what they may read of an answer, and what they may send
+_CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Inference-Header-Content-Length, X-Request-Id",
+    "Access-Control-Max-Age": "600",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Route:
         """Raise ``RefusedError`` if the caller lacks the route's scope."""
         if self.scope not in caller.scopes:
             if not caller.is_known:
-                raise keyless()
+                raise keyless(caller.retry_after)
             raise RefusedError(
                 Why.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
             )
@@ -57,30 +65,66 @@ class HttpRoutes:
 
     A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
     a path that no route has. The path decides as the client sent it: nothing in it is decoded, as Triton does not
-    decode it either.
+    decode it either. Web pages of the origin ``cors`` may read answers.
     """
 
-    def __init__(self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError]) -> None:
-        self._gate, self._refuse_path = gate, refuse_path
+    def __init__(
+        self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError], cors: str = ""
+    ) -> None:
+        self._gate, self._refuse_path, self._cors = gate, refuse_path, cors
         known = [*routes]
         self._fixed = {route.path: route for route in known if "(" not in route.path}
         self._patterns = [(re.compile(route.path), route) for route in known if "(" in route.path]
-        self.app = web.Application()
+        # before those of the listener, so that what these refuse is noted too
+        self.app = web.Application(middlewares=[self._note])
+        self.app.on_response_prepare.append(self._add_headers)
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
+    @web.middleware
+    async def _note(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Give a request its visit, and end it."""
+        given = request.headers.getall("X-Request-Id", [])
+        visit, status = begin_visit(self._gate.audit, str(request.remote), given), 500
+        try:
+            response = await handler(request)
+            status, visit.sent = response.status, response.body_length or response.content_length or 0
+            return response
+        finally:
+            visit.received = request.content.total_bytes
+            visit.end(status, is_answered=status < 400)
+
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(current_visit().headers())
+        if self._cors:
+            response.headers["Vary"] = "Origin"
+            if self._is_of_page(request):
+                response.headers.update(_CORS | {"Access-Control-Allow-Origin": self._cors})
+
+    def _is_of_page(self, request: web.Request) -> bool:
+        """Whether a page of the origin that is allowed sends a request."""
+        return bool(self._cors) and request.headers.getall("Origin", []) == [self._cors]
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "OPTIONS" and self._is_of_page(request):  # a browser's question, which has no key
+            return web.Response(status=204, headers=_PREFLIGHT)
+        visit = current_visit()
         try:
             route, groups = self._find(request.rel_url.raw_path)
+            visit.route = route.name
             if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
             headers, callers = request.headers, self._gate.callers
             caller = callers.find(
                 str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
             )
+            visit.caller = caller
             route.check(caller)
             with callers.watch(caller, partial(_abort, request)):
                 response: web.StreamResponse = await route.answer(request, caller, **groups)
         except ConnectionError:  # the client has disconnected: the response is dropped
+            visit.why = "disconnected"
             return web.Response(status=400)
         except RefusedError as refused:
             return self._refuse(refused)
@@ -97,12 +141,12 @@ class HttpRoutes:
 
     def _refuse(self, refused: RefusedError) -> web.Response:
         self._gate.note_refusal(refused)
+        current_visit().refuse(refused)
         response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
-        if refused.retry_after:
-            response.headers["Retry-After"] = str(refused.retry_seconds)
+        response.headers.extend(refused.headers)
         if refused.why is Why.KEY:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY):
+        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY, Why.LIMIT):
             response.force_close()  # without waiting for the rest of the body
         return response
 

@@ -27,6 +27,7 @@ from shoal.client.calls import IS_FINAL, WITH_FINAL
 from shoal.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.upstream import SERVICE, Upstream
+from shoal.gateway.core.visits import Visit, current_visit
 from shoal.repository.call_graph import find_leaves, is_decoupled
 from shoal.repository.config import ModelConfig
 
@@ -50,6 +51,7 @@ class StreamRequest:
     request_id: str
     is_decoupled: bool
     meter: TokenMeter | None = None
+    visit: Visit = field(default_factory=current_visit)
     num_bytes: int = 0
     is_end_wanted: bool = False
     held: Reservation | None = None  # released with the last answer
@@ -129,9 +131,10 @@ class StreamRequests:
     ) -> StreamRequest:
         """Return the record of a new request, the serialised ``message``, with an id that no other request has."""
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
-        meter = self.tokens.meter(model, message)
+        visit = current_visit()
+        meter = self.tokens.meter(model, message, visit.count_tokens)
         is_decoupled = self.is_decoupled(model)
-        return StreamRequest(own_id, model, request_id, is_decoupled, meter, num_bytes, is_end_wanted, held)
+        return StreamRequest(own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, held)
 
     def count(self, request: StreamRequest, message: Any) -> bool:
         """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last answer to its request."""
@@ -187,14 +190,15 @@ class TokenMeter:
     """Counts the tokens of one request.
 
     Each answer gives the total numbers of tokens so far; if ``is_by_answer``, the number of its own output tokens.
+    ``note`` is called with the kind and number of those that are new.
     """
 
-    def __init__(self, counts: Counter[tuple[str, str]], model: str, *, is_by_answer: bool = False) -> None:
-        self._counts, self._model, self._is_by_answer = counts, model, is_by_answer
+    def __init__(self, note: Callable[[str, int], None], *, is_by_answer: bool = False) -> None:
+        self._note, self._is_by_answer = note, is_by_answer
         self._known: Counter[tuple[str, int]] = Counter()  # by output and row
 
     def read(self, answer: Any) -> None:
-        """Add the tokens that are new in a ``ModelInferResponse`` to the counts."""
+        """Note the tokens that are new in a ``ModelInferResponse``."""
         raws = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False)}
         named = raws.get(BATCH_INDEX, b"")
         for name in _KINDS.keys() & raws.keys():
@@ -203,7 +207,7 @@ class TokenMeter:
             numbers = memoryview(raws[name]).cast("I")
             rows = memoryview(named).cast("i") if len(named) == len(raws[name]) else range(len(numbers))
             for row, number in zip(rows, numbers, strict=True):
-                self._counts[self._model, _KINDS[name]] += max(0, number - self._known[name, row])
+                self._note(_KINDS[name], max(0, number - self._known[name, row]))
                 if not (self._is_by_answer and name == "num_output_tokens"):
                     self._known[name, row] = max(number, self._known[name, row])
 
@@ -223,11 +227,21 @@ class TokenCounts:
         """Names of the models whose tokens are counted."""
         return sorted(self._models)
 
-    def meter(self, model: str, message: bytes = b"") -> TokenMeter | None:
-        """Return a meter for a serialised request to ``model``; None if the model does not report its tokens."""
+    def meter(
+        self, model: str, message: bytes = b"", note: Callable[[str, int], None] = lambda *_: None
+    ) -> TokenMeter | None:
+        """Return a meter for a serialised request to ``model``; None if the model does not report its tokens.
+
+        ``note`` is called with the kind and number of tokens that are counted.
+        """
         if model not in self._models:
             return None
-        return TokenMeter(self.counts, model, is_by_answer=_is_set(message, "return_num_output_tokens"))
+
+        def count(kind: str, number: int) -> None:
+            self.counts[model, kind] += number
+            note(kind, number)
+
+        return TokenMeter(count, is_by_answer=_is_set(message, "return_num_output_tokens"))
 
 
 def _is_set(message: bytes, switch: str) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.admission import Admission
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Quota, Reservation
 from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.turns import Turns
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import log
 from shoal.gateway.options import Limits
@@ -20,7 +21,8 @@ from shoal.gateway.options import Limits
 class Traffic:
     """Counts the requests in flight, and refuses those for which there is no room.
 
-    ``slots`` gives, for some models, how many requests the model computes at once (see ``Admission``).
+    ``slots`` gives, for some models, how many requests the model computes at once (see ``Admission``), and ``widths``
+    how many are in Triton if several callers ask at once (see ``Turns``).
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Traffic:
         *,
         max_wait: float,
         slots: Mapping[str, int] | None = None,
+        widths: Mapping[str, int] | None = None,
     ) -> None:
         self.memory = Quota(int(limits.memory_mib * 2**20), limits.client_share)
         self.streams = Quota(limits.max_streams, limits.client_share)
@@ -41,6 +44,8 @@ class Traffic:
             name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
             for name in (*models, "")
         }
+
+        self._turns = {name: Turns((widths or {}).get(name, 0)) for name in self._models}
 
     @property
     def models(self) -> list[str]:
@@ -91,9 +96,17 @@ class Traffic:
         """Count a request to a model as in flight.
 
         Raises:
-            RefusedError: too many requests to the model are in flight, or the request would wait too long.
+            RefusedError: too many requests to the model are in flight, or the request would wait too long, or the
+                caller's key has used up a limit, which is for inference alone.
         """
         admission = self._models.get(model, self._models[""])
+        account = caller.account if model else None
+        if account is not None:
+            try:
+                account.check()
+            except RefusedError:
+                self.count(model, "refused")
+                raise
         wait = admission.refuse(num_bytes, caller)
         if wait is not None:
             self.count(model, "refused")
@@ -101,9 +114,17 @@ class Traffic:
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
         admission.enter(num_bytes, caller)
+        if account is not None:
+            account.enter()
+
+    def take_turn(self, model: str, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """Return a context that begins when it is the caller's turn to send a request to a model."""
+        return self._turns.get(model, self._turns[""]).take(caller)
 
     def release(self, model: str, num_bytes: int, caller: Caller, *, is_done: bool) -> None:
         """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
+        if model and caller.account is not None:
+            caller.account.leave()
         self._models.get(model, self._models[""]).leave(num_bytes, caller, is_done=is_done)
 
     @contextmanager

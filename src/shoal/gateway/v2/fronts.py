@@ -25,7 +25,7 @@ async def open_fronts(
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits, tls)
-    async with listen(HttpFront(gate, rules).app, at.http, options, tls):
+    async with listen(HttpFront(gate, rules, options.cors).app, at.http, options, tls):
         await server.start()
         try:
             yield

@@ -19,6 +19,7 @@ from shoal.gateway.core.quotas import Quota
 from shoal.gateway.core.refusals import EXTENSIONS, PRIVATE, FailedError, RefusedError, Why, closed, kept, keyless
 from shoal.gateway.core.routes import Route
 from shoal.gateway.core.upstream import SERVICE, Upstream
+from shoal.gateway.core.visits import Visit, begin_visit, current_visit
 from shoal.gateway.options import STREAM_SECONDS, Limits
 from shoal.gateway.v2.grpc_stream import GrpcStream
 from shoal.gateway.v2.rules import Rules
@@ -37,7 +38,7 @@ _STATUS = {
     Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
-    Why.KEY: grpc.StatusCode.UNAUTHENTICATED,
+    Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
@@ -85,7 +86,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, unknown))
 
     async def _unary(self, route: Route, _: Any, context: Any) -> bytes:
-        limits, caller = self._gate.limits, self._caller(context)
+        limits, visit, status = self._gate.limits, self._begin(route, context), "CANCELLED"
+        caller = visit.caller
         seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
         is_free = self._calls.has(caller)
         self._calls.take(caller)
@@ -102,13 +104,17 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             )
             if not self._gate.callers.is_valid(caller):  # the key was revoked meanwhile
                 raise keyless()
+            status, visit.sent = "OK", len(answer)
+            context.set_trailing_metadata(tuple(visit.headers()))
             return answer
         except RefusedError as refused:
+            status = _STATUS[refused.why].name
             await self._refuse(context, refused)
         except FailedError as error:
-            forget_frames(error)
-            await context.abort(error.status, error.message)
+            status = error.status.name
+            await self._fail(context, error)
         finally:
+            visit.end(status, is_answered=status == "OK")
             self._calls.give_back(caller)
         raise AssertionError  # abort raises
 
@@ -137,18 +143,19 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             return None
         if len(message) > most:
             raise RefusedError(Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here.")
+        current_visit().received += len(message)
         return bytes(message)
 
-    def _caller(self, context: Any) -> Caller:
-        """Return the caller of a call."""
-        peer, callers = _host(context.peer()), self._gate.callers
-        if peer not in callers.trusted_proxies and callers.keys is None:
-            return callers.find(peer)
-        given = {"x-forwarded-for": list[str](), "authorization": list[str]()}
+    def _begin(self, route: Route, context: Any) -> Visit:
+        """Return the visit of a call, with its caller."""
+        peer = _host(context.peer())
+        given = {"x-forwarded-for": list[str](), "authorization": list[str](), "x-request-id": list[str]()}
         for name, value in context.invocation_metadata() or ():
             if name in given:
                 given[name].append(value if isinstance(value, str) else "")
-        return callers.find(peer, *given.values())
+        visit = begin_visit(self._gate.audit, peer, given.pop("x-request-id"), route.name)
+        visit.caller = self._gate.callers.find(peer, *given.values())
+        return visit
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -240,7 +247,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- streams -------------------------------------------------------------------------------------------------
 
     async def _stream(self, _: Any, context: Any) -> None:
-        caller, limits = self._caller(context), self._gate.limits
+        visit, limits, status = self._begin(self._stream_route, context), self._gate.limits, "CANCELLED"
+        caller = visit.caller
 
         async def relay() -> None:
             self._stream_route.check(caller)
@@ -256,13 +264,19 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             with self._gate.callers.watch(caller, revoked.set):
                 await self._wait_first(relaying, revoked)
+            status = "OK"
+            context.set_trailing_metadata(tuple(visit.headers()))
         except RefusedError as refused:
             del relaying  # as in _unary: it has the error, with the traceback
+            status = _STATUS[refused.why].name
             await self._refuse(context, refused)
         except FailedError as error:
             del relaying
-            forget_frames(error)
-            await context.abort(error.status, error.message)
+            status = error.status.name
+            await self._fail(context, error)
+        finally:
+            if visit.why or not visit.num_messages:  # otherwise, its messages have lines of their own
+                visit.end(status, is_answered=status == "OK")
 
     async def _wait_first(self, relaying: asyncio.Future[None], revoked: asyncio.Event) -> None:
         """Wait until a stream has ended, which then may raise its error, or its key is revoked.
@@ -283,10 +297,18 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         """End a call with the gRPC status and the message of a refusal."""
         self._gate.note_refusal(refused)
         forget_frames(refused)
-        if refused.retry_after:
-            context.set_trailing_metadata((("retry-after", str(refused.retry_seconds)),))
+        visit = current_visit()
+        visit.refuse(refused)
+        context.set_trailing_metadata((*visit.headers(), *refused.headers))
         await context.abort(_STATUS[refused.why], refused.words)
         raise refused  # unreachable: abort raises
+
+    async def _fail(self, context: Any, error: FailedError) -> NoReturn:
+        """End a call with an error of Triton's."""
+        forget_frames(error)
+        context.set_trailing_metadata(tuple(current_visit().headers()))
+        await context.abort(error.status, error.message)
+        raise error  # unreachable
 
 
 def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificates | None = None) -> Any:

@@ -15,6 +15,7 @@ from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, kept
 from shoal.gateway.core.relay import Answer, Relay
+from shoal.gateway.core.visits import current_visit
 from shoal.gateway.options import STREAM_SECONDS
 from shoal.gateway.v2.rules import Rules
 from shoal.gateway.v2.screening import screen_grpc
@@ -32,6 +33,7 @@ class GrpcStream:
         self._gate, self._rules, self._caller, self._context = gate, rules, caller, context
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None  # the task that writes
+        self._visit = current_visit()  # of the stream; each message has one of its own
         self._relay: Relay
         self._feeding: asyncio.Task[None]
 
@@ -53,7 +55,10 @@ class GrpcStream:
                 async for answer in self._relay:
                     if (content := _serialize(answer)) is not None:
                         await self._write(content)
+                    _note(answer, len(content or b""))
             finally:
+                for request in self._relay.unanswered.values():
+                    request.visit.end("UNAVAILABLE", is_answered=False)
                 self._feeding.cancel()
         if self._relay.is_unread:
             raise RefusedError(Why.SLOW, "The answers were not read in time, so the stream was ended.")
@@ -100,6 +105,7 @@ class GrpcStream:
 
     async def _pass(self, message: bytes) -> None:
         relay, size, request_id = self._relay, len(message), ""
+        visit = self._visit.begin_message(size)
         most = self._gate.limits.request_bytes
         await self._wait(lambda: not relay.unanswered or relay.num_bytes + size <= most)
         try:
@@ -116,10 +122,13 @@ class GrpcStream:
                 raise
             if not is_sent:
                 held.release()
+                visit.end("OK", is_answered=True)
                 if is_end_wanted:
                     await self._write(_make_end(model, request_id))
         except RefusedError as refused:
             self._gate.note_refusal(refused)
+            visit.refuse(refused)
+            visit.end(refused.why.name, is_answered=False)
             await self._write(_make_refusal(refused, request_id or refused.request_id))
 
     async def _next(self) -> bytes | None:
@@ -140,6 +149,15 @@ class GrpcStream:
         while not is_so():
             self._relay.settled.clear()
             await self._relay.settled.wait()
+
+
+def _note(answer: Answer, num_bytes: int) -> None:
+    """Note the bytes of an answer and, if it is the last one to its request, the request's end."""
+    if answer.request is not None:
+        visit, is_error = answer.request.visit, bool(answer.message.error_message)
+        visit.sent += num_bytes
+        if answer.is_last:
+            visit.end("UNKNOWN" if is_error else "OK", is_answered=not is_error)
 
 
 def _serialize(answer: Answer) -> bytes | None:

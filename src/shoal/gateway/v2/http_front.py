@@ -53,7 +53,7 @@ _one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabyte
 class HttpFront:
     """Passes clients' HTTP requests to the active Triton server."""
 
-    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules], cors: str = "") -> None:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
         health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
@@ -74,7 +74,7 @@ class HttpFront:
             Route("Configuration", read, f"{_MODEL}/config", self._answer_config, "GET"),
             Route("Statistics", read, f"{_MODEL}/stats", self._answer_model, "GET"),
         ]
-        self.app = HttpRoutes(gate, self.routes, _no_path).app
+        self.app = HttpRoutes(gate, self.routes, _no_path, cors).app
 
     # --- questions -----------------------------------------------------------------------------------------------
 
