@@ -93,7 +93,8 @@ class JsonLines:
         """Return the row with an error instead of its answer, and without columns named like an answer's column."""
         assert not isinstance(scored.row, ArtifactError)
         row = {key: value for key, value in scored.row.items() if key not in self._reserved}
-        said = f"Row {scored.number} has a column {shorten(name)} ({shorten({**answered(scored), **scored.row}[name])}), {why}"
+        value = shorten({**answered(scored), **scored.row}[name])
+        said = f"Row {scored.number} has a column {shorten(name)} ({value}), {why}"
         return Scored(scored.number, row, said)
 
 
