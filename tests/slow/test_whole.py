@@ -39,9 +39,9 @@ WAYS = ["grpc", "http", "local"]
 ROWS = [1, 2, 16, 64]
 
 
-def make_config(dtype: str = "INT32", *, has_prompt: bool = False) -> str:
+def make_config(dtype: str = "INT32", *, has_prompt: bool = False, engine: str = "llm-hf") -> str:
     """The engine's configuration without its line about pieces, and with rows."""
-    text = (ENGINE / "config.pbtxt").read_text(encoding="utf-8")
+    text = (ENGINE.parent / engine / "config.pbtxt").read_text(encoding="utf-8")
     text = text.replace("model_transaction_policy { decoupled: true }\n", "").replace(": 1\n", ": 64\n", 1)
     ids = "input_ids|input_lengths|request_output_len|end_id|pad_id|output_ids|sequence_length"
     text = re.sub(rf'(name: "(?:{ids})" data_type: TYPE_)INT32', rf"\1{dtype}", text)
