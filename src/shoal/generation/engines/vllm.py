@@ -313,6 +313,8 @@ def _make_params(request: TokenRequest) -> Any:
         given["min_tokens"] = 0
     if not request.returns:
         given["logprobs"] = None
+    if request.bias:
+        given["logit_bias"] = dict(request.bias)
     params = SamplingParams(
         **given,
         max_tokens=request.max_tokens,
