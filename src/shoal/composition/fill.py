@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.check.config import fields, llmapi, tensors, trtllm
+from shoal.check.config import fields, llmapi, scheduling, tensors, trtllm
 from shoal.check.findings import Finding, Severity
 from shoal.check.models import Repository
 from shoal.check.repositories import parse_model
@@ -157,9 +157,12 @@ def _find(path: Path, text: str, *, is_yaml: bool) -> Iterator[Finding]:
         return
     model = parse_model(path.parent, text.encode())
     repository = Repository(path.parent, (model,), {model.name: model})
-    for find in (fields.find, tensors.find, trtllm.find_values):
-        findings = find(model, repository)
-        yield from (found for found in findings if found.severity is Severity.ERROR or found.rule is tensors.TWICE)
+    for find in (fields.find, tensors.find, scheduling.find, trtllm.find_values):
+        for found in find(model, repository):
+            # The file that implies the backend may lie elsewhere.
+            is_wrong = found.severity is Severity.ERROR and found.rule is not scheduling.BACKEND
+            if is_wrong or found.rule is tensors.TWICE:
+                yield found
 
 
 def show_difference(path: Path, before: str, after: str) -> str:

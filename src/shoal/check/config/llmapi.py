@@ -27,20 +27,16 @@ _MAX = 2**18  # bytes
 _CLOSE = 0.85  # least difflib ratio of a misspelt name and the right one
 _NUMBERS = """max_batch_size max_input_len max_seq_len max_beam_width max_num_tokens tensor_parallel_size
     pipeline_parallel_size context_parallel_size"""
-_NAMES = f"""{_NUMBERS} allreduce_strategy attn_backend backend batched_logits_processor batching_type build_config
-    cache_transceiver_config calib_config checkpoint_format checkpoint_loader cp_config cuda_graph_config
-    disable_overlap_scheduler dtype embedding_parallel_mode enable_attention_dp enable_autotuner enable_build_cache
-    enable_chunked_prefill enable_iter_perf_stats enable_iter_req_stats enable_layerwise_nvtx_marker enable_lora
-    enable_min_latency enable_mixed_sampler enable_prompt_adapter enable_tqdm enable_trtllm_sampler
-    extended_runtime_perf_knob_config fast_build force_dynamic_quantization garbage_collection_gen0_threshold
-    gather_generation_logits gpus_per_node guided_decoding_backend iter_stats_max_iterations kv_cache_config
-    kv_cache_dtype kv_connector_config load_format logits_post_processors lora_config max_cpu_loras max_lora_rank
-    max_loras max_prompt_adapter_token model moe_cluster_parallel_size moe_config moe_expert_parallel_size
-    moe_tensor_parallel_size normalize_log_probs num_postprocess_workers orchestrator_type peft_cache_config
-    postprocess_tokenizer_dir print_iter_log pytorch_backend_config quant_config reasoning_parser
-    request_stats_max_iterations return_perf_metrics revision sampler_type scheduler_config skip_tokenizer_init
-    sparse_attention_config speculative_config speculative_model speculative_model_dir stream_interval tokenizer
-    tokenizer_mode tokenizer_revision torch_compile_config {_TRITON} trust_remote_code use_cuda_graph workspace"""
+# Usual arguments of tensorrt_llm.LLM, of releases 0.19 to 1.3.
+_NAMES = f"""{_NUMBERS} {_TRITON} attn_backend backend batched_logits_processor build_config cuda_graph_config
+    disable_overlap_scheduler dtype enable_attention_dp enable_autotuner enable_chunked_prefill
+    enable_iter_perf_stats enable_iter_req_stats enable_lora enable_overlap_scheduler encoder_max_num_tokens
+    gpus_per_node guided_decoding_backend iter_stats_max_iterations kv_cache_config load_format
+    logits_post_processors lora_config model moe_cluster_parallel_size moe_config moe_expert_parallel_size
+    moe_max_num_tokens moe_tensor_parallel_size num_postprocess_workers peft_cache_config print_iter_log
+    pytorch_backend_config quant_config reasoning_parser request_stats_max_iterations return_perf_metrics revision
+    scheduler_config skip_tokenizer_init speculative_config stream_interval tokenizer tokenizer_mode
+    tokenizer_revision torch_compile_config trust_remote_code"""
 
 
 def find(model: Model, _: Repository) -> Findings:
