@@ -60,7 +60,7 @@ def find_value(key: str) -> str:
 
 
 def fill_theirs(clone: Path, path: Path, values: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, clone / "tools" / "fill_template.py", path, values]
+    command: list[str | Path] = [sys.executable, clone / "tools" / "fill_template.py", path, values]
     return subprocess.run(command, capture_output=True, check=False, timeout=60)
 
 
