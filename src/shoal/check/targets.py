@@ -12,7 +12,16 @@ from shoal.check.models import Model, Repository, is_file
 from shoal.environment.building import OLDEST_PYTHON
 from shoal.environment.imports import find_imports
 from shoal.environment.stub import STUB, parse_version
-from shoal.environment.targets import BACKENDS, LATEST, Target, explain_backend, find_target
+from shoal.environment.targets import (
+    BACKENDS,
+    IMAGES,
+    LATEST,
+    NEWEST,
+    Target,
+    explain_backend,
+    find_target,
+    show_release,
+)
 from shoal.errors import InputError
 from shoal.repository.config import ModelConfig
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
@@ -85,7 +94,11 @@ def _describe_backend(backend: str, others: Collection[str], target: Target) -> 
     if target.is_embedded:
         if not backend or backend in _OWN:
             return None
-        return "the embedded server does not have it.", f"Compose it for NVIDIA's container, with --target {LATEST}."
+        images = [image.last for image in IMAGES if backend in image.backends]
+        latest = show_release(min(max(images), NEWEST)) if images else LATEST
+        swap = "; or replace it: --swap MODEL=llm-hf" if backend == "tensorrtllm" else ""
+        fix = f"Compose it for NVIDIA's container, with --target {latest}{swap}."
+        return "the embedded server does not have it.", fix
     if backend not in BACKENDS:
         return None
     if target.find_image({backend}) is None:

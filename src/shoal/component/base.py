@@ -41,6 +41,7 @@ class Component:
     is_decoupled: ClassVar[bool] = False
     answers_either_way: ClassVar[bool] = False  # in pieces, or whole if the model is not decoupled
     optional_outputs: ClassVar[frozenset[str]] = frozenset()  # declared outputs that an answer may leave out
+    flat_outputs: ClassVar[frozenset[str]] = frozenset()  # of dims [-1], [rows, 1] here: Triton gets [rows]
 
     def __init__(self, context: Context) -> None:
         if self.is_decoupled != context.spec.is_decoupled and not self.answers_either_way:

@@ -25,6 +25,7 @@ class Adapted(Protocol):
     """Part of ``Component`` that the adapter uses."""
 
     library: ClassVar[str]
+    flat_outputs: ClassVar[frozenset[str]]
     context: Context
 
     def __init__(self, context: Context) -> None: ...
@@ -87,6 +88,8 @@ class TritonModel:
         try:
             if not isinstance(answer, ShoalError):
                 answer = tensors.to_inside(spec.outputs, answer, is_batched=spec.is_batched)
+                flat = self.component.flat_outputs & answer.keys()
+                answer = {**answer, **{name: answer[name].reshape(-1) for name in flat}} if flat else answer
             return tensors.make_response(answer)
         except Exception as error:
             return tensors.make_response(self.component.failure(error))

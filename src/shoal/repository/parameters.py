@@ -79,6 +79,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("k", _WHOLE, "", COMPONENT, "top_k", "How many classes are returned; if empty, all."),
     ("labels", _TEXTS, "", COMPONENT, "label, top_k", "Names of the classes; if empty, their numbers from 0."),
     ("least", _NUMBER, "", COMPONENT, "label", "Least best score; below it, the label is `otherwise`."),
+    ("like_tensorrt_llm", _FLAG, "false", COMPONENT, _ENGINES,
+     "Whether requests are read and answered as by NVIDIA's backend tensorrtllm; shoal compose writes it."),
     ("lowercase", _FLAG, "true", COMPONENT, "tokenizer", "Whether vocab.txt is for text in lower case."),
     ("max_length", _WHOLE, "256", COMPONENT, "tokenizer", "Most tokens of a text; the rest is cut."),
     ("max_text_bytes", _WHOLE, "65536", COMPONENT, "checked_text, preprocess, tokenizer, word_counts", "Longest text."),

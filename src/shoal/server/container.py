@@ -146,6 +146,7 @@ def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: 
 def _world_size(config: ModelConfig) -> int:
     """Return the number of processes of a TensorRT-LLM engine, from the engine's ``config.json``; 1 if unknown."""
     folder = next((config.spec.parameters[name] for name in _ENGINES if config.spec.parameters.get(name)), "")
+    folder = folder.replace("/models", str(config.folder.parent), 1) if folder.startswith("/models/") else folder
     try:
         about = read_json(config.folder / folder / "config.json") if folder else {}
         return int(about["pretrained_config"]["mapping"]["world_size"])
