@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
 from shoal.generation import Completions
-from shoal.generation.trtllm import LOG_PROBS, BlsSettings, RowAnswer, engine_request, join_rows, query, split_rows
+from shoal.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, join_rows, query, split_rows
 
 
 class TensorrtLlmBls(StreamingComponent):
@@ -31,12 +31,7 @@ class TensorrtLlmBls(StreamingComponent):
         models, settings, spec = self.context.models, self.settings, self.context.spec
         is_streaming = spec.is_decoupled and bool(np.any(inputs.get("stream", False)))
         preprocessed = models.infer(settings.prompt, query(inputs))
-        carries = preprocessed["CARRY"]
-        rows = [
-            RowAnswer(self.completions.open({"carry": carries[at : at + 1]}), at, accumulates=settings.accumulates)
-            for at in range(len(carries))
-        ]
-        request = engine_request(inputs, preprocessed)
+        rows, request = settings.open_rows(self.completions, preprocessed), engine_request(inputs, preprocessed)
         if not spec.is_decoupled:
             for number, answer in split_rows(models.infer(settings.engine, request)):
                 rows[number].take(answer)

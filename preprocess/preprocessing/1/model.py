@@ -3,7 +3,7 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component import Arrays, Component, Context, Parameters
-from shoal.generation.trtllm import Preprocessing
+from shoal.generation import Preprocessing
 
 
 class TensorrtLlmPreprocessing(Component):

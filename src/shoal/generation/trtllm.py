@@ -15,7 +15,7 @@ from shoal.component import Array, Arrays, Parameters
 from shoal.component.spec import BATCH_INDEX
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.completions import Completions, TextStream
-from shoal.generation.contract import MAX_WORDS, MOST_CARRY, pack_words, unpack_words
+from shoal.generation.contract import MAX_WORDS, pack_words, unpack_words
 from shoal.generation.prompts import Prompts, stack_words
 from shoal.generation.weights import find_weights, read_folder
 
@@ -42,8 +42,8 @@ def read_filled(parameters: Parameters, name: str) -> str:
 class Preprocessing:
     """Converts the inputs of TensorRT-LLM's ``preprocessing`` to its outputs."""
 
-    def __init__(self, prompts: Prompts, end_ids: Sequence[int], pad_id: int) -> None:
-        self.prompts, self._end_ids, self._pad_id = prompts, end_ids, pad_id
+    def __init__(self, prompts: Prompts, end_ids: Sequence[int], pad_id: int, *, excludes_input: bool) -> None:
+        self.prompts, self._end_ids, self._pad_id, self._excludes_input = prompts, end_ids, pad_id, excludes_input
 
     @classmethod
     def read(cls, parameters: Parameters) -> Preprocessing:
@@ -53,9 +53,10 @@ class Preprocessing:
             ArtifactError, SetupError: as ``Prompts.read``.
         """
         weights = find_weights(read_folder(parameters))
-        pad = weights.config.get("pad_token_id")
-        ends = weights.end_ids
-        return cls(Prompts.read(parameters), ends, pad if type(pad) is int else ends[0] if ends else 0)
+        pad, ends = weights.config.get("pad_token_id"), weights.end_ids
+        pad_id = pad if type(pad) is int else ends[0] if ends else 0
+        excludes_input = parameters.flag("exclude_input_in_output", default=True)
+        return cls(Prompts.read(parameters), ends, pad_id, excludes_input=excludes_input)
 
     def convert(self, inputs: Arrays) -> dict[str, Array]:
         """Return an engine's inputs for the rows of a request.
@@ -74,39 +75,51 @@ class Preprocessing:
         if further := [] if is_one else self._end_ids[1:]:
             words = [[*unpack_words(each, "stop_words"), *([end] for end in further)] for each in stops]
             stops = stack_words([pack_words(each[-MAX_WORDS:]) for each in words])  # postprocessing has all texts
-        carries = [self._carry(found, inputs, row) for row in range(rows)]
+        excludes = inputs.get("EXCLUDE_INPUT_IN_OUTPUT", np.full((rows, 1), self._excludes_input))
+        begins = ~excludes & ~inputs.get("STREAM", np.zeros((rows, 1), np.bool_))  # with the prompt
+        carries = [_carry(found["carry"][row, 0], begins_with_prompt=bool(begins[row, 0])) for row in range(rows)]
         width = max(map(len, carries))
         return {
             **{name: found[own] for name, own in _IDS.items()},
             "STOP_WORDS_IDS": stops,
             "OUT_END_ID": ends,
             "OUT_PAD_ID": inputs.get("PAD_ID", np.full((rows, 1), self._pad_id, np.int32)),
+            "OUT_EXCLUDE_INPUT_IN_OUTPUT": excludes,
             "CARRY": np.array([[carry.ljust(width)] for carry in carries], np.object_),
         }
 
-    def _carry(self, found: Arrays, inputs: Arrays, row: int) -> bytes:
-        """Return the carry of a row. A prompt at the beginning of the answer has no stop words that count."""
-        carry = json.loads(found["carry"][row, 0])
-        is_whole = "STREAM" not in inputs or not inputs["STREAM"][row, 0]
-        if "EXCLUDE_INPUT_IN_OUTPUT" in inputs and not inputs["EXCLUDE_INPUT_IN_OUTPUT"][row, 0] and is_whole:
-            carry["min_tokens"] += carry["num_input_tokens"]
-        packed = json.dumps(carry, ensure_ascii=False).encode()
-        if len(packed) > MOST_CARRY:
-            raise InputError(f"stop_words has {len(packed)} bytes as JSON.", f"Send at most {MOST_CARRY}.")
-        return packed
+
+def _carry(text: bytes, *, begins_with_prompt: bool) -> bytes:
+    """Return the carry of a row. With the prompt at the beginning of its answer, no stop words count in the prompt."""
+    if not begins_with_prompt:
+        return text
+    carry = json.loads(text)
+    carry["min_tokens"] += carry["num_input_tokens"]
+    return json.dumps(carry, ensure_ascii=False).encode()
 
 
-def postprocess(completions: Completions, inputs: Arrays) -> dict[str, Array]:
-    """Return the outputs of TensorRT-LLM's ``postprocessing``: texts, and the inputs that are passed on.
+class Postprocessing:
+    """Converts the inputs of TensorRT-LLM's ``postprocessing`` to its outputs."""
 
-    ``OUTPUT`` is STRING ``[rows, 1]``. Without ``stream_id`` and ``is_last``, each answer is converted by itself.
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
 
-    Raises:
-        InputError: a shape or value cannot be used; there is one beam.
-    """
-    given = {_TOKENS.get(name, name): array for name, array in inputs.items() if name not in LOG_PROBS}
-    texts = completions.answer(given)["text_output"]
-    return {"OUTPUT": texts, **{name: inputs[name] for name in (BATCH_INDEX, *LOG_PROBS) if name in inputs}}
+    @classmethod
+    def read(cls, parameters: Parameters) -> Postprocessing:
+        """Read the folder ``model``; raises ``ArtifactError`` as ``Completions.read``."""
+        return cls(Completions.read(parameters))
+
+    def convert(self, inputs: Arrays) -> dict[str, Array]:
+        """Return texts as ``OUTPUT``, STRING ``[rows, 1]``, and the inputs that are passed on.
+
+        Without ``stream_id`` and ``is_last``, each answer is converted by itself.
+
+        Raises:
+            InputError: a shape or value cannot be used; there is one beam.
+        """
+        given = {_TOKENS.get(name, name): array for name, array in inputs.items() if name not in LOG_PROBS}
+        texts = self._completions.answer(given)["text_output"]
+        return {"OUTPUT": texts, **{name: inputs[name] for name in (BATCH_INDEX, *LOG_PROBS) if name in inputs}}
 
 
 class RowAnswer:
@@ -165,6 +178,11 @@ class BlsSettings:
                     "Leave it empty, or serve NVIDIA's own tensorrt_llm_bls.",
                 )
 
+    def open_rows(self, completions: Completions, preprocessed: Arrays) -> list[RowAnswer]:
+        """Begin the text of each row of a request that ``preprocessing`` answered."""
+        rows = [{"carry": preprocessed["CARRY"][at : at + 1]} for at in range(len(preprocessed["CARRY"]))]
+        return [RowAnswer(completions.open(row), at, accumulates=self.accumulates) for at, row in enumerate(rows)]
+
     @staticmethod
     def check(inputs: Arrays) -> None:
         """Check that a request needs neither a draft model nor an encoder.
@@ -189,7 +207,7 @@ _TO_PREPROCESSING = {
 _FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
     "BAD_WORDS_IDS": "bad_words_list", "STOP_WORDS_IDS": "stop_words_list", "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
+    "OUT_PAD_ID": "pad_id", "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
 }  # fmt: skip
 _SETTINGS = {
     "top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming",
