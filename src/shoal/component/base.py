@@ -76,6 +76,13 @@ class Component:
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
 
+    def is_ready(self) -> bool:
+        """Whether requests can be answered now, from the end of ``setup`` to ``close``. Called often: return at once.
+
+        Triton asks this from release 26.03 on.
+        """
+        return True
+
     def close(self) -> None:
         """Release the resources that ``setup`` acquired. Called once, when the model is unloaded."""
 

@@ -31,6 +31,7 @@ class Adapted(Protocol):
     def __init__(self, context: Context) -> None: ...
     def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]: ...
     def failure(self, error: Exception) -> ShoalError: ...
+    def is_ready(self) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -39,6 +40,7 @@ class TritonModel:
 
     component_class: ClassVar[type[Adapted]]
     component: Adapted
+    _is_serving = False
 
     def initialize(self, args: dict[str, str]) -> None:
         """Create the component; an exception here makes the model fail to load."""
@@ -61,6 +63,14 @@ class TritonModel:
         )
         self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
         self._beacon = Beacon()
+        self._is_serving = True
+
+    def is_ready(self) -> bool:
+        """Whether the model's requests can be answered: not while it loads or is unloaded. Called from Triton 26.03 on.
+
+        An exception would only be logged, and the model counted as not ready.
+        """
+        return self._is_serving and self.component.is_ready()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return one response per request, in order."""
@@ -96,6 +106,7 @@ class TritonModel:
 
     def finalize(self) -> None:
         """Release the component's resources; called when the model is unloaded."""
+        self._is_serving = False
         self._beacon.close()
         self._metrics.close()
         self.component.close()

@@ -37,6 +37,9 @@ class Engine(Protocol):
     limits: Limits
     settings: frozenset[str]
 
+    def is_running(self) -> bool:
+        """Whether the engine computes: not while it starts again after its thread or process died."""
+
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
 
@@ -64,6 +67,7 @@ class EngineComponent(StreamingComponent):
     answers_either_way = True
     optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
+    has_prompt = is_like_nvidia = False
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
@@ -114,6 +118,10 @@ class EngineComponent(StreamingComponent):
         for row, each in zip(rows, answers.streams, strict=True):
             # one token at a time, so that a whole answer that is stopped has its tokens so far
             engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)
+
+    def is_ready(self) -> bool:
+        """Whether the engine computes."""
+        return self.engine.is_running()
 
     def close(self) -> None:
         """Close the engine."""
