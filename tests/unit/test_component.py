@@ -187,7 +187,7 @@ def test_readiness_while_a_model_loads_serves_fails_and_is_unloaded(tmp_path: Pa
     class Watched(Double):
         is_well = True
 
-        def setup(self, context: Context) -> None:
+        def setup(self, context: Context) -> None:  # noqa: ARG002
             seen.append(model.is_ready())
 
         def is_ready(self) -> bool:
