@@ -18,16 +18,18 @@ from shoal.generation.completions import Completions, TextStream
 from shoal.generation.contract import MAX_WORDS, pack_words, unpack_words
 from shoal.generation.prompts import Prompts, stack_words
 from shoal.generation.weights import find_weights, read_folder
+from shoal.pieces import Piece
 
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
 _QUERY = {  # inputs of preprocessing, and those of the component prompt
     "QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens", "BAD_WORDS_DICT": "bad_words",
-    "STOP_WORDS_DICT": "stop_words", "MIN_TOKENS": "min_tokens",
+    "STOP_WORDS_DICT": "stop_words", "MIN_TOKENS": "min_tokens", "RETURN_NUM_OUTPUT_TOKENS": "return_num_output_tokens",
 }  # fmt: skip
 _IDS = {
     "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
     "BAD_WORDS_IDS": "bad_words_list",
 }  # fmt: skip
+COUNTS = ("num_input_tokens", "num_output_tokens")
 _TOKENS = {"TOKENS_BATCH": "output_ids", "SEQUENCE_LENGTH": "sequence_length"}
 _NO_TOKENS = np.zeros((1, 1, 0), np.float32)
 _TRUE = ("true", "yes", "1", "t")  # of a parameter, in NVIDIA's code
@@ -90,12 +92,11 @@ class Preprocessing:
 
 
 def _carry(text: bytes, *, begins_with_prompt: bool) -> bytes:
-    """Return the carry of a row. With the prompt at the beginning of its answer, no stop words count in the prompt."""
+    """Return the carry of a row, which says whether its answer begins with the prompt."""
     if not begins_with_prompt:
         return text
     carry = json.loads(text)
-    carry["min_tokens"] += carry["num_input_tokens"]
-    return json.dumps(carry, ensure_ascii=False).encode()
+    return json.dumps({**carry, "num_echoed": carry["num_input_tokens"]}, ensure_ascii=False).encode()
 
 
 class Postprocessing:
@@ -110,7 +111,7 @@ class Postprocessing:
         return cls(Completions.read(parameters))
 
     def convert(self, inputs: Arrays) -> dict[str, Array]:
-        """Return texts as ``OUTPUT``, STRING ``[rows, 1]``, and the inputs that are passed on.
+        """Return texts as ``OUTPUT``, STRING ``[rows, 1]``, with counts of tokens, and the inputs that are passed on.
 
         Without ``stream_id`` and ``is_last``, each answer is converted by itself.
 
@@ -118,8 +119,12 @@ class Postprocessing:
             InputError: a shape or value cannot be used; there is one beam.
         """
         given = {_TOKENS.get(name, name): array for name, array in inputs.items() if name not in LOG_PROBS}
-        texts = self._completions.answer(given)["text_output"]
-        return {"OUTPUT": texts, **{name: inputs[name] for name in (BATCH_INDEX, *LOG_PROBS) if name in inputs}}
+        found = self._completions.answer(given)
+        return {
+            "OUTPUT": found["text_output"],
+            **{name: found[name] for name in COUNTS},
+            **{name: inputs[name] for name in (BATCH_INDEX, *LOG_PROBS) if name in inputs},
+        }
 
 
 class RowAnswer:
@@ -128,6 +133,7 @@ class RowAnswer:
     def __init__(self, stream: TextStream, number: int, *, accumulates: bool) -> None:
         self._stream, self._number, self._accumulates = stream, number, accumulates
         self._text, self._new, self._log_probs = "", "", list[Array]()
+        self._last: Piece | None = None
         self._total: Array | None = None
         self.is_complete = False
 
@@ -143,7 +149,7 @@ class RowAnswer:
             piece = self._stream.step(ids, last=answer is None, reason="length" if answer is None else "")
         else:
             piece = self._stream.take({name: array for name, array in answer.items() if name not in LOG_PROBS})
-        self._new, self._text = self._new + piece.text, self._text + piece.text
+        self._last, self._new, self._text = piece, self._new + piece.text, self._text + piece.text
         self.is_complete = bool(piece.finish_reason)
         if answer is not None and LOG_PROBS[0] in answer:
             self._total = answer[LOG_PROBS[0]]
@@ -151,9 +157,11 @@ class RowAnswer:
 
     def pack(self) -> dict[str, Array]:
         """Return the outputs of ``tensorrt_llm_bls`` for what came since the last call; each has one row."""
+        assert self._last is not None
         text, self._new = self._text if self._accumulates else self._new, ""
+        packed = self._stream.pack(self._last._replace(text=text))
         outputs: dict[str, Any] = {
-            "text_output": np.array([[text.encode()]], np.object_),
+            **{name: packed[name] for name in ("text_output", *COUNTS)},
             BATCH_INDEX: np.array([[self._number]], np.int32),
         }
         if self._total is not None:
@@ -203,6 +211,7 @@ _TO_PREPROCESSING = {
     "text_input": "QUERY", "max_tokens": "REQUEST_OUTPUT_LEN", "bad_words": "BAD_WORDS_DICT",
     "stop_words": "STOP_WORDS_DICT", "end_id": "END_ID", "pad_id": "PAD_ID", "min_tokens": "MIN_TOKENS",
     "exclude_input_in_output": "EXCLUDE_INPUT_IN_OUTPUT", "stream": "STREAM",
+    "return_num_output_tokens": "RETURN_NUM_OUTPUT_TOKENS",
 }  # fmt: skip
 _FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
@@ -212,7 +221,10 @@ _FROM_PREPROCESSING = {
 _SETTINGS = {
     "top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming",
 }  # fmt: skip
-_OWN = ("text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "num_draft_tokens")
+_OWN = (
+    "text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "num_draft_tokens",
+    "return_num_input_tokens", "return_num_output_tokens",
+)  # fmt: skip
 
 
 def query(inputs: Arrays) -> dict[str, Array]:
