@@ -183,6 +183,7 @@ def test_finalize_closes(tmp_path: Path) -> None:
 def test_readiness_while_a_model_loads_serves_fails_and_is_unloaded(tmp_path: Path) -> None:
     """Triton asks from release 26.03 on."""
     seen: list[bool] = []
+    model: Any = None
 
     class Watched(Double):
         is_well = True
@@ -201,7 +202,6 @@ def test_readiness_while_a_model_loads_serves_fails_and_is_unloaded(tmp_path: Pa
             nonlocal model
             model = self
 
-    model: Any = None
     Watched.for_triton = classmethod(lambda cls: Model)  # type: ignore[method-assign, assignment]
     made = Stub(Watched, tmp_path, CONFIG)
     seen.append(model.is_ready())

@@ -157,7 +157,7 @@ READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tob
 SHIPPED = (
     "bert-large", "completion", "cuml", "ensemble", "ensemble_all", "llamav2", "llm", "llm-hf", "llm-onnx", "llm-vllm",
     "llm_bls", "postprocess", "postprocessing", "preprocess", "preprocessing", "prompt", "tensorrt_llm",
-    "tensorrt_llm_bls", "vllm",
+    "tensorrt_llm_bls", "trtllm-llmapi", "vllm",
 )  # fmt: skip
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
 HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py", "trtllm.py"}

@@ -16,6 +16,7 @@ from shoal.environment.targets import (
     BACKENDS,
     IMAGES,
     LATEST,
+    LLMAPI,
     NEWEST,
     Target,
     explain_backend,
@@ -72,9 +73,15 @@ def check_backends(models: Iterable[ModelConfig], name: str) -> None:
         InputError: it lacks one, or no image of its release has all of them.
     """
     target, members = find_target(name), [model for model in models if not model.is_ensemble]
-    for model in members:
-        if fault := _describe_backend(model.backend, {member.backend for member in members}, target):
-            raise InputError(f"Model {model.name} needs the backend {model.backend}: {fault[0]}", fault[1])
+    needed = {model.name: _find_backend(model) for model in members}
+    for model, backend in needed.items():
+        if fault := _describe_backend(backend, {*needed.values()}, target):
+            raise InputError(f"Model {model} needs the backend {backend}: {fault[0]}", fault[1])
+
+
+def _find_backend(model: ModelConfig) -> str:
+    """Return a model's backend; that of a model whose code is in NVIDIA's image is the code."""
+    return LLMAPI if "tensorrt_llm" in model.requires else model.backend
 
 
 def explain_cupy(name: str) -> tuple[str, str] | None:

@@ -61,6 +61,7 @@ TABLE = tuple(Parameter(*row) for row in (
     ("INTRA_OP_THREAD_COUNT", _WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
     ("intra_op_thread_count", _WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
     ("is_classifier", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class; from 25.09 on."),
+    ("model", _PATH, "", "llmapi", "shoal compose, trtllm-llmapi", "Weights; shoal compose --weights writes it."),
     ("model", _PATH, "", "vllm", "shoal compose", "Weights; empty until shoal compose --weights writes it."),
     ("model_type", "format", "xgboost", "fil", "backend fil, shoal check", "Format of the forest's file."),
     ("output_class", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class of a row."),
