@@ -402,9 +402,14 @@ def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     for name, dtype in _DTYPES.items():
         arrays[name] = np.array([[request[name]] for request in requests], dtype)
     for name in ("stop_words_list", "bad_words_list"):
-        lists = [request[name] for request in requests]
-        arrays[name] = np.zeros((len(lists), 2, max(1, *(each.shape[1] for each in lists))), np.int32)
-        arrays[name][:, 1] = -1
-        for row, each in zip(arrays[name], lists, strict=True):
-            row[:, : each.shape[1]] = each
+        arrays[name] = stack_words([request[name] for request in requests])
     return arrays
+
+
+def stack_words(lists: Sequence[Array]) -> Array:
+    """Stack word lists, each ``[2, n]``, to ``[rows, 2, widest]``; ids are padded with 0, ends with -1."""
+    stacked = np.zeros((len(lists), 2, max(1, *(each.shape[1] for each in lists))), np.int32)
+    stacked[:, 1] = -1
+    for row, each in zip(stacked, lists, strict=True):
+        row[:, : each.shape[1]] = each
+    return stacked

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from shoal.check.config.trtllm import find_unset_lines
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
+from shoal.environment.targets import LLMAPI
 from shoal.repository.config import CONFIG
 from shoal.repository.parameters import ANY, COMPONENT, find_right_name
 
@@ -146,6 +147,7 @@ def _misspelt(model: Model) -> Findings:
     """Find parameters with nearly the name of one that shoal reads, unless the model's own code reads them."""
     code = "\n".join(text for _, text in model.sources)
     scopes = [ANY, model.backend, *([COMPONENT] if re.search(r"\b(from|import) shoal\b", code) else [])]
+    scopes += [LLMAPI] if LLMAPI in code else []
     for name in model.parameters:
         right = find_right_name(name, scopes, model.parameters)
         if right and not re.search(rf"([\"']){re.escape(name)}\1", code):
