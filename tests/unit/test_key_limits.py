@@ -132,7 +132,7 @@ def test_the_gate_counts_inference_alone_and_gives_back(clock: Clock) -> None:
         gate, account = make_gate(), Account("team", KeyLimits(2, at_once=1), clock)
         caller = Caller("x", account=account)
 
-        async def call(_: Any) -> str:
+        async def call(_: Any, __: str) -> str:
             assert account._at_once == 1
             with pytest.raises(RefusedError, match="its limit is"):
                 gate.traffic.admit("plain", 1, caller)

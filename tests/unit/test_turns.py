@@ -89,7 +89,7 @@ def test_requests_of_the_gate_take_turns() -> None:
         gate.traffic._turns["plain"] = Turns(4)
         in_triton, most = 0, 0
 
-        async def call(_: object) -> str:
+        async def call(_: object, __: str) -> str:
             nonlocal in_triton, most
             in_triton += 1
             most = max(most, in_triton)
