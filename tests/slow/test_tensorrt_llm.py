@@ -311,9 +311,7 @@ def test_nvidias_own_clients(service: Service, client: Client, weights: Path, te
         bias = ["--embedding-bias-words", "river", "--embedding-bias-weights", "30", "--num-return-sequences", "1"]
         shown = ["--prompt", PROMPTS[0], "--output-len", str(NEW), "--model-name", model, "--verbose", *bias]
         assert f"0: {PROMPTS[0]}{biased}" in run_theirs(url, END_TO_END, shown)
-    found = run_theirs(
-        url, ENGINE, ["--text", PROMPTS[0], *of(weights), "--streaming", "--num-return-sequences", "1"]
-    )
+    found = run_theirs(url, ENGINE, ["--text", PROMPTS[0], *of(weights), "--streaming", "--num-return-sequences", "1"])
     assert f"Output beam 0: {texts[PROMPTS[0]]}" in found
     stopped = run_theirs(url, ENGINE, ["--text", "A cat", *of(weights, 900), "--streaming", "--stop-after-ms", "300"])
     assert "Output sequence" in stopped  # the script raises an error if there are 900 tokens
