@@ -110,7 +110,7 @@ class Shoal:
         printed = done.output
         for place, name in ((here, "HERE"), (self.world, "HERE")):
             printed = printed.replace(str(place), name)
-        return {PRINTED: f"{done.exit_code} {re.sub(r'[0-9.]+ m?s', 'TIME', printed)}", **_digests(here)}
+        return {PRINTED: f"{done.exit_code} {re.sub(r'[0-9.]+ (m?s|[MG]iB free)', 'NOW', printed)}", **_digests(here)}
 
 
 def _digests(folder: Path) -> dict[str, str]:
