@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -132,6 +133,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Another name of a model, for OpenAI's clients; may be repeated."),
+    ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
     cache_mib: Annotated[float, typer.Option(help="Memory of the cache of models with response_cache, in MiB.")] = 64.0,
@@ -203,7 +208,7 @@ def serve(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
         cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, exposed=tuple(expose or ()),
-        limits=limits,
+        aliases=_read_aliases(alias or ()), limits=limits,
     )  # fmt: skip
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
@@ -232,6 +237,17 @@ def serve(
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
+
+
+def _read_aliases(given: Iterable[str]) -> dict[str, str]:
+    """Return models by their further names, from texts ``NAME=MODEL``."""
+    found = dict[str, str]()
+    for each in given:
+        name, _, model = each.partition("=")
+        if not re.fullmatch(r"[\w.:@+-]{1,256}", name, re.ASCII) or not model or name in found:
+            raise InputError(f"--alias {each!r:.80} is not NAME=MODEL with a new name.", "Give one: gpt-4o=llm")
+        found[name] = model
+    return found
 
 
 def _check(repository: Path) -> None:

@@ -87,6 +87,10 @@ class Service:
         options = self._options
         if unknown := [name for name in options.exposed if name not in configs]:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one of its models.")
+        for name, model in options.aliases.items():
+            if name in configs or model not in configs:
+                what = "is the name of a model" if name in configs else "names no model"
+                raise InputError(f"--alias {name}={model} {what} of {self._repository}.", "Give NEW_NAME=MODEL.")
         composed = read_composed(self._repository)
         exposed = find_exposed(configs, [*options.exposed, *composed])
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))

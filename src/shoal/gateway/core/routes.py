@@ -14,10 +14,21 @@ from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, keyless
 
+Envelope = Callable[[RefusedError, int], dict[str, Any]]  # makes the JSON of a refusal from it and its status
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.KEY: 401, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
+
+
+def find_status(refused: RefusedError) -> int:
+    """Return the HTTP status of a refusal."""
+    return _STATUS[refused.why]
+
+
+def to_error(refused: RefusedError, _: int) -> dict[str, Any]:
+    """Return a refusal in Triton's form of errors."""
+    return {"error": refused.words}
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Route:
 
     For HTTP, ``method`` is GET or POST (or several: ``GET, HEAD``), and ``path`` is a path or, if it has groups, a
     regular expression for paths.
-    For gRPC, ``path`` is the full name of the method.
+    For gRPC, ``path`` is the full name of the method. ``envelope`` makes the JSON of a refusal from it and its status.
 
     Raises:
         TypeError: the route has no scope.
@@ -37,6 +48,7 @@ class Route:
     path: str
     answer: Callable[..., Awaitable[Any]]
     method: str = ""
+    envelope: Envelope = to_error
 
     def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):
@@ -69,8 +81,10 @@ class HttpRoutes:
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        envelope: Envelope = to_error
         try:
             route, groups = self._find(request.rel_url.raw_path)
+            envelope = route.envelope
             if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
             headers, callers = request.headers, self._gate.callers
@@ -83,7 +97,7 @@ class HttpRoutes:
         except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
         except RefusedError as refused:
-            return self._refuse(refused)
+            return self._refuse(refused, envelope)
         else:
             return response
 
@@ -95,9 +109,10 @@ class HttpRoutes:
                 return route, found.groupdict(default="")
         raise self._refuse_path(path)
 
-    def _refuse(self, refused: RefusedError) -> web.Response:
+    def _refuse(self, refused: RefusedError, envelope: Envelope) -> web.Response:
         self._gate.note_refusal(refused)
-        response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
+        status = find_status(refused)
+        response = web.json_response(envelope(refused, status), status=status)
         if refused.retry_after:
             response.headers["Retry-After"] = str(refused.retry_seconds)
         if refused.why is Why.KEY:

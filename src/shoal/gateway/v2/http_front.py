@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -45,9 +45,9 @@ _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 
 
 class HttpFront:
-    """Passes clients' HTTP requests to the active Triton server."""
+    """Passes clients' HTTP requests to the active Triton server; ``others`` are routes of other APIs on its port."""
 
-    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules], others: Iterable[Route] = ()) -> None:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
         health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
@@ -67,6 +67,7 @@ class HttpFront:
             Route("Model metadata", read, _MODEL, self._answer_model, "GET"),
             Route("Configuration", read, f"{_MODEL}/config", self._answer_config, "GET"),
             Route("Statistics", read, f"{_MODEL}/stats", self._answer_model, "GET"),
+            *others,
         ]
         self.app = HttpRoutes(gate, self.routes, _no_path).app
 

@@ -1,4 +1,4 @@
-"""The ports for Triton's inference API, over HTTP and gRPC."""
+"""The ports for clients: Triton's inference API over HTTP and gRPC, and OpenAI's API on the port for HTTP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import listen
 from shoal.gateway.options import CLOSING_SECONDS, Addresses, Options
+from shoal.gateway.v1.front import ApiFront
 from shoal.gateway.v2.grpc_front import GrpcFront, make_server
 from shoal.gateway.v2.http_front import HttpFront
 from shoal.gateway.v2.rules import read_rules
@@ -23,8 +24,9 @@ async def open_fronts(
     Requests that arrive before Triton is ready are refused with the reason.
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
+    others = ApiFront(gate, configs, options.aliases).routes
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits)
-    async with listen(HttpFront(gate, rules).app, at.http, options.limits, is_open=options.takes_pages):
+    async with listen(HttpFront(gate, rules, others).app, at.http, options.limits, is_open=options.takes_pages):
         await server.start()
         try:
             yield
