@@ -18,7 +18,7 @@ from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import Route
 from shoal.gateway.core.upstream import join
 from shoal.gateway.v1.ask import Asker
-from shoal.gateway.v1.chat import Json, answer_chat, answer_completion, to_response
+from shoal.gateway.v1.chat import answer_chat, answer_completion
 from shoal.gateway.v1.errors import ApiError, to_envelope
 from shoal.gateway.v1.schema import (
     MOST_BODY,
@@ -30,6 +30,7 @@ from shoal.gateway.v1.schema import (
     decode,
 )
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict
+from shoal.gateway.v1.writing import Json, to_response
 from shoal.gateway.v2.screening import SMALL
 from shoal.repository.apis import Api, Served, find_served
 from shoal.repository.config import ModelConfig
