@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from shoal.client.calls import find_text_input
-from shoal.component.spec import TensorSpec
+from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, suggest
 from shoal.files import read_text
 from shoal.repository.config import ModelConfig
@@ -29,11 +29,17 @@ class Api(Enum):
     LANGUAGE = "language"
     EMBEDDINGS = "embeddings"
     CLASSIFY = "classify"
+    RERANK = "rerank"
     NONE = "none"
+
+
+_NUMBERS = (Api.EMBEDDINGS, Api.CLASSIFY, Api.RERANK)
 
 
 class Served(NamedTuple):
     """What a model serves: the input ``text`` takes texts, and the answers are from the FP32 output ``output``.
+
+    For pairs of texts, the input ``second`` takes the second ones, which are documents if the first one is a query.
 
     ``labels`` are the names of the classes, if the output has any. A language model has neither; ``takes_chats`` says
     whether it takes chats besides texts.
@@ -44,13 +50,15 @@ class Served(NamedTuple):
     output: str = ""
     labels: tuple[str, ...] = ()
     takes_chats: bool = False
+    second: str = ""
 
 
 def find_served(config: ModelConfig) -> Served:
     """Return what a model serves.
 
     The rule for classes is NVIDIA Dynamo's: one input of TYPE_STRING that must be given, and one output of TYPE_FP32,
-    of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding. The parameter ``api`` may
+    of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding, and a score of two inputs of
+    TYPE_STRING is that of a query and a document. The parameter ``api`` may
     name one of several outputs: ``classify=SCORE``.
 
     Raises:
@@ -62,10 +70,10 @@ def find_served(config: ModelConfig) -> Served:
     if kind and kind not in kinds:
         raise _refuse(config, f"which is none of {', '.join(kinds)}", suggest(kind, kinds))
     wanted = kinds.get(kind)
-    if output and wanted not in (Api.EMBEDDINGS, Api.CLASSIFY):
+    if output and wanted not in _NUMBERS:
         raise _refuse(config, "which names an output that its kind does not have", f"Write {kind}.")
     served = _find_language(config) if wanted in (None, Api.LANGUAGE) else None
-    if served is None and wanted in (None, Api.EMBEDDINGS, Api.CLASSIFY):
+    if served is None and wanted in (None, *_NUMBERS):
         served = _find_numbers(config, wanted, output)
     if served is None and wanted not in (None, Api.NONE):
         fix = "Give it the tensors of llm." if wanted is Api.LANGUAGE else "Name an output: classify=OUTPUT."
@@ -83,12 +91,16 @@ def _find_language(config: ModelConfig) -> Served | None:
 
 def _find_numbers(config: ModelConfig, wanted: Api | None, name: str) -> Served | None:
     spec = config.spec
-    text = find_text_input(spec)
-    others = [tensor for tensor in spec.inputs if tensor.name != text and not tensor.is_optional]
+    required = [tensor for tensor in spec.inputs if not tensor.is_optional]
     found = [tensor for tensor in spec.outputs if _is_row(tensor) and name in ("", tensor.name)]
-    if not text or others or len(found) != 1 or spec.is_decoupled or not spec.is_batched:
+    if len(found) != 1 or spec.is_decoupled or not spec.is_batched:
         return None
     (output,) = found
+    if wanted in (None, Api.RERANK) and output.dims == (1,) and len(required) == 2 and all(map(_is_text, required)):
+        return Served(Api.RERANK, required[0].name, output.name, second=required[1].name)
+    text = find_text_input(spec)
+    if wanted is Api.RERANK or not text or [tensor.name for tensor in required] not in ([], [text]):
+        return None
     guessed = Api.EMBEDDINGS if "embed" in output.name.lower() else Api.CLASSIFY
     labels = _read_labels(config, output)
     if labels and output.dims[0] not in (-1, len(labels)):
@@ -97,6 +109,10 @@ def _find_numbers(config: ModelConfig, wanted: Api | None, name: str) -> Served 
             "Write one label per line.",
         )
     return Served(wanted or guessed, text, output.name, labels)
+
+
+def _is_text(tensor: TensorSpec) -> bool:
+    return tensor.dtype == STRING and tensor.dims == (1,)
 
 
 def _is_row(tensor: TensorSpec) -> bool:

@@ -37,7 +37,12 @@ class Asker:
     """One HTTP request of a caller to the model ``spec``; the body had ``num_bytes``."""
 
     def __init__(self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, num_bytes: int) -> None:
-        self._gate, self._request, self._caller, self._spec, self._num_bytes = gate, request, caller, spec, num_bytes
+        self.request, self.model = request, spec.name
+        self._gate, self._caller, self._spec, self._num_bytes = gate, caller, spec, num_bytes
+
+    def at(self, spec: ModelSpec) -> Asker:
+        """Return an asker of a step of the model."""
+        return Asker(self._gate, self.request, self._caller, spec, self._num_bytes)
 
     # --- language models -------------------------------------------------------------------------------------------
 
@@ -63,7 +68,7 @@ class Asker:
             messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
-        with open_for(self._gate, self._request, self._caller, self._spec.name) as relay:
+        with open_for(self._gate, self.request, self._caller, self._spec.name) as relay:
             for number, message in enumerate(messages):
                 try:
                     await relay.send(self._spec.name, str(number), message, num_bytes=self._num_bytes // len(messages))
@@ -89,7 +94,7 @@ class Asker:
                         await take(number, end)
             except FailedError as error:
                 failure = _to_error(error.message)
-        if failure is None and not has_left(self._request):
+        if failure is None and not has_left(self.request):
             failure = next((cut for each in zip(dialects, last, strict=True) if (cut := self._find_cut(*each))), None)
         if failure is not None:
             raise failure
@@ -146,7 +151,7 @@ class Asker:
 
         try:
             content = await self._gate.ask(
-                self._caller, call.model, body, send, is_waited_for=lambda: not has_left(self._request)
+                self._caller, call.model, body, send, is_waited_for=lambda: not has_left(self.request)
             )
         except FailedError as error:
             raise _to_error(error.message) from None

@@ -15,15 +15,15 @@ from shoal.pieces import Piece
 _REASONS = {"stop": "stop", "length": "length"}  # others, such as cancelled, count as stop
 
 
-async def answer_chat(request: web.Request, asked: ChatRequest, asker: Asker) -> web.StreamResponse:
+async def answer_chat(asked: ChatRequest, asker: Asker) -> web.StreamResponse:
     """Answer a chat."""
     prompt = [message.to_plain() for message in asked.messages]
-    return await answer(request, asked, asker, [prompt], _Chat(asked))
+    return await answer(asked, asker, [prompt], _Chat(asked))
 
 
-async def answer_completion(request: web.Request, asked: CompletionRequest, asker: Asker) -> web.StreamResponse:
+async def answer_completion(asked: CompletionRequest, asker: Asker) -> web.StreamResponse:
     """Answer with the continuations of one text or several."""
-    return await answer(request, asked, asker, asked.prompts, _Completion(asked))
+    return await answer(asked, asker, asked.prompts, _Completion(asked))
 
 
 class _Form(Form):
@@ -93,13 +93,8 @@ class _Chat(_Form):
     def _logprobs(self, piece: Piece) -> Json | None:
         if not piece.logprobs:
             return None
-        most = self._asked.top_logprobs or 0  # type: ignore[union-attr]
-        places = []
-        for place in piece.logprobs:
-            first, *_ = place.values()
-            ranked = sorted((each for each in place.values() if each["rank"]), key=lambda each: each["rank"])
-            places.append({**_token(first), "top_logprobs": [_token(each) for each in ranked[:most]]})
-        return {"content": places, "refusal": None}
+        assert isinstance(self._asked, ChatRequest)
+        return {"content": describe_places(piece, self._asked.top_logprobs or 0), "refusal": None}
 
 
 class _Completion(_Form):
@@ -132,6 +127,16 @@ class _Completion(_Form):
             "tokens": [each["decoded_token"] for each in chosen], "top_logprobs": tops, "text_offset": offsets,
             "token_logprobs": [each["logprob"] for each in chosen],
         }  # fmt: skip
+
+
+def describe_places(piece: Piece, most: int) -> list[Json]:
+    """Return the log probabilities of a piece's tokens, and of the ``most`` most probable ones at each place."""
+    places = []
+    for place in piece.logprobs:
+        first, *_ = place.values()
+        ranked = sorted((each for each in place.values() if each["rank"]), key=lambda each: each["rank"])
+        places.append({**_token(first), "top_logprobs": [_token(each) for each in ranked[:most]]})
+    return places
 
 
 def _reason(piece: Piece) -> str:

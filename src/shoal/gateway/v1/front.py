@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,13 @@ from shoal.gateway.core.bodies import read_body
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why
-from shoal.gateway.core.routes import Route
+from shoal.gateway.core.routes import Envelope, Route
 from shoal.gateway.core.upstream import join
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.chat import answer_chat, answer_completion
 from shoal.gateway.v1.errors import ApiError, to_envelope
+from shoal.gateway.v1.messages import CountRequest, MessageRequest, answer_message, to_anthropic
+from shoal.gateway.v1.responses import ResponseRequest, answer_response
 from shoal.gateway.v1.schema import (
     MOST_BODY,
     ChatRequest,
@@ -27,18 +30,23 @@ from shoal.gateway.v1.schema import (
     CompletionRequest,
     EmbeddingsRequest,
     PredictRequest,
+    RerankRequest,
+    ScoreRequest,
     decode,
 )
-from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict
+from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
 from shoal.gateway.v1.writing import Json, to_response
 from shoal.gateway.v2.screening import SMALL
-from shoal.repository.apis import Api, Served, find_served
+from shoal.repository.apis import Api, find_served
+from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
 
 _ROUTES = {  # by what a model serves
     Api.LANGUAGE: ("/v1/completions",), Api.EMBEDDINGS: ("/v1/embeddings",), Api.CLASSIFY: ("/v1/classify",),
-    Api.NONE: (),
+    Api.RERANK: ("/v1/rerank", "/v1/score"), Api.NONE: (),
 }  # fmt: skip
+Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
+_CHATS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -51,19 +59,41 @@ class ApiFront:
         self._start = int(time.time())
         infer, read = Scope.INFER, Scope.READ
 
-        def post(name: str, path: str, answer: Callable[..., Awaitable[Any]]) -> Route:
-            return Route(name, infer, path, answer, "POST", to_envelope)
+        below = find_below(configs)
+        self._prompts = {name: step for name in configs if (step := self._find_prompt((name, *below[name])))}
 
+        def post(name: str, path: str, kind: type[Any], answer: Answer, envelope: Envelope = to_envelope) -> Route:
+            return Route(name, infer, path, partial(self._answer, kind, answer), "POST", envelope)
+
+        def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
+            return lambda asked, asker: answer(asked, asker, self._served[asker.model])
+
+        predict = partial(self._answer, PredictRequest, self._answer_predict)
         self.routes = [
             Route("Models", read, "/v1/models", self._answer_models, "GET", to_envelope),
             Route("Models", read, "/v1/models/(?P<model>[^/:]+)", self._answer_model, "GET", to_envelope),
-            post("Prediction", "/v1/models/(?P<model>[^/:]+):predict", self._answer_predict),
-            post("Chat completions", "/v1/chat/completions", self._answer_chat),
-            post("Completions", "/v1/completions", self._answer_completion),
-            post("Embeddings", "/v1/embeddings", self._answer_embeddings),
-            post("Classification", "/v1/classify", self._answer_classify),
+            Route("Prediction", infer, "/v1/models/(?P<model>[^/:]+):predict", predict, "POST", to_envelope),
+            post("Chat completions", "/v1/chat/completions", ChatRequest, answer_chat),
+            post("Completions", "/v1/completions", CompletionRequest, answer_completion),
+            post("Responses", "/v1/responses", ResponseRequest, answer_response),
+            post("Messages", "/v1/messages", MessageRequest, answer_message, to_anthropic),
+            post("Numbers of tokens", "/v1/messages/count_tokens", CountRequest, self._answer_count, to_anthropic),
+            post("Embeddings", "/v1/embeddings", EmbeddingsRequest, numbers(answer_embeddings)),
+            post("Classification", "/v1/classify", ClassifyRequest, numbers(answer_classify)),
+            post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
+            post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
             Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
         ]
+
+    def _find_prompt(self, names: Iterable[str]) -> str:
+        """Return the step that turns chats into token ids; empty if there is none."""
+        for name in names:
+            spec = self._specs[name]
+            if "messages" in {each.name for each in spec.inputs} and "input_ids" in {
+                each.name for each in spec.outputs
+            }:
+                return name
+        return ""
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
@@ -84,13 +114,15 @@ class ApiFront:
         model = self._aliases.get(name, name)
         return {
             "id": name, "object": "model", "created": self._start, "owned_by": "shoal",
-            "serves": self._list_routes(model), "ready": not self._gate.is_unready(model, caller),
+            "serves": self._list_routes(name), "ready": not self._gate.is_unready(model, caller),
         }  # fmt: skip
 
-    def _list_routes(self, model: str) -> list[str]:
+    def _list_routes(self, name: str) -> list[str]:
+        """Return the paths that a model, or another name of it, serves."""
+        model = self._aliases.get(name, name)
         served = self._served[model]
-        chat = ["/v1/chat/completions"] if served.takes_chats else []
-        predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{model}:predict"]
+        chat = _CHATS[: None if model in self._prompts else -1] if served.takes_chats else ()
+        predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
         return [*chat, *_ROUTES[served.api], *predict]
 
     def _is_exposed(self, name: str, caller: Caller) -> bool:
@@ -108,46 +140,24 @@ class ApiFront:
         except RefusedError as refused:
             code = "model_not_found" if refused.why is Why.ABSENT else ""
             raise ApiError(refused.message, "model", code, refused.why) from None
-        if path and path not in (serves := self._list_routes(model)):
+        if path and path not in (serves := self._list_routes(name)):
             raise ApiError(f"{name} does not serve {path}. It serves {' and '.join(serves) or 'nothing'}.", "model")
         return model
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    async def _answer_chat(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        async def answer(asked: ChatRequest, asker: Asker, *_: Any) -> web.StreamResponse:
-            return await answer_chat(request, asked, asker)
+    async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
+        """Answer with the number of tokens of a chat, as the pipeline's own step counts them."""
+        step = asker.at(self._specs[self._prompts[asker.model]])
+        answer = await step.infer({"messages": [json.dumps(asked.conversation)]})
+        return to_response({"input_tokens": int(answer["input_lengths"][0, 0])})
 
-        return await self._answer(request, caller, ChatRequest, answer)
-
-    async def _answer_completion(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        async def answer(asked: CompletionRequest, asker: Asker, *_: Any) -> web.StreamResponse:
-            return await answer_completion(request, asked, asker)
-
-        return await self._answer(request, caller, CompletionRequest, answer)
-
-    async def _answer_embeddings(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        return await self._answer(request, caller, EmbeddingsRequest, answer_embeddings)
-
-    async def _answer_classify(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        return await self._answer(request, caller, ClassifyRequest, answer_classify)
-
-    async def _answer_predict(self, request: web.Request, caller: Caller, model: str) -> web.StreamResponse:
-        name = self._find(model, caller, f"/v1/models/{self._aliases.get(model, model)}:predict")
-        spec = self._specs[name]
-
-        async def answer(asked: PredictRequest, asker: Asker, _: Served) -> web.StreamResponse:
-            return await answer_predict(asked, asker, spec, find_text_input(spec))
-
-        return await self._answer(request, caller, PredictRequest, answer, name)
+    async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
+        spec = self._specs[asker.model]
+        return await answer_predict(asked, asker, spec, find_text_input(spec))
 
     async def _answer(
-        self,
-        request: web.Request,
-        caller: Caller,
-        kind: type[Any],
-        answer: Callable[..., Awaitable[web.StreamResponse]],
-        model: str = "",
+        self, kind: type[Any], answer: Answer, request: web.Request, caller: Caller, model: str = ""
     ) -> web.StreamResponse:
         """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
         if request.content_type != "application/json":
@@ -156,7 +166,8 @@ class ApiFront:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
             work = partial(decode, kind, body)
             asked = await asyncio.to_thread(work) if len(body) > SMALL else work()
-            model = model or self._find(asked.model, caller, request.rel_url.raw_path)
-            asker = Asker(self._gate, request, caller, self._specs[model], len(body))
+            path = "" if model else request.rel_url.raw_path
+            found = self._find(model or asked.model, caller, path or f"/v1/models/{model}:predict")
+            asker = Asker(self._gate, request, caller, self._specs[found], len(body))
             del body, work
-            return await answer(asked, asker, self._served[model])
+            return await answer(asked, asker)

@@ -22,15 +22,20 @@ IDLE = (
     "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store",
 )  # fmt: skip
 _TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
+_NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
+_FORMS = "answers follow no grammar"
 _UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
-    "response_format": "answers follow no grammar", "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
+    "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
-    "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": "answers are not stored",
-    "reasoning_effort": "models do not reason before they answer", "verbosity": "answers have no verbosity",
-    "name": "participants have no names", "dimensions": "embeddings have the size that their model gives them",
+    "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
+    "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
+    "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
+    "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
+    "truncation": "prompts are never cut", "format": _FORMS,
+    "max_tool_calls": _TOOLS, "dimensions": "embeddings have the size that their model gives them",
 }  # fmt: skip
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -80,8 +85,8 @@ class TextFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
-class _Asked(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of every request."""
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of each request of OpenAI's."""
 
     model: Name
     user: str | None = None
@@ -93,7 +98,7 @@ class _Asked(Struct, forbid_unknown_fields=True, kw_only=True):
     store: Literal[False] | None = None
 
 
-class Writing(_Asked, kw_only=True):
+class Writing(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
     ``top_k``, ``repetition_penalty`` and ``min_tokens`` are vLLM's additions.
@@ -144,8 +149,8 @@ class ChatRequest(Writing, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     response_format: TextFormat | None = None
-    tools: None = None
-    tool_choice: None = None
+    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: None = None
     functions: None = None
     function_call: None = None
@@ -189,7 +194,7 @@ class CompletionRequest(Writing, kw_only=True):
         return super().settings() | wanted
 
 
-class EmbeddingsRequest(_Asked, kw_only=True):
+class EmbeddingsRequest(Body, kw_only=True):
     """Body of ``POST /v1/embeddings``."""
 
     input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
@@ -202,7 +207,7 @@ class EmbeddingsRequest(_Asked, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class ClassifyRequest(_Asked, kw_only=True):
+class ClassifyRequest(Body, kw_only=True):
     """Body of ``POST /v1/classify``, as vLLM and NVIDIA Dynamo have it."""
 
     input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
@@ -211,6 +216,30 @@ class ClassifyRequest(_Asked, kw_only=True):
     def texts(self) -> list[str]:
         """The texts to classify."""
         return [self.input] if isinstance(self.input, str) else self.input
+
+
+class RerankRequest(Body, kw_only=True):
+    """Body of ``POST /v1/rerank``, as Cohere and vLLM have it."""
+
+    query: str
+    documents: Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(Body, kw_only=True):
+    """Body of ``POST /v1/score``, as vLLM has it: one text with each of others, or as many of both."""
+
+    text_1: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    text_2: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+
+    @property
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """The first and the second texts."""
+        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
+        if len(first) not in (1, len(second)):
+            raise ApiError(f"text_1 has {len(first)} texts and text_2 has {len(second)}.", "text_1")
+        return first * (len(second) // len(first)), second
 
 
 class PredictRequest(Struct, forbid_unknown_fields=True):
@@ -252,8 +281,9 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
         place = f"{place}.{missing[1]}" if place else missing[1]
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     names = [name.partition("[")[0] for name in place.split(".")]
-    if reason := next((_UNSUPPORTED[name] for name in names if name in _UNSUPPORTED), ""):
-        return ApiError(f"{place} is not supported: {reason}. Leave it out.", place, "unsupported_parameter")
+    reason = next((f": {_UNSUPPORTED[name]}" for name in names if name in _UNSUPPORTED), "")
+    if reason or what.startswith("Expected `null`"):
+        return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
     if place.startswith(("input[", "prompt[")):
         return ApiError(
             f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",

@@ -16,7 +16,8 @@ from aiohttp import web
 from shoal.component.spec import ModelSpec
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError
-from shoal.gateway.v1.schema import ClassifyRequest, EmbeddingsRequest, PredictRequest
+from shoal.gateway.v1.schema import ClassifyRequest, EmbeddingsRequest, PredictRequest, RerankRequest, ScoreRequest
+from shoal.gateway.v1.writing import to_response
 from shoal.repository.apis import Served
 
 _USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tokens
@@ -25,7 +26,7 @@ _LARGE = 2**16  # numbers of an answer that are encoded outside the event loop
 
 async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Served) -> web.Response:
     """Answer with an embedding for each text, in their order."""
-    array = await _infer(asked.texts, asker, served)
+    array = await _infer({served.text: asked.texts}, asker, served)
 
     def encode() -> bytes:
         if asked.encoding_format == "base64":
@@ -40,7 +41,7 @@ async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Serv
 
 async def answer_classify(asked: ClassifyRequest, asker: Asker, served: Served) -> web.Response:
     """Answer with the probabilities, or the score, of each text, and the label of the greatest one."""
-    array = await _infer(asked.texts, asker, served)
+    array = await _infer({served.text: asked.texts}, asker, served)
     labels = served.labels if len(served.labels) == array.shape[1] else ()
 
     def encode() -> bytes:
@@ -59,6 +60,37 @@ async def answer_classify(asked: ClassifyRequest, asker: Asker, served: Served) 
         })  # fmt: skip
 
     return await _to_response(encode, array.size)
+
+
+async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> web.Response:
+    """Answer with the scores of documents for a query, the greatest one first."""
+    scores = await _score([asked.query] * len(asked.documents), asked.documents, asker, served)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    texts = (
+        {}
+        if asked.return_documents is False
+        else {index: {"document": {"text": asked.documents[index]}} for index in order}
+    )
+    results = [{"index": index, **texts.get(index, {}), "relevance_score": scores[index]} for index in order]
+    return to_response(
+        {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model, "results": results, "usage": _USAGE}
+    )
+
+
+async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web.Response:
+    """Answer with the score of each pair of texts, in their order."""
+    scores = await _score(*asked.pairs, asker, served)
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return to_response({
+        "id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
+        "data": data, "usage": _USAGE,
+    })  # fmt: skip
+
+
+async def _score(first: list[str], second: list[str], asker: Asker, served: Served) -> list[float]:
+    array = await _infer({served.text: first, served.second: second}, asker, served)
+    scores: list[float] = array[:, 0].tolist()
+    return scores
 
 
 async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, text: str) -> web.Response:
@@ -109,10 +141,10 @@ def _decode(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace")
 
 
-async def _infer(texts: list[str], asker: Asker, served: Served) -> Any:
-    answer = await asker.infer({served.text: texts})
+async def _infer(values: dict[str, list[str]], asker: Asker, served: Served) -> Any:
+    answer = await asker.infer(values)
     array = answer[served.output]
-    if array.ndim != 2 or len(array) != len(texts) or not np.isfinite(array).all():
+    if array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
         raise ApiError(f"The model's output {served.output} is not a row of finite numbers for each text.", "input")
     return array
 

@@ -83,9 +83,7 @@ class Form:
         return Event(to_envelope(refused, find_status(refused)))
 
 
-async def answer(
-    request: web.Request, asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form
-) -> web.StreamResponse:
+async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form) -> web.StreamResponse:
     """Answer a request to a language model.
 
     Raises:
@@ -100,13 +98,13 @@ async def answer(
             found[number].append(piece)
 
         await asker.write(prompts, settings, keep, is_streaming=False)
-        if has_left(request):
+        if has_left(asker.request):
             raise ConnectionResetError
         whole = [join_pieces(pieces) for pieces in found]
         for number, piece in enumerate(whole):
             form.count(number, piece)
         return to_response(form.whole(whole))
-    events = _Events(request)
+    events = _Events(asker.request)
 
     async def send(number: int, piece: Piece) -> None:
         form.count(number, piece)
