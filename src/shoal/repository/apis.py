@@ -57,9 +57,9 @@ def find_served(config: ModelConfig) -> Served:
     """Return what a model serves.
 
     The rule for classes is NVIDIA Dynamo's: one input of TYPE_STRING that must be given, and one output of TYPE_FP32,
-    of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding, and a score of two inputs of
-    TYPE_STRING is that of a query and a document. The parameter ``api`` may
-    name one of several outputs: ``classify=SCORE``.
+    of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding, and a score of two inputs
+    of TYPE_STRING is that of a query and a document. The parameter ``api`` may name one of several outputs:
+    ``classify=SCORE``.
 
     Raises:
         ArtifactError: the parameter ``api`` is not a kind, or the model's tensors do not fit it; or its labels cannot

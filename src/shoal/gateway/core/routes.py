@@ -88,9 +88,8 @@ class HttpRoutes:
             if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
             headers, callers = request.headers, self._gate.callers
-            caller = callers.find(
-                str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
-            )
+            keys = *headers.getall("Authorization", ()), *map("Bearer {}".format, headers.getall("X-Api-Key", ()))
+            caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
             route.check(caller)
             with callers.watch(caller, partial(_abort, request)):
                 response: web.StreamResponse = await route.answer(request, caller, **groups)

@@ -66,15 +66,11 @@ async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> w
     """Answer with the scores of documents for a query, the greatest one first."""
     scores = await _score([asked.query] * len(asked.documents), asked.documents, asker, served)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
-    texts = (
-        {}
-        if asked.return_documents is False
-        else {index: {"document": {"text": asked.documents[index]}} for index in order}
-    )
-    results = [{"index": index, **texts.get(index, {}), "relevance_score": scores[index]} for index in order]
-    return to_response(
-        {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model, "results": results, "usage": _USAGE}
-    )
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if asked.return_documents is not False:
+        results = [{**each, "document": {"text": asked.documents[each["index"]]}} for each in results]
+    head = {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model}
+    return to_response({**head, "results": results, "usage": _USAGE})
 
 
 async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web.Response:
