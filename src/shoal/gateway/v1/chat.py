@@ -120,7 +120,11 @@ class _Completion(_Form):
         for place in piece.logprobs:
             first, *_ = place.values()
             chosen.append(first)
-            tops.append({each["decoded_token"]: each["logprob"] for each in place.values() if each["rank"]})
+            top: Json = {}
+            for each in place.values():  # the most probable first, of tokens with the same text
+                if each["rank"]:
+                    top.setdefault(each["decoded_token"], each["logprob"])
+            tops.append(top)
             offsets.append(self._offsets.setdefault(number, 0))
             self._offsets[number] += len(first["decoded_token"])
         return {

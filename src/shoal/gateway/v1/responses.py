@@ -206,8 +206,8 @@ class _Response(Form):
         is_cut = is_over and self._last is not None and self._last.finish_reason == "length"
         status = "incomplete" if is_cut else status
         usage = {
-            "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + made,
+            "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": made, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + made,
         }  # fmt: skip
         return {
             **_NOTHING, "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
