@@ -45,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Regions(), "shoal-regions")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def variables() -> Iterator[None]:
+    """What an engine built in this process sets for its own, such as the visible GPUs, ends with the module's tests."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fp32() -> Iterator[None]:
     """Tests compute in FP32 on every machine, and so are their tolerances; those about BF16 say so."""

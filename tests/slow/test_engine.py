@@ -337,6 +337,7 @@ def test_the_batching_thread_dies_and_is_replaced(engine: Any, oracle: Any, scal
     wait_for(lambda: len(batched(engine)) >= 2, 30)
     before = engine.engine._manager
     start = time.monotonic()
+    assert engine.is_ready()
     before.add_request([10**6], request_id="-1", max_new_tokens=2, seat=-1)  # past every check: kills the thread
     for stream in streams[:2]:
         with pytest.raises(ShoalError, match="The model failed on this request"):
@@ -345,8 +346,14 @@ def test_the_batching_thread_dies_and_is_replaced(engine: Any, oracle: Any, scal
     check_equal(tokens_of(engine.stream(token_inputs([5, 6], 8))), expect(oracle, [5, 6], 8))
     assert time.monotonic() - start < scale(30, 2 + 1)  # the second is for those that waited before it
     assert engine.engine._manager is not before
+    assert engine.is_ready()
     for stream in streams:
         stream.close()
+
+
+def test_an_engine_whose_thread_died_is_not_ready(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.engine, "_manager", None)  # as between two batching threads
+    assert not engine.is_ready()
 
 
 def test_an_engine_that_is_closed_ends_its_streams(folder: Path) -> None:

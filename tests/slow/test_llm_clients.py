@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from shoal import Client, Pipeline, load
+from shoal import AsyncClient, Client, Pipeline, load
 from shoal.composition.compose import compose
 from shoal.errors import InputError
 from shoal.llm import AsyncLlm, Llm, Piece
+from shoal.llm.dialects import Messages
 from shoal.llm.tiny import make_tiny
 from tests.support.commands import Shoal
 from tests.support.service import Service
@@ -51,6 +52,31 @@ def test_asyncio_in_this_process(model: str, repository: Path) -> None:
 
     with load(repository / model) as pipeline:
         assert asyncio.run(ask(pipeline)) == [Llm(pipeline).generate(prompt, max_tokens=9).text for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("way", ["grpc", "http", "local"])
+@pytest.mark.parametrize("model", ["llm", "llm_bls", "llamav2"])
+def test_several_prompts(way: Any, model: str, service: Service, repository: Path) -> None:
+    """More than are asked at once; the answers are those of single requests, in their order."""
+    prompts: list[str | Messages] = [*PROMPTS, [{"role": "user", "content": "Hello"}]] * 3
+    url = "" if way == "local" else getattr(service, way)
+
+    async def ask() -> list[Piece]:
+        if way == "local":
+            with load(repository / model) as pipeline:
+                return await AsyncLlm(pipeline).generate_all(prompts, max_tokens=4, temperature=0)
+        async with AsyncClient(url, protocol=way) as client:
+            return await AsyncLlm(client, model).generate_all(prompts, max_tokens=4, temperature=0)
+
+    with load(repository / model) if way == "local" else Client(url, protocol=way) as source:
+        llm = Llm(source, "" if way == "local" else model)
+        single = [llm.generate(prompt, max_tokens=4, temperature=0) for prompt in prompts[:7]]
+        assert llm.generate_all(prompts, max_tokens=4, temperature=0) == single * 3 == asyncio.run(ask())
+        assert llm.generate_all([]) == []
+        with pytest.raises(InputError, match=r"The prompt is a list of texts\. Ask generate_all\(prompts\)"):
+            llm.generate(["A cat", "The fish"])  # type: ignore[list-item]
+        with pytest.raises(InputError, match="max_tokens is 0"):
+            llm.generate_all(PROMPTS, max_tokens=0)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -149,6 +150,61 @@ def test_nothing_is_returned_unasked_and_too_many_are_refused(engine: str, servi
         for name in ("llm", "llm_bls"):
             with pytest.raises(InputError, match=r"top_logprobs is 21. Send from 0 to 20"):
                 Llm(client, name).generate("A", top_logprobs=21)
+
+
+def check_biased(oracle: Any, prompt: list[int], new: list[int], bias: NDArray[Any], penalty: float) -> None:
+    """Each token has the greatest of the model's logits plus the bias, less the penalty for tokens that were there."""
+    scores = oracle(prompt, new) + bias
+    for place, row in enumerate(scores):
+        tokens, counts = np.unique(np.array(new[:place], np.int64), return_counts=True)
+        row[tokens] -= penalty * counts
+        assert row[new[place]] >= row.max() - CLOSE
+
+
+def test_bias_of_token_ids(engine: str, service: Service, oracle: Any, tokenizer: Tokenizer) -> None:
+    draw, size = np.random.default_rng(7), oracle([5], [6]).shape[1]
+    with Client(service.grpc) as client:
+
+        def ask(ids: list[int], bias: list[float] | NDArray[Any], **more: Any) -> list[int]:
+            inputs = token_inputs(ids, NEW, **more) | {"embedding_bias": np.array([bias], np.float32)}
+            return tokens_of(client.stream(ENGINES[engine], inputs))
+
+        for index, text in enumerate(PROMPTS):
+            ids, bias, penalty = tokenizer.encode(text).ids, np.zeros(size, np.float32), 0.7 * (index % 2)
+            bias[draw.integers(0, size, 40)] = draw.normal(0, 5, 40)
+            new = ask(ids, bias, frequency_penalty=penalty)
+            check_biased(oracle, ids, new, bias, penalty)
+            plain = ask(ids, [], frequency_penalty=penalty)
+            assert plain == ask(ids, bias * 0, frequency_penalty=penalty) != new
+            drawn = ask(ids, bias, temperature=0.8, runtime_top_p=1.0, seed=1)
+            assert drawn == ask(ids, bias, temperature=0.8, runtime_top_p=1.0, seed=1)
+        only = ask(ids, [0.0] * 9 + [1000.0])
+        assert only == [9] * NEW
+        with pytest.raises(
+            InputError, match=rf"embedding_bias has {size + 1} numbers, .* vocabulary has {size} tokens"
+        ):
+            ask(ids, [0.0] * (size + 1))
+        with pytest.raises(InputError, match=r"embedding_bias is nan for the token 1. Send finite numbers"):
+            ask(ids, [0.0, np.nan])
+
+
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_bias_of_words(model: str, service: Service, oracle: Any, tokenizer: Tokenizer) -> None:
+    """All tokens of a word have its weight, and a token of two words has both."""
+    words, weights = ["river", " cat", "", "river and"], [3.5, 6.0, 9.0, -2.25]
+    bias = np.zeros(oracle([5], [6]).shape[1], np.float32)
+    for word, weight in zip(words, weights, strict=True):
+        for token in tokenizer.encode(word, add_special_tokens=False).ids:
+            bias[token] += weight
+    given = {"max_tokens": [NEW], "return_logprobs": [True], "stream": [False]}
+    given |= {"embedding_bias_words": [words], "embedding_bias_weights": [weights]}
+    with Client(service.grpc) as client:
+        for text in PROMPTS:
+            (answer,) = client.stream(model, {"text_input": [text], **given})
+            new = [int(next(iter(place))) for place in json.loads(answer["logprobs"].item())]
+            check_biased(oracle, tokenizer.encode(text).ids, new, bias, 0)
+        with pytest.raises(InputError, match=r"embedding_bias_words has 4 entries, and embedding_bias_weights has 1\."):
+            [*client.stream(model, {"text_input": ["A"], **given, "embedding_bias_weights": [[1.0]]})]
 
 
 def check_text(piece: Piece, prompt: list[int], oracle: Any, tokenizer: Tokenizer, number: int) -> None:

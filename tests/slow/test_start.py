@@ -16,6 +16,7 @@ import pytest
 
 from shoal.doctor import examine
 from shoal.errors import InputError, SetupError, ShoalError
+from shoal.machine import VISIBLE
 from shoal.server import checks
 from shoal.server.launch import Server
 from shoal.server.orphans import make_folder
@@ -48,6 +49,7 @@ def refusal(repository: Path) -> ShoalError:
 
 def test_no_gpu_for_a_repository_of_one(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "describe_machine", lambda: {"cores": 2})
+    monkeypatch.delenv(VISIBLE, raising=False)
     manifest(repository, gpus=[0])
     error = refusal(repository)
     assert error.what == f"{repository} was composed for GPU 0, and this machine has none."

@@ -234,7 +234,7 @@ def test_a_file_of_prompts(
     with (tmp_path / "16.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["text"] for row in rows] == TEXTS[:20]
-    assert "batch_index" not in rows[0]
+    assert not {"batch_index", "logprobs", "cumulative_logprob"} & rows[0].keys()
     table = tmp_path / "rows.jsonl"
     given = [{"text_input": TEXTS[at], "max_tokens": NEW[at], "temperature": 0, "seed": at} for at in (0, 3, 6)]
     given.insert(1, {**given[0], "max_tokens": 0})

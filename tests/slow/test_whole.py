@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from typer.testing import CliRunner
 
 import shoal
 from shoal import cli
+from shoal.client.calls import Call, Method
+from shoal.client.grpc_transport import to_grpc
 from shoal.composition.compose import compose
 from shoal.llm.tiny import make_tiny
 from tests.conftest import Scale
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.planted import write
-from tests.support.service import Service
+from tests.support.service import Service, wait_until
 
 WAYS = ["grpc", "http", "local"]
 ROWS = [1, 2, 16, 64]
 
 
-def make_config(dtype: str = "INT32", *, has_prompt: bool = False) -> str:
+def make_config(dtype: str = "INT32", *, has_prompt: bool = False, engine: str = "llm-hf") -> str:
     """The engine's configuration without its line about pieces, and with rows."""
-    text = (ENGINE / "config.pbtxt").read_text(encoding="utf-8")
+    text = (ENGINE.parent / engine / "config.pbtxt").read_text(encoding="utf-8")
     text = text.replace("model_transaction_policy { decoupled: true }\n", "").replace(": 1\n", ": 64\n", 1)
     ids = "input_ids|input_lengths|request_output_len|end_id|pad_id|output_ids|sequence_length"
     text = re.sub(rf'(name: "(?:{ids})" data_type: TYPE_)INT32', rf"\1{dtype}", text)
@@ -59,7 +69,7 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log") as running:
+    with Service(repository, repository.parent / "log", "--trusted-proxy", "127.0.0.1") as running:
         yield running
 
 
@@ -304,6 +314,98 @@ def test_a_stop_request_ends_its_own_request(way: Literal["grpc", "http"], servi
         assert found[-1]["finish_reason"].item() in (b"cancelled", "cancelled")
         with pytest.raises(shoal.ShoalError, match="Stop: no request of yours with id 'mine' to llm-hf is in flight"):
             list(client.stream("llm-hf", stop, request_id="mine", outputs=outputs))
+
+
+class Asked(NamedTuple):
+    """The answer to a request outside streams, or in a stream of its own: its id, reason and number of tokens."""
+
+    request_id: str
+    reason: str = ""
+    length: int = 0
+    error: str = ""
+
+
+def ask_as(caller: str, way: str, service: Service, inputs: dict[str, Any], request_id: str) -> Asked:
+    """Ask through a proxy, on behalf of the address ``caller``."""
+    if way in ("json", "binary"):
+        with tritonclient.http.InferenceServerClient(service.http, network_timeout=120) as client:
+            given = [tritonclient.http.InferInput(name, each.shape, np_to_triton_dtype(each.dtype)) for name, each in
+                     inputs.items()]  # fmt: skip
+            for tensor, array in zip(given, inputs.values(), strict=True):
+                tensor.set_data_from_numpy(array, binary_data=way == "binary")
+            names = ("finish_reason", "sequence_length")
+            wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=way == "binary") for name in names]
+            headers = {"X-Forwarded-For": caller}
+            try:
+                found = client.infer("INT32", given, request_id=request_id, headers=headers, outputs=wanted)
+            except InferenceServerException as error:
+                return Asked("", error=error.message())
+            answer = found.get_response()
+            if not answer["outputs"]:
+                return Asked(answer["id"])
+            reason, length = (found.as_numpy(name).item() for name in names)
+            return Asked(answer["id"], reason.decode() if isinstance(reason, bytes) else reason, length)
+    if way == "generate":
+        body = {name: array.item() if array.size == 1 else array.tolist() for name, array in inputs.items()}
+        sent = json.dumps({**body, "id": request_id}).encode()
+        request = urllib.request.Request(f"http://{service.http}/v2/models/INT32/generate", sent)
+        request.add_header("X-Forwarded-For", caller)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as reply:
+                answer = json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Asked("", error=json.loads(error.read())["error"])
+        return Asked(answer["id"], answer.get("finish_reason", ""), answer.get("sequence_length", 0))
+    message, metadata = to_grpc(Call(Method.INFER, "INT32", inputs, request_id=request_id)).message, [
+        ("x-forwarded-for", caller)
+    ]  # fmt: skip
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            if way == "grpc":
+                answer = stub.ModelInfer(message, metadata=metadata, timeout=120)
+            else:
+                (each,) = stub.ModelStreamInfer(iter([message]), metadata=metadata, timeout=120)
+                if each.error_message:
+                    return Asked(each.infer_response.id, error=each.error_message)
+                answer = each.infer_response
+        except grpc.RpcError as error:
+            return Asked("", error=error.details())
+    found = tritonclient.grpc.InferResult(answer)
+    if not answer.outputs:
+        return Asked(answer.id)
+    return Asked(answer.id, found.as_numpy("finish_reason").item().decode(), found.as_numpy("sequence_length").item())
+
+
+@pytest.mark.parametrize(
+    ("way", "stop_way"),
+    [("grpc", "json"), ("json", "binary"), ("binary", "generate"), ("generate", "stream"), ("stream", "grpc")],
+)
+def test_a_stop_request_ends_whole_requests_of_its_caller_alone(way: str, stop_way: str, service: Service) -> None:
+    """Both clients gave their requests the same id, with a character that JSON escapes."""
+    long, stop, request_id = token_inputs([5], 900), token_inputs([5], 1, stop=True), 'mine "é"'
+    with ThreadPoolExecutor(3) as pool:
+        mine, other, foreign = (
+            pool.submit(ask_as, caller, way, service, long, name)
+            for caller, name in [("10.0.0.1", request_id), ("10.0.0.1", "other"), ("10.0.0.2", request_id)]
+        )
+        assert wait_until(lambda: service.metric("shoal_in_flight") >= 3)
+        for name, words in [(request_id, f"no request of yours with id {request_id!r} to INT32"), ("", "an empty id")]:
+            assert words in ask_as("10.0.0.3", stop_way, service, stop, name).error
+        asked = time.monotonic()
+        assert ask_as("10.0.0.1", stop_way, service, stop, request_id) == Asked(request_id)
+        stopped = mine.result()
+        seconds = time.monotonic() - asked
+        assert stopped[:2] == (request_id, "cancelled")
+        assert stopped.length < 900
+        assert other.result() == Asked("other", "length", 900)
+        assert foreign.result() == Asked(request_id, "length", 900)
+    assert seconds < 5
+    wrong = ask_as("10.0.0.1", way, service, token_inputs([5], 0), request_id).error
+    assert wrong == "request_output_len is 0. Ask for 1 new token or more."
+    wide = {name: np.repeat(array, 65, 0) for name, array in long.items()}
+    assert f"[request id: {request_id}]" in ask_as("10.0.0.1", "grpc", service, wide, request_id).error
 
 
 def test_declarations_that_do_not_fit(folder: Path, tmp_path: Path) -> None:

@@ -62,13 +62,17 @@ def tokens_of(answers: Any) -> list[int]:
     return found
 
 
-def count_open(component: Any) -> int:
+def open_seats(component: Any) -> list[Any]:
     """The requests that the component's engine, on transformers or ONNX Runtime, computes or lets wait."""
     engine = component.engine
     if hasattr(engine, "_seats"):
-        return len(engine._seats) + len(engine._waiting)
+        return [*engine._seats.values(), *engine._waiting]
     seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
-    return sum(seat.stream.is_open for seat in seats)
+    return [seat for seat in seats if seat.stream.is_open]
+
+
+def count_open(component: Any) -> int:
+    return len(open_seats(component))
 
 
 def cut(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], least: int = 0) -> tuple[str, str, int]:

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal.cli import app
 from shoal.client.failures import UnknownModelError
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.local import Pipeline
-from tests.support.bulk import Stopped, infer_arguments, run, write_texts
+from tests.support.bulk import Stopped, infer_arguments, read_rows, run, write_texts
 
 KINDS = (".csv", ".jsonl", ".parquet")
 
@@ -223,3 +224,32 @@ def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: Pipeline
     assert run(local(scorer), source, out).num_rows == 5 * WINDOW + 8
     run(local(scorer), source, tmp_path / "whole.csv")
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_an_output_that_no_answer_has_is_no_column(tmp_path: Path, scorer: Pipeline) -> None:
+    """Also in a resumed run; where later answers have it, CSV refuses those rows."""
+    source = write_texts(tmp_path / "in.csv", 3 * WINDOW)
+    model = local(scorer)
+    (score,) = model.spec.outputs
+    asked = set[str]()  # texts whose answers have the output
+
+    def call(inputs: Any) -> Any:
+        answer = scorer(**inputs)
+        return {**answer, **({"EXTRA": answer[score.name]} if asked & {*inputs["excerpt"]} else {})}
+
+    spec = replace(model.spec, outputs=(score, replace(score, name="EXTRA")))
+    fed = replace(model, spec=spec, call=call, max_rows=1, num_callers=1)
+    run(model, source, tmp_path / "plain.csv")
+    with pytest.raises(Stopped):
+        run(fed, source, tmp_path / "out.csv", stop_after=WINDOW)
+    run(fed, source, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "plain.csv").read_bytes()
+    rows = read_rows(tmp_path / "plain.csv")
+    asked.add(rows[-2]["text"])
+    number = sum(row["text"] in asked for row in rows)
+    assert run(fed, source, tmp_path / "late.csv").num_failed == number
+    late = [row for row in read_rows(tmp_path / "late.csv") if row["text"] in asked]
+    assert all("which the answers to the first rows lack; CSV cannot hold it" in row["error"] for row in late)
+    asked |= {row["text"] for row in rows}
+    assert run(fed, source, tmp_path / "all.csv").num_failed == 0
+    assert all(row["extra"] == row["score"] for row in read_rows(tmp_path / "all.csv"))

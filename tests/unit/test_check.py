@@ -33,6 +33,7 @@ from tests.support import (
     planted_targets,
     planted_tensors,
     planted_torchscript,
+    planted_trtllm,
     planted_warmups,
     planted_wiring,
 )
@@ -62,6 +63,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_targets.PLANTS,
     *planted_checkpoints.PLANTS,
     *planted_own_backends.PLANTS,
+    *planted_trtllm.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 

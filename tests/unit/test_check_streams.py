@@ -89,6 +89,11 @@ def test_components_and_their_policy(base: str, settings: str, is_found: bool, t
     assert look(tmp_path, text, settings) == ["decoupled-mismatch"] * is_found
 
 
+def test_a_component_that_answers_either_way(tmp_path: Path) -> None:
+    text = COMPONENT.replace("(StreamingComponent):", "(StreamingComponent):\n    answers_either_way = True")
+    assert look(tmp_path, text, "") == []
+
+
 @pytest.mark.parametrize(
     ("text", "rules"),
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -217,4 +217,4 @@ def test_the_report_is_of_the_artifacts(artifacts: Path) -> None:
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
     assert report["is_demonstration"]
     assert report["num_trained_on"] + report["evaluation"]["num_texts"] == 100
-    assert report["versions"]["torch"] == torch.__version__
+    assert report["versions"]["torch"] == version("torch")  # of PyPI's CUDA build, torch.__version__ says more

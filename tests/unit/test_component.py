@@ -180,6 +180,39 @@ def test_finalize_closes(tmp_path: Path) -> None:
     made.finalize()
 
 
+def test_readiness_while_a_model_loads_serves_fails_and_is_unloaded(tmp_path: Path) -> None:
+    """Triton asks from release 26.03 on."""
+    seen: list[bool] = []
+    model: Any = None
+
+    class Watched(Double):
+        is_well = True
+
+        def setup(self, context: Context) -> None:  # noqa: ARG002
+            seen.append(model.is_ready())
+
+        def is_ready(self) -> bool:
+            return self.is_well
+
+        def close(self) -> None:
+            seen.append(model.is_ready())
+
+    class Model(Watched.for_triton()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            nonlocal model
+            model = self
+
+    Watched.for_triton = classmethod(lambda cls: Model)  # type: ignore[method-assign, assignment]
+    made = Stub(Watched, tmp_path, CONFIG)
+    seen.append(model.is_ready())
+    model.component.is_well = False
+    seen.append(model.is_ready())
+    model.component.is_well = True
+    made.finalize()
+    assert seen == [False, True, False, False]
+    assert not model.is_ready()
+
+
 def test_errors_have_codes(tmp_path: Path) -> None:
     class Failing(Double):
         def run(self, batch: Arrays) -> Arrays:

@@ -15,6 +15,7 @@ from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.placement import Plan
 from shoal.server.container import container_command
 from tests.support.containers import find_installed, write_weights
+from tests.support.once import ROOT
 
 MEMBERS = ("prompt", "llm-hf", "completion")
 
@@ -148,3 +149,48 @@ def test_a_language_model_gets_what_its_engine_imports(weights: Path, tmp_path: 
 def test_the_embedded_server_lacks_the_vllm_backend(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"vllm needs the backend vllm: the embedded .* Compose it for NVIDIA's"):
         compose("vllm", tmp_path / "repository", weights=weights)
+
+
+def test_an_engine_of_tensorrt_llm_is_composed_for_releases_that_have_it(weights: Path, tmp_path: Path) -> None:
+    """The five models with an engine's files, and the model on the LLM API with the path of the weights."""
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    (engine / "config.json").write_text('{"pretrained_config": {"mapping": {"world_size": 2}}}', encoding="utf-8")
+    for rank in range(2):
+        (engine / f"rank{rank}.engine").write_bytes(b"built elsewhere")
+    names = ["ensemble", "tensorrt_llm_bls"]
+    there = Plan(target="26.07")
+    repository = compose(names, tmp_path / "r", weights=weights, artifacts=engine, plan=there)
+    models = {"ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"}
+    assert {path.parent.name for path in repository.glob("*/config.pbtxt")} == models
+    assert sorted(path.name for path in (repository / "tensorrt_llm" / "1").iterdir() if path.suffix) == [
+        "config.json", "rank0.engine", "rank1.engine",
+    ]  # fmt: skip
+    assert " : -n 1 tritonserver" in container_command(repository), "one process for each rank"
+    api = compose("trtllm-llmapi", tmp_path / "api", weights=weights, plan=there)
+    assert f'model: "{weights}"\n' in (api / "trtllm-llmapi" / "1" / "model.yaml").read_text(encoding="utf-8")
+    command = container_command(api)
+    assert "tritonserver:26.07-trtllm-python-py3" in command
+    assert "--gpus all" in command
+    for target in ("26.08", "26.11"):
+        with pytest.raises(InputError, match=rf"no image of Triton {target} has it. .* from 23.10 to 26.07"):
+            compose(names, tmp_path / "r", weights=weights, artifacts=engine, plan=Plan(target=target))
+        with pytest.raises(InputError, match=rf"no image of Triton {target} has it. .* from 25.06 to 26.07"):
+            compose("trtllm-llmapi", tmp_path / "api", weights=weights, plan=Plan(target=target))
+    with pytest.raises(InputError, match=r"embedded server does not have it. .* --target 26.07; or replace it: --swap"):
+        compose(names, tmp_path / "r", weights=weights, artifacts=engine)
+    with pytest.raises(InputError, match=r"needs the backend llmapi: the embedded server .* --target 26.07"):
+        compose("trtllm-llmapi", tmp_path / "api", weights=weights)
+
+
+def test_what_takes_the_place_of_an_engine_of_tensorrt_llm(weights: Path, tmp_path: Path) -> None:
+    """Its name and its tensors stay, and the answers are read as NVIDIA's; another kind of model is refused."""
+    swap = {"tensorrt_llm": "llm-hf"}
+    repository = compose("tensorrt_llm", tmp_path / "r", weights=weights, swap=swap)
+    found, own = read_config(repository / "tensorrt_llm"), read_config(ROOT / "models" / "tensorrt_llm")
+    assert (found.name, found.backend, found.message.input) == ("tensorrt_llm", "python", own.message.input)
+    assert found.message.output == own.message.output
+    assert found.spec.parameters["like_tensorrt_llm"] == "true"
+    assert found.spec.parameters["exclude_input_in_output"] == "false"
+    with pytest.raises(InputError, match="completion cannot take the place of tensorrt_llm"):
+        compose("ensemble", tmp_path / "s", weights=weights, swap={"tensorrt_llm": "completion"})

@@ -242,7 +242,7 @@ def test_models_are_asked_to_stop_until_the_last_answer(model: str, num_stops: i
             bench.call.say(own_id, is_final=True)
             await asyncio.sleep(10)
             assert len(bench.stops) == 3 * num_stops
-            assert not relay._stopping
+            assert not bench.requests._stopping
             for stop in bench.stops:
                 message = service_pb2.ModelInferRequest.FromString(stop.written[0])
                 assert (message.model_name, message.id) == ("llm", own_id)

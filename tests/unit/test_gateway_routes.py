@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -189,7 +190,8 @@ def test_outcomes_of_requests(
         gate = make_gate()
         before = gate.active.answered
 
-        async def call(_: Upstream) -> str:
+        async def call(_: Upstream, own_id: str) -> str:
+            assert not own_id
             assert gate.traffic.in_flight("plain") == 1
             await asyncio.sleep(1)
             if error:
@@ -209,12 +211,36 @@ def test_outcomes_of_requests(
     assert ("A request to plain failed" in caplog.text) == (outcome == "lost" or "fault" in str(error))
 
 
+def test_a_request_that_can_be_stopped_has_an_id_of_its_own() -> None:
+    """Not one without an id, nor one to a model that has no input stop."""
+
+    async def work() -> None:
+        gate, found = make_gate(), list[str]()
+
+        async def call(_: Upstream, own_id: str) -> str:
+            found.append(own_id)
+            assert [*gate.requests.open] == ([own_id] if own_id else [])
+            raise FailedError(400, f"[request id: {own_id}] it is wrong")
+
+        for model, request_id in [("llm", "mine"), ("both", "mine"), ("llm", ""), ("plain", "mine")]:
+            words = r"request id: mine\]" if (model, request_id) in [("llm", "mine"), ("both", "mine")] else r"id: \]"
+            with pytest.raises(FailedError) as caught:
+                await gate.ask(MINE, model, b"x", call, request_id=request_id)
+            assert re.search(words, caught.value.message)
+        assert [bool(each) for each in found] == [True, True, False, False]
+        assert len({*found}) == 3
+        assert not gate.requests.open
+
+    run(work())
+
+
 def test_quarantined_bytes_are_refused() -> None:
     async def work() -> None:
         gate = make_gate()
         gate.resending.quarantine.add("plain", b"x")
 
-        async def call(_: Upstream) -> str:
+        async def call(_: Upstream, own_id: str) -> str:
+            assert not own_id
             return "answer"
 
         with pytest.raises(RefusedError, match="The process of plain ended"):

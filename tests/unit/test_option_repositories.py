@@ -15,7 +15,7 @@ import torch
 from shoal.environment.archive import unpack
 from tests.support.imports import script
 from tests.support.once import ROOT
-from tests.support.options import PRINTED, Both, Net, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import PRINTED, Both, Elsewhere, Net, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted_environments import PYTHON, environment, stub
 from tests.support.projects import write_model
 from tests.support.tokenizers import byte_level
@@ -48,6 +48,9 @@ TABLE: Table = {
     "plan --text-bytes": Both("plan ensemble_all", "--text-bytes 10", "--text-bytes 999999"),
     "plan --project": Both(PLAN, "", "--project q"),
     "plan --json": Both(PLAN, "", "--json"),
+    "fill --in_place": Elsewhere("unit/test_fill.py::test_a_template_is_filled"),
+    "fill --keep-unset": Both("fill blank.pbtxt rows:8", "", "--keep-unset"),
+    "fill --dry-run": Both("fill blank.pbtxt rows:8,dir:/a", "", "--dry-run"),
     "check --target": Both("check forest", "--target embedded", "--target 25.08"),
     "check --strict": Both("check warned", "", "--strict"),
     "check --explain": Both("check", "--explain tensor-dims", "--explain parameter-misspelt"),
@@ -135,6 +138,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         byte_level().save(str(root / name / "tokenizer.json"))
         (root / name / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 64}')
         (root / name / "model.safetensors").write_bytes(b"weights")
+    (root / "blank.pbtxt").write_text('max_batch_size: ${rows} default_model_filename: "${dir}"\n')
     (root / "env.tar.gz").write_bytes(environment())
     (root / "numpy-2.tar.gz").write_bytes(environment(numpy="2.1.0"))
     unpack(root / "env.tar.gz", root / "env")

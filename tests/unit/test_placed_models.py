@@ -46,11 +46,12 @@ from tests.support.pretend import PretendGpu
 from tests.support.tokenizers import byte_level
 
 SHIPPED = {name: config for name, config in find_model_folders().items() if not config.is_ensemble}
-PYTHON = sorted(name for name, config in SHIPPED.items() if config.backend == "python")
+PYTHON = sorted(name for name, config in SHIPPED.items() if config.backend == "python" and not config.requires)
 ON_HOST = {
-    "checked_text", "completion", "label", "llamav2", "llm-hf", "llm-onnx", "llm_bls", "prompt", "tokenizer", "top_k",
-    "word_counts",
+    "checked_text", "completion", "label", "llamav2", "llm-hf", "llm-onnx", "llm_bls", "postprocessing",
+    "preprocessing", "prompt", "tensorrt_llm_bls", "tokenizer", "top_k", "word_counts",
 }  # fmt: skip
+NVIDIAS = {"tensorrt_llm", "trtllm-llmapi", "vllm"}  # on backends, or with code, that are not here
 GPUS = Plan(placement="gpu", gpus=(0, 1))
 
 
@@ -78,7 +79,7 @@ def test_what_is_known_of_the_code_is_what_the_code_does() -> None:
     assert shipped_class("llm-vllm").library == ENGINE_LIBRARY
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED.keys() - {"vllm"}))
+@pytest.mark.parametrize("name", sorted(SHIPPED.keys() - NVIDIAS))
 def test_a_model_starts_on_a_device_only_if_it_computes_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPU 2 of three, and with KIND_MODEL: `prepare` selects that GPU, or the model does not start."""
     selected: list[int] = []
@@ -108,7 +109,7 @@ def test_a_model_starts_on_a_device_only_if_it_computes_there(name: str, monkeyp
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_compose_and_check_place_a_model_only_where_it_starts(name: str, tmp_path: Path) -> None:
     """All shipped models, placed by hand on each kind: `check` reports just those that would not start."""
-    config, library = SHIPPED[name], "" if SHIPPED[name].backend == "vllm" else shipped_class(name).library
+    config, library = SHIPPED[name], "" if name in NVIDIAS else shipped_class(name).library
     for kind in ("KIND_CPU", "KIND_GPU", "KIND_MODEL"):
         message = type(config.message)()
         message.CopyFrom(config.message)

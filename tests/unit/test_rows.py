@@ -48,6 +48,9 @@ class Counting(EngineComponent):
                 stream.end(RuntimeError("no such token"))
                 return
 
+    def is_running(self) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 

@@ -26,7 +26,7 @@ from shoal.bulk.scoring import Endpoint, Scored, Summary, score
 from shoal.errors import InputError, SetupError
 from shoal.tables import Row, Table, shorten
 
-MARK, _FORMAT = "shoal infer", 1
+MARK, _FORMAT = "shoal infer", 2
 
 # Progress callback: rows answered, and the fraction of the input that is read, where its size is known.
 OnRows = Callable[[int, float | None], None]
@@ -37,13 +37,14 @@ def infer_to_stream(
 ) -> Summary:
     """Score the rows of ``table`` and write the answers to ``stream`` as they arrive, in the order of the rows."""
     done = failed = 0
-    stream.write(form.header())
     for scored in score(table.rows, model, feed):
         window = list(map(form.admit, scored))
         stream.write(form.encode(window))
         stream.flush()
         done, failed = done + len(window), failed + _count_failed(window)
         on_rows(done, table.fraction_read())
+    if not done:
+        stream.write(form.header())
     return Summary(done, failed)
 
 
@@ -74,6 +75,8 @@ def infer_to_file(
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file, or replace it: --fresh")
     with open_journal(output, settings, is_fresh=is_fresh) as journal:
         hashed = _skip(journal, table)
+        if payload := next(journal.payloads(), b""):
+            form.resume(payload)
         on_rows(journal.num_rows, table.fraction_read())
         for scored in score(table.rows, model, feed):
             for each in scored:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ class JsonLines:
         self._reserved = (*added, ERROR)
 
     def header(self) -> bytes:
-        """Return the bytes before the first row."""
+        """Return what an output without rows contains."""
         return b""
+
+    def resume(self, payload: bytes) -> None:
+        """Go on after earlier rows, the first of which were encoded as ``payload``."""
 
     def admit(self, scored: Scored) -> Scored:
         """Return ``scored``, with an error instead of the answer if the format cannot hold the row's values."""
@@ -81,13 +85,16 @@ class JsonLines:
     def finish(self, payloads: Payloads, path: Path) -> None:
         """Write the file ``path`` from the payloads, which are everything that was encoded."""
         with path.open("wb") as file:
-            file.writelines(chain([self.header()], payloads()))
+            file.writelines(payloads())
+            if not file.tell():
+                file.write(self.header())
 
     def _refuse(self, scored: Scored, name: str, why: str) -> Scored:
         """Return the row with an error instead of its answer, and without columns named like an answer's column."""
         assert not isinstance(scored.row, ArtifactError)
         row = {key: value for key, value in scored.row.items() if key not in self._reserved}
-        said = f"Row {scored.number} has a column {shorten(name)} ({shorten(scored.row[name])}), {why}"
+        value = shorten({**answered(scored), **scored.row}[name])
+        said = f"Row {scored.number} has a column {shorten(name)} ({value}), {why}"
         return Scored(scored.number, row, said)
 
 
@@ -110,23 +117,40 @@ def _as_text(value: object) -> str:
 class Csv(JsonLines):
     """CSV: commas, quotes doubled within quotes, ``\\n`` at the ends of lines.
 
-    The header has the columns of the first row, then those of the answers, then ``error``. Bytes of the input that are
-    not UTF-8 are written unchanged.
+    The header has the columns of the first row, then those of the answers to the first rows, then ``error``. Bytes of
+    the input that are not UTF-8 are written unchanged.
     """
 
+    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec]) -> None:
+        super().__init__(columns, added)
+        self._kept, self._has_begun = self._reserved, False  # answers' columns that are written, and whether rows are
+
     def header(self) -> bytes:
-        return _csv_lines([[_writable(name) for name in (*self._columns, *self._reserved)]])
+        return _csv_lines([[_writable(name) for name in (*self._columns, *self._kept)]])
+
+    def resume(self, payload: bytes) -> None:
+        names = next(csv.reader(StringIO(payload.decode("utf-8", "surrogateescape"), newline="")))
+        self._kept, self._has_begun = tuple(name for name in self._reserved if _writable(name) in names), True
 
     def admit(self, scored: Scored) -> Scored:
         others = [name for name in scored.row if name not in self._columns] if isinstance(scored.row, dict) else []
         if others:
             why = "which the first row lacks; CSV cannot hold it, .jsonl can."
             return self._refuse(scored, others[0], why)
+        late = [] if isinstance(scored.answer, str) else [name for name in scored.answer if name not in self._kept]
+        if late:
+            why = "which the answers to the first rows lack; CSV cannot hold it, .jsonl can."
+            return self._refuse(scored, late[0], why)
         return super().admit(scored)
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        names = (*self._columns, *self._reserved)
-        return _csv_lines([_csv_cell(row.get(name)) for name in names] for row in map(answered, rows))
+        head = b""
+        if not self._has_begun:
+            given = {name for scored in rows if not isinstance(scored.answer, str) for name in scored.answer} | {ERROR}
+            self._kept = tuple(name for name in self._reserved if name in given or given == {ERROR})
+            head, self._has_begun = self.header(), True
+        names = (*self._columns, *self._kept)
+        return head + _csv_lines([_csv_cell(row.get(name)) for name in names] for row in map(answered, rows))
 
 
 class _Lines(list[str]):

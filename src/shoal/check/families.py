@@ -7,7 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.check import artifacts, environments, forest, onnx_io, security, targets, torchscript
-from shoal.check.config import checkpoints, engines, fields, folders, own_backends, scheduling, tensors, warmups
+from shoal.check.config import (
+    checkpoints,
+    engines,
+    fields,
+    folders,
+    llmapi,
+    own_backends,
+    scheduling,
+    tensors,
+    trtllm,
+    warmups,
+)
 from shoal.check.ensembles import members, placement, running, wiring
 from shoal.check.findings import Finding, Rule, Severity
 from shoal.check.models import Repository
@@ -17,8 +28,8 @@ from shoal.environment.targets import find_target
 
 # Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, warmups, wiring, running, members, engines, checkpoints, placement,
-    environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends, security,
+    fields, folders, tensors, scheduling, warmups, wiring, running, members, engines, checkpoints, trtllm, llmapi,
+    placement, environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends, security,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
 

@@ -99,9 +99,6 @@ def _target(manifest: Mapping[str, Any]) -> Target | None:
 
 def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
     """Read one model's folder; ``is_model_folder`` marks a source for ``shoal compose``."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
     path = folder / CONFIG
     try:
         content = read_bytes(path, MAX_CONFIG)
@@ -109,6 +106,14 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
         return Model(folder, is_model_folder=is_model_folder)
     except OSError as error:
         return Model(folder, is_model_folder=is_model_folder, unreadable=error.strerror or str(error))
+    return parse_model(folder, content, is_model_folder=is_model_folder)
+
+
+def parse_model(folder: Path, content: bytes, *, is_model_folder: bool = False) -> Model:
+    """Parse the ``content`` of a model's configuration, whether or not the folder has it; it may be malformed."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
     text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
     message, problem = None, None
     try:

@@ -12,7 +12,17 @@ from shoal.check.models import Model, Repository, is_file
 from shoal.environment.building import OLDEST_PYTHON
 from shoal.environment.imports import find_imports
 from shoal.environment.stub import STUB, parse_version
-from shoal.environment.targets import BACKENDS, LATEST, Target, explain_backend, find_target
+from shoal.environment.targets import (
+    BACKENDS,
+    IMAGES,
+    LATEST,
+    LLMAPI,
+    NEWEST,
+    Target,
+    explain_backend,
+    find_target,
+    show_release,
+)
 from shoal.errors import InputError
 from shoal.repository.config import ModelConfig
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
@@ -63,9 +73,15 @@ def check_backends(models: Iterable[ModelConfig], name: str) -> None:
         InputError: it lacks one, or no image of its release has all of them.
     """
     target, members = find_target(name), [model for model in models if not model.is_ensemble]
-    for model in members:
-        if fault := _describe_backend(model.backend, {member.backend for member in members}, target):
-            raise InputError(f"Model {model.name} needs the backend {model.backend}: {fault[0]}", fault[1])
+    needed = {model.name: _find_backend(model) for model in members}
+    for model, backend in needed.items():
+        if fault := _describe_backend(backend, {*needed.values()}, target):
+            raise InputError(f"Model {model} needs the backend {backend}: {fault[0]}", fault[1])
+
+
+def _find_backend(model: ModelConfig) -> str:
+    """Return a model's backend; that of a model whose code is in NVIDIA's image is the code."""
+    return LLMAPI if "tensorrt_llm" in model.requires else model.backend
 
 
 def explain_cupy(name: str) -> tuple[str, str] | None:
@@ -85,7 +101,11 @@ def _describe_backend(backend: str, others: Collection[str], target: Target) -> 
     if target.is_embedded:
         if not backend or backend in _OWN:
             return None
-        return "the embedded server does not have it.", f"Compose it for NVIDIA's container, with --target {LATEST}."
+        images = [image.last for image in IMAGES if backend in image.backends]
+        latest = show_release(min(max(images), NEWEST)) if images else LATEST
+        swap = "; or replace it: --swap MODEL=llm-hf" if backend == "tensorrtllm" else ""
+        fix = f"Compose it for NVIDIA's container, with --target {latest}{swap}."
+        return "the embedded server does not have it.", fix
     if backend not in BACKENDS:
         return None
     if target.find_image({backend}) is None:

@@ -54,6 +54,7 @@ for command in (
     project.add_model,
     repository.compose,
     repository.plan,
+    repository.fill,
     check,
     serving.copies,
     serving.serve,

@@ -368,7 +368,8 @@ def _print_answers(
 
         typer.echo(b"[" + b",\n ".join(dump_json(row).rstrip(b"\n") for row in rows) + b"]")
         return len(errors)
-    added = list(name_columns(spec).values())
+    found = {name for _, answer in answers if isinstance(answer, dict) for name in answer}
+    added = [name for name in name_columns(spec).values() if name in found or not found]
     cells = [
         (
             [value if isinstance(value, bytes) else _show_value(value, is_full=is_full) for value in inputs],

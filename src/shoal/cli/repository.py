@@ -1,4 +1,4 @@
-"""``shoal compose`` and ``shoal plan``: make a model repository, and show its placement and memory."""
+"""``shoal compose``, ``plan`` and ``fill``: make a repository, show its placement and memory, fill a template."""
 
 from __future__ import annotations
 
@@ -211,6 +211,32 @@ def plan(
         OUT.print(line, soft_wrap=True)
     if sizes.flags():
         OUT.print(f"flags: {' '.join(sizes.flags())}", soft_wrap=True)
+
+
+def fill(
+    file: Annotated[Path, typer.Argument(help="The template: a config.pbtxt, or YAML.")],
+    substitutions: Annotated[str, typer.Argument(metavar="KEY:VALUE,...", help="Values of its placeholders ${KEY}.")],
+    is_in_place: Annotated[
+        bool, typer.Option("--in_place", "-i", help="Write the file itself, instead of standard output.")
+    ] = False,
+    keep_unset: Annotated[
+        bool, typer.Option("--keep-unset", help="Leave placeholders in quotes without a value: NVIDIA's defaults.")
+    ] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Show the difference, and write nothing.")] = False,
+) -> None:
+    """Fill a template as TensorRT-LLM's fill_template.py does, but refuse mistakes.
+
+    Nothing is written if a key is not in the template, a placeholder gets no value, or a value has a wrong type.
+    """
+    from shoal.composition.fill import fill_template, show_difference, write_filled
+
+    before, after = fill_template(file, substitutions, keep_unset=keep_unset)
+    if is_dry:
+        typer.echo(show_difference(file, before, after))
+    elif is_in_place:
+        write_filled(file, after)
+    else:
+        typer.echo(after)
 
 
 def _parse_gpus(text: str) -> tuple[int, ...] | None:

@@ -41,6 +41,7 @@ class Component:
     is_decoupled: ClassVar[bool] = False
     answers_either_way: ClassVar[bool] = False  # in pieces, or whole if the model is not decoupled
     optional_outputs: ClassVar[frozenset[str]] = frozenset()  # declared outputs that an answer may leave out
+    flat_outputs: ClassVar[frozenset[str]] = frozenset()  # of dims [-1], [rows, 1] here: Triton gets [rows]
 
     def __init__(self, context: Context) -> None:
         if self.is_decoupled != context.spec.is_decoupled and not self.answers_either_way:
@@ -74,6 +75,13 @@ class Component:
         the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
+
+    def is_ready(self) -> bool:
+        """Whether requests can be answered now, from the end of ``setup`` to ``close``. Called often: return at once.
+
+        Triton asks this from release 26.03 on.
+        """
+        return True
 
     def close(self) -> None:
         """Release the resources that ``setup`` acquired. Called once, when the model is unloaded."""

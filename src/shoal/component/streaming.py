@@ -453,6 +453,7 @@ class StreamingModel(TritonModel):
 
     def finalize(self) -> None:
         """Close open streams and release the component's resources; called when the model is unloaded."""
+        self._is_serving = False
         self._has_ended.set()
         for stream in list(self._open):
             stream.leave()

@@ -25,11 +25,13 @@ class Adapted(Protocol):
     """Part of ``Component`` that the adapter uses."""
 
     library: ClassVar[str]
+    flat_outputs: ClassVar[frozenset[str]]
     context: Context
 
     def __init__(self, context: Context) -> None: ...
     def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]: ...
     def failure(self, error: Exception) -> ShoalError: ...
+    def is_ready(self) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -38,6 +40,7 @@ class TritonModel:
 
     component_class: ClassVar[type[Adapted]]
     component: Adapted
+    _is_serving = False
 
     def initialize(self, args: dict[str, str]) -> None:
         """Create the component; an exception here makes the model fail to load."""
@@ -60,6 +63,14 @@ class TritonModel:
         )
         self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
         self._beacon = Beacon()
+        self._is_serving = True
+
+    def is_ready(self) -> bool:
+        """Whether the model's requests can be answered: not while it loads or is unloaded. Called from Triton 26.03 on.
+
+        An exception would only be logged, and the model counted as not ready.
+        """
+        return self._is_serving and self.component.is_ready()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return one response per request, in order."""
@@ -87,12 +98,15 @@ class TritonModel:
         try:
             if not isinstance(answer, ShoalError):
                 answer = tensors.to_inside(spec.outputs, answer, is_batched=spec.is_batched)
+                flat = self.component.flat_outputs & answer.keys()
+                answer = {**answer, **{name: answer[name].reshape(-1) for name in flat}} if flat else answer
             return tensors.make_response(answer)
         except Exception as error:
             return tensors.make_response(self.component.failure(error))
 
     def finalize(self) -> None:
         """Release the component's resources; called when the model is unloaded."""
+        self._is_serving = False
         self._beacon.close()
         self._metrics.close()
         self.component.close()

@@ -1,4 +1,7 @@
-"""Replace one model by another, in the steps of ensembles and in the calls that models' code makes (BLS)."""
+"""Replace one model by another, in the steps of ensembles and in the calls that models' code makes (BLS).
+
+Clients ask an engine on NVIDIA's backend tensorrtllm by its name. So what replaces it takes its name and its tensors.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from shoal.errors import InputError, suggest
 from shoal.repository.call_graph import collect, is_decoupled
 from shoal.repository.config import ModelConfig, as_config
 from shoal.repository.ensemble_config import Declared, show
+
+_NVIDIA, _PROMPT = "tensorrtllm", "exclude_input_in_output"  # a backend, and a parameter of its models
 
 
 def exchange_models(
@@ -29,13 +34,36 @@ def exchange_models(
             raise InputError(f"There is no model {name} to swap.", suggest(name, sorted(available)))
     users = {user.name: user for name in (*names, *swap.values()) for user in collect(name, available)}
     used = {called for user in users.values() for called in (*(step.model for step in user.steps), *user.calls)}
+    stand_ins = {}
     for old, new in swap.items():
-        if old not in used:
+        if old not in used and not (available[old].backend == _NVIDIA and old in {*names}):
             raise InputError(f"Nothing that is composed uses {old}: it cannot be swapped.", suggest(old, sorted(used)))
+        if available[old].backend == _NVIDIA:
+            stand_ins[old] = _stand_in(available[old], available[new])
+            continue
         for user in (user for user in users.values() if user.name != new):
             _check_decoupled(user, old, new, available)
             _check_user(user, available[old], available[new])
-    return {name: _rename(config, swap) for name, config in available.items()}
+    renamed = {old: new for old, new in swap.items() if old not in stand_ins}
+    return {name: _rename(config, renamed) for name, config in available.items()} | stand_ins
+
+
+def _stand_in(old: ModelConfig, new: ModelConfig) -> ModelConfig:
+    """Return the engine ``new`` with the name and the tensors of ``old``, an engine of TensorRT-LLM."""
+    needed = [tensor.name for tensor in old.spec.inputs if not tensor.is_optional]
+    _check_same(old, old, new, needed, [tensor.name for tensor in old.spec.outputs])
+    message = type(new.message)()
+    message.CopyFrom(new.message)
+    for field in ("input", "output", "model_transaction_policy"):
+        message.ClearField(field)
+    message.input.extend(old.message.input)
+    message.output.extend(old.message.output)
+    message.model_transaction_policy.CopyFrom(old.message.model_transaction_policy)
+    message.name, message.max_batch_size = old.name, old.message.max_batch_size
+    message.parameters["like_tensorrt_llm"].string_value = "true"
+    if value := old.spec.parameters.get(_PROMPT):
+        message.parameters[_PROMPT].string_value = value
+    return as_config(message, new.folder)
 
 
 def _check_user(user: ModelConfig, old: ModelConfig, new: ModelConfig) -> None:

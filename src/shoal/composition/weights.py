@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from shoal.repository.versions import list_made
 PARAMETER = "model"  # of models that need weights: the absolute path of their folder; empty before composing
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
 _ONNX_ENGINE = "shoal.generation.engines.onnx"  # in the code of a model that runs a decoder
+_LLMAPI_FILE = "model.yaml"  # of TensorRT-LLM's LLM API
 _SMALL = ("*.json", "*.jinja")  # hashed; weights are too large for that at each start
 
 
@@ -115,7 +117,11 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
 
 
 def write_engine_args(model: ModelConfig, version: Path) -> None:
-    """Write the path of the weights folder into the engine arguments of the vLLM backend, which reads no parameters."""
+    """Write the path of the weights folder into the engine arguments of NVIDIA's code, which reads no parameters."""
+    path = version / _LLMAPI_FILE
+    if path.is_file() and model.weights:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"(?m)^model:.*$", lambda _: f"model: {json.dumps(model.weights)}", text), "utf-8")
     path = version / FILE
     if model.backend == "vllm" and path.is_file() and model.weights:
         arguments = {**read_json(path, "object of vLLM's arguments"), PARAMETER: model.weights}

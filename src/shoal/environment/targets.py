@@ -91,12 +91,14 @@ class Image:
 
 
 _EVER = (99, 12)
+LLMAPI = "llmapi"  # NVIDIA's Python model on TensorRT-LLM's LLM API: /app/all_models/llmapi, of images since June 2025
 _NATIVE = frozenset({
     "dali", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "repeat", "square", "tensorrt",
 })  # fmt: skip
 _LLM = frozenset({"jinja2", "tokenizers", "torch", "transformers"})
 _VLLM = (frozenset({"python", "vllm"}), _LLM | {"vllm"})
 _TRTLLM = (frozenset({"python", "tensorrtllm"}), _LLM | {"tensorrt_llm"})
+_LLMAPI = (frozenset({*_TRTLLM[0], LLMAPI}), _TRTLLM[1])
 # The release notes of 26.08 and later list no image of TensorRT-LLM.
 IMAGES = (
     Image("py3", min(TABLE), (25, 2), _NATIVE | {"tensorflow", "tensorflow1", "tensorflow2"}),
@@ -104,9 +106,10 @@ IMAGES = (
     Image("vllm-python-py3", (23, 10), _EVER, *_VLLM),
     Image("trtllm-python-py3", (23, 10), (24, 10), *_TRTLLM),
     Image("trtllm-python-py3", (24, 11), (24, 11), *_TRTLLM, like=(24, 10)),
-    Image("trtllm-python-py3", (24, 12), (25, 7), *_TRTLLM),
-    Image("trtllm-python-py3", (25, 8), (25, 10), *_TRTLLM, like=(25, 7)),
-    Image("trtllm-python-py3", (25, 11), (26, 7), *_TRTLLM),
+    Image("trtllm-python-py3", (24, 12), (25, 5), *_TRTLLM),
+    Image("trtllm-python-py3", (25, 6), (25, 7), *_LLMAPI),
+    Image("trtllm-python-py3", (25, 8), (25, 10), *_LLMAPI, like=(25, 7)),
+    Image("trtllm-python-py3", (25, 11), (26, 7), *_LLMAPI),
 )
 # Backends of NVIDIA; fastertransformer was never in an image of Triton itself. Others may be in an image of one's own.
 BACKENDS = frozenset({"fastertransformer"}).union(*(image.backends for image in IMAGES))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shoal.generation.prompts import stack as stack
     from shoal.generation.sampling import Sampling as Sampling
     from shoal.generation.templates import ChatTemplate as ChatTemplate
+    from shoal.generation.trtllm import Postprocessing as Postprocessing
+    from shoal.generation.trtllm import Preprocessing as Preprocessing
     from shoal.generation.weights import Weights as Weights
     from shoal.generation.weights import find_weights as find_weights
     from shoal.pieces import Piece as Piece

@@ -94,6 +94,8 @@ class Chooser:
         self._random = np.random.default_rng(request.sampling.seed)
         # As in transformers, a ban on an end token does not count.
         self._bans = [word for word in request.bans if len(word) > 1 or word[0] not in request.end_ids]
+        self._biased = [token for token, _ in request.bias]
+        self._bias = np.array([weight for _, weight in request.bias], np.float32)
 
     def choose(self, logits: NDArray[Any], ids: list[int]) -> int:
         """Return the token that follows ``ids``, the new tokens so far; ``logits`` is FP32 [vocabulary]."""
@@ -106,16 +108,17 @@ class Chooser:
         return int(tokens[min(place, len(tokens) - 1)])
 
     def _adjust(self, logits: NDArray[Any], ids: list[int]) -> NDArray[Any]:
-        """Apply the penalties, the banned words and ``min_tokens`` to the logits."""
+        """Apply the bias, then the penalties, the banned words and ``min_tokens`` to the logits."""
         sampling, ends = self._sampling, self._request.end_ids
         is_early = bool(ends) and len(ids) < sampling.min_tokens
         is_penalized = bool(sampling.frequency_penalty or sampling.presence_penalty)
-        if sampling.repetition_penalty == 1 and not is_penalized and not self._bans and not is_early:
+        if sampling.repetition_penalty == 1 and not (is_penalized or self._bans or self._biased or is_early):
             return logits
         scores = logits.copy()
+        scores[self._biased] += self._bias
         seen = [*self._request.ids, *ids]
         if sampling.repetition_penalty != 1:
-            found = logits[seen]
+            found = scores[seen]
             penalty = sampling.repetition_penalty
             scores[seen] = np.where(found < 0, found * penalty, found / penalty)
         if is_penalized and ids:

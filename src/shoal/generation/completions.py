@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
+_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0))  # of a carry, with the defaults
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
@@ -46,11 +47,13 @@ class TextStream:
         min_tokens: int = 0,
         counts_each: bool = False,
         returns: Sequence[str] = (),
+        num_echoed: int = 0,
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
-        ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds.
+        ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds. The first ``num_echoed`` ids are
+        the prompt's, and no new tokens: they are not counted, and no stop string ends the text in them.
 
         Raises:
             InputError: a stop string is empty.
@@ -59,7 +62,7 @@ class TextStream:
         self._has_stops, self._marks = bool(stops), _mark_specials(tokenizer, stops)
         marked = [_replace(stop, self._marks) for stop in stops] if self._marks else []
         self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter([*stops, *marked])
-        self._num_input_tokens, self._num_output_tokens = num_input_tokens, 0
+        self._num_input_tokens, self._num_output_tokens = num_input_tokens, -num_echoed
         self._min_tokens, self._counts_each = min_tokens, counts_each
         self._num_packed = 0  # new tokens in the pieces that were packed
         self._tokenizer, self._returns, self._total = tokenizer, returns, 0.0
@@ -166,7 +169,7 @@ class TextStream:
             "text_output": _string(piece.text),
             "finish_reason": _string(piece.finish_reason),
             "num_input_tokens": np.array([[piece.num_input_tokens]], np.uint32),
-            "num_output_tokens": np.array([[count]], np.uint32),
+            "num_output_tokens": np.array([[max(0, count)]], np.uint32),
             **more,
         }
 
@@ -403,21 +406,21 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int, bool, list[str]]:
+def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
-    An empty text has no stop strings. ``min_tokens``, ``counts_each`` and ``returns`` may be left out.
+    An empty text has no stop strings. What follows ``num_input_tokens`` may be left out.
     """
     if not text:
-        return [], 0, 0, False, []
+        return [], 0, 0, False, [], 0
     try:
         carry = json.loads(text)
         stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
-        counts_each, returns = carry.get("counts_each", False), carry.get("returns", [])
+        counts_each, returns, echoed = (carry.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
-        are_numbers = all(type(number) is int and 0 <= number <= _MOST_TOKENS for number in numbers)
+        are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
-        is_valid = is_valid and isinstance(returns, list) and all(name in RETURNS for name in returns)
+        is_valid = is_valid and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -425,7 +428,7 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool, list[str]]:
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each, returns
+    return stops, *numbers, counts_each, returns, echoed
 
 
 def _string(text: str) -> Any:

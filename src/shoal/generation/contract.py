@@ -2,8 +2,9 @@
 
 A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1].
 Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``stop_words_list`` and
-``bad_words_list`` INT32 [2, -1], ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its
-first answer. ``pack_answer`` describes the outputs.
+``bad_words_list`` INT32 [2, -1], ``embedding_bias`` FP32 [-1] (what is added to the logits of tokens 0, 1, ..., before
+penalties), ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer.
+``pack_answer`` describes the outputs.
 
 The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_places`` describes. They are those of the model's
 own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
@@ -75,7 +76,6 @@ REFUSED = _by_name({  # inputs that a model may declare, and why a request may n
     " retention_token_range_starts retention_token_range_ends retention_token_range_priorities"
     " retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms",
     "answers follow no grammar": "guided_decoding_guide_type guided_decoding_guide",
-    "tokens have no bias; bad_words_list excludes some": "embedding_bias",
 })  # fmt: skip
 FOREIGN = _by_name({  # inputs and outputs of other models, and why engines do not declare them
     "engines take and return token ids; llm and llm_bls have texts": "text_input max_tokens bad_words stop_words top_k"
@@ -103,7 +103,7 @@ LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_l
 LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
 INPUTS = frozenset({  # that a model may declare
     "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
-    "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
+    "embedding_bias", "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
     *LOG_PROBS,
     *(row.tensor for row in NUMBERS),
 })  # fmt: skip
@@ -141,7 +141,7 @@ class TokenRequest:
 
     ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
     first ``min_tokens`` tokens; a banned sequence does not occur in the answer. ``returns`` are the outputs of log
-    probabilities that the answers have.
+    probabilities that the answers have. ``bias`` has tokens, and what is added to their logits.
     """
 
     ids: tuple[int, ...]
@@ -154,6 +154,7 @@ class TokenRequest:
     is_streaming: bool = True
     dtype: Any = np.int32  # of the ids, in requests and answers
     returns: tuple[str, ...] = ()
+    bias: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def read(cls, inputs: Arrays, limits: Limits, outputs: Container[str] = ()) -> TokenRequest:
@@ -195,6 +196,7 @@ class TokenRequest:
             is_streaming=bool(_single(inputs, "streaming", True)),
             dtype=np.asarray(inputs["input_ids"]).dtype,
             returns=_returns(inputs, limits, outputs),
+            bias=_bias(inputs, limits.vocabulary),
         )
 
 
@@ -391,6 +393,19 @@ def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...],
     for word in words:
         _check_ids(f"{name} has", word, vocabulary)
     return tuple(words)
+
+
+def _bias(inputs: Arrays, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    weights = np.asarray(inputs["embedding_bias"])[0] if "embedding_bias" in inputs else np.zeros(0, np.float32)
+    if len(weights) > vocabulary:
+        raise InputError(
+            f"embedding_bias has {len(weights)} numbers, and the model's vocabulary has {vocabulary} tokens.",
+            "Send one for each token.",
+        )
+    tokens = np.flatnonzero(weights)
+    if wrong := [token for token in tokens if not np.isfinite(weights[token])]:
+        raise InputError(f"embedding_bias is {weights[wrong[0]]} for the token {wrong[0]}.", "Send finite numbers.")
+    return tuple(zip(tokens.tolist(), weights[tokens].tolist(), strict=True))
 
 
 def _carry(inputs: Arrays) -> str:

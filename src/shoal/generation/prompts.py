@@ -28,6 +28,7 @@ LLAMA2 = "llama2"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
+_BIAS = "embedding_bias_words", "embedding_bias_weights"
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -193,7 +194,7 @@ class Prompts:
         """
         self.check(row)
         ids = self.encode(self._text(row), self._messages(row))
-        stops, bad = (self._words(row, name) for name in _WORDS)
+        stops, bad = ([word for word in self._words(row, name) if word] for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
         rest: dict[str, Any] = {"num_input_tokens": len(ids), "min_tokens": sampling.min_tokens}
@@ -216,6 +217,7 @@ class Prompts:
             "return_log_probs": bool(returns),
             "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
+            "embedding_bias": self._bias(row),
             "carry": carry,
         }
 
@@ -255,10 +257,27 @@ class Prompts:
             ) from None
 
     def _words(self, row: Mapping[str, Any], name: str) -> list[str]:
+        """Return the texts of a list; clients of TensorRT-LLM send an empty one for none."""
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
-        return [word for word in words if word]  # clients of TensorRT-LLM send an empty text for no words
+        return words
+
+    def _bias(self, row: Mapping[str, Any]) -> Array:
+        """Return what is added to the logits of tokens 0, 1, ...: for each token of a word, the word's weight."""
+        words, weights = (row.get(name, ()) for name in _BIAS)
+        if len(words) != len(weights):
+            counts = f"{_BIAS[0]} has {len(words)} entries, and {_BIAS[1]} has {len(weights)}."
+            raise InputError(counts, "Send a weight for each word.")
+        found = [
+            (token, weight)
+            for text, weight in zip(self._words({_BIAS[0]: words}, _BIAS[0]), weights, strict=True)
+            for token in self._ids(text)
+        ]
+        bias = np.zeros(max((token + 1 for token, _ in found), default=0), np.float32)
+        for token, weight in found:
+            bias[token] += weight
+        return bias
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
         """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""
@@ -364,27 +383,33 @@ _DTYPES = {
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
     """Yield each row of inputs, ``[rows, 1]`` or for word lists ``[rows, words]``, as Python values by name."""
+    lists = {*_WORDS, *_BIAS}
     for index in range(next(array.shape[0] for array in inputs.values())):
-        values = {name: [*array[index]] if name in _WORDS else array[index, 0] for name, array in inputs.items()}
+        values = {name: [*array[index]] if name in lists else array[index, 0] for name, array in inputs.items()}
         yield {name: as_python(value) for name, value in values.items()}
 
 
 def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """Stack the results of ``Prompts.request`` to arrays ``[rows, *dims]``, as wide as the widest row.
 
-    Token ids are padded with 0, the ends of words in a word list with -1.
+    Token ids and biases are padded with 0, the ends of words in a word list with -1.
     """
-    width = max(len(request["input_ids"]) for request in requests)
-    ids = np.zeros((len(requests), width), np.int32)
-    for row, request in zip(ids, requests, strict=True):
-        row[: len(request["input_ids"])] = request["input_ids"]
-    arrays: dict[str, Array] = {"input_ids": ids}
+    arrays: dict[str, Array] = {}
+    for name, kind in (("input_ids", np.int32), ("embedding_bias", np.float32)):
+        arrays[name] = np.zeros((len(requests), max(len(request[name]) for request in requests)), kind)
+        for row, request in zip(arrays[name], requests, strict=True):
+            row[: len(request[name])] = request[name]
     for name, dtype in _DTYPES.items():
         arrays[name] = np.array([[request[name]] for request in requests], dtype)
     for name in ("stop_words_list", "bad_words_list"):
-        lists = [request[name] for request in requests]
-        arrays[name] = np.zeros((len(lists), 2, max(1, *(each.shape[1] for each in lists))), np.int32)
-        arrays[name][:, 1] = -1
-        for row, each in zip(arrays[name], lists, strict=True):
-            row[:, : each.shape[1]] = each
+        arrays[name] = stack_words([request[name] for request in requests])
     return arrays
+
+
+def stack_words(lists: Sequence[Array]) -> Array:
+    """Stack word lists, each ``[2, n]``, to ``[rows, 2, widest]``; ids are padded with 0, ends with -1."""
+    stacked = np.zeros((len(lists), 2, max(1, *(each.shape[1] for each in lists))), np.int32)
+    stacked[:, 1] = -1
+    for row, each in zip(stacked, lists, strict=True):
+        row[:, : each.shape[1]] = each
+    return stacked

@@ -88,6 +88,10 @@ class RowAnswers(WholeAnswer):
         self._stream_ids = np.array([[new_stream_id()] for _ in rows], np.int64)
 
     def _take(self, number: int, item: Arrays) -> None:
+        row = self._rows[number]
+        if row.has_prompt and not row.request.is_streaming:
+            ids = np.concatenate([np.array([[row.ids]], row.request.dtype), item["output_ids"]], axis=2)
+            item = {**item, "output_ids": ids, "sequence_length": item["sequence_length"] + len(row.ids)}
         numbers = {"stream_id": self._stream_ids[number : number + 1], BATCH_INDEX: np.array([[number]], np.int32)}
         answer = {**item, **numbers}
         self._stream.send({name: answer[name] for name in self._names if name in answer})

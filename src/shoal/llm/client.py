@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -14,6 +15,8 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, suggest
 from shoal.llm.dialects import Dialect, Messages, find_dialect
 from shoal.pieces import Piece, join_pieces
+
+_AT_ONCE = 16  # requests of ``generate_all``: an engine's default slots
 
 
 class Settings(TypedDict, total=False):
@@ -113,6 +116,17 @@ class Llm:
         with closing(self._ask(question)) as pieces:
             return join_pieces([*pieces])
 
+    def generate_all(
+        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[Settings]
+    ) -> list[Piece]:
+        """Return the whole answers to several prompts, in their order: requests of their own, 16 at a time.
+
+        Raises:
+            InputError, ServerError: as in ``generate``, of the first prompt that fails; no further ones are begun.
+        """
+        with ThreadPoolExecutor(_AT_ONCE, "shoal-llm") as pool:
+            return [*pool.map(lambda prompt: self.generate(prompt, timeout=timeout, **settings), prompts)]
+
     def stream(
         self,
         prompt: str | Messages,
@@ -168,6 +182,23 @@ class AsyncLlm:
         _check_settings(settings)
         question = Question(prompt, settings, False, timeout, None, request_id)
         return join_pieces([piece async for piece in self._ask(question)])
+
+    async def generate_all(
+        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[Settings]
+    ) -> list[Piece]:
+        """Return the whole answers to several prompts; see ``Llm.generate_all``."""
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(prompt: str | Messages) -> Piece:
+            async with places:
+                return await self.generate(prompt, timeout=timeout, **settings)
+
+        tasks = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
+        try:
+            return [*await asyncio.gather(*tasks)]
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def stream(
         self,

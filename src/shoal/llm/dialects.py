@@ -62,6 +62,7 @@ class Llamav2(Dialect):
         inputs = {name: [value] for name, value in given.items()}
         if isinstance(prompt, str):
             return {"prompt": [prompt], **inputs}
+        _to_json(prompt)
         *before, last = prompt
         if last["role"] != "user":
             raise InputError(f"The last message's role is {last['role']!r}.", "Send a user's message at the end.")
@@ -132,6 +133,8 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_json(messages: Messages) -> str:
+    if any(isinstance(each, str) for each in messages):
+        raise InputError("The prompt is a list of texts.", "Ask generate_all(prompts), or send one text.")
     return json.dumps([dict(each) for each in messages])
 
 

@@ -22,6 +22,7 @@ REPOSITORY = "nvcr.io/nvidia/tritonserver"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _ENGINES = ("gpt_model_path", "engine_dir")  # parameters of TensorRT-LLM's models: the folder of an engine
 _ON_GPUS = frozenset({"tensorrt", "tensorrtllm", "vllm"})  # backends that need a GPU, whatever the instance groups
+_GPU_MODULES = frozenset({"tensorrt_llm", "vllm"})
 _GPU, _MODEL = 1, 3  # instance kinds KIND_GPU and KIND_MODEL; a model of the latter chooses its devices itself
 _LEAST_MIB = 1024  # of shared memory, as in NVIDIA's guides; it is taken only when it is used
 _ULIMITS = ("--ulimit memlock=-1", "--ulimit stack=67108864")
@@ -68,7 +69,7 @@ def container_command(
     lines = find_requirements(modules - image.modules - {"numpy"}, image.row(server.release).cuda)
     # In double quotes, since the whole script is in single ones.
     install = f"pip install {' '.join(map(json.dumps, lines))} && " if lines else ""
-    uses_gpus = kinds & {_GPU, _MODEL} or any(c.backend in _ON_GPUS or "vllm" in c.requires for c in members)
+    uses_gpus = kinds & {_GPU, _MODEL} or any(c.backend in _ON_GPUS or _GPU_MODULES & {*c.requires} for c in members)
     address = f"[{host}]" if ":" in host else host.replace("localhost", "127.0.0.1")
     options = [
         "--rm",
@@ -146,6 +147,7 @@ def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: 
 def _world_size(config: ModelConfig) -> int:
     """Return the number of processes of a TensorRT-LLM engine, from the engine's ``config.json``; 1 if unknown."""
     folder = next((config.spec.parameters[name] for name in _ENGINES if config.spec.parameters.get(name)), "")
+    folder = folder.replace("/models", str(config.folder.parent), 1) if folder.startswith("/models/") else folder
     try:
         about = read_json(config.folder / folder / "config.json") if folder else {}
         return int(about["pretrained_config"]["mapping"]["world_size"])

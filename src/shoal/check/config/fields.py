@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from shoal.check.config.trtllm import find_unset_lines
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
+from shoal.environment.targets import LLMAPI
 from shoal.repository.config import CONFIG
 from shoal.repository.parameters import ANY, COMPONENT, find_right_name
 
@@ -26,7 +28,7 @@ _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight
 Parts: TypeAlias = Sequence[tuple[int, str]]
 _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
 _QUOTES = ("'", '"')
-_PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
+PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
@@ -57,9 +59,10 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
+    unset = find_unset_lines(model) if model.message is not None and "${" in model.text else ()
     for number, part in parts:
         found = _PLACEHOLDER.search(part)
-        if found:
+        if found and not (part[0] in _QUOTES and number in unset):
             rule = LEFTOVER_TEXT if part[0] in _QUOTES else LEFTOVER
             what = f"The placeholder {found[0][:80]} was never filled in."
             yield rule.at(Place(model.path, number), what, f"Give {found[0][2:-1][:80]} a value.")
@@ -79,7 +82,7 @@ def _stricter(model: Model, parts: Parts) -> Findings:
 def _parts(text: str) -> Iterator[tuple[int, str]]:
     """Split each line, without comments, into quoted strings and other text; yield the line's number with each part."""
     for number, line in enumerate(text.split("\n"), start=1):
-        for found in _PART.finditer(line):
+        for found in PART.finditer(line):
             if not found[0].startswith("#"):
                 yield number, found[0]
 
@@ -144,6 +147,7 @@ def _misspelt(model: Model) -> Findings:
     """Find parameters with nearly the name of one that shoal reads, unless the model's own code reads them."""
     code = "\n".join(text for _, text in model.sources)
     scopes = [ANY, model.backend, *([COMPONENT] if re.search(r"\b(from|import) shoal\b", code) else [])]
+    scopes += [LLMAPI] if LLMAPI in code else []
     for name in model.parameters:
         right = find_right_name(name, scopes, model.parameters)
         if right and not re.search(rf"([\"']){re.escape(name)}\1", code):

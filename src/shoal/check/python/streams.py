@@ -117,13 +117,18 @@ def _check_component(source: Source, *, is_decoupled: bool) -> Findings:
             ) if name in classes:
                 bases = {source.name(base) for base in classes[name].bases}
                 kinds = {base.rpartition(".")[2] for base in bases if base.startswith("shoal.")}
-                if "StreamingComponent" in kinds and not is_decoupled:
+                if "StreamingComponent" in kinds and not is_decoupled and not _answers_either_way(classes[name]):
                     what = f"{name} is a StreamingComponent, and its configuration is not decoupled."
                     yield MISMATCH.at(source.at(classes[name]), what, f"Add {_POLICY} to config.pbtxt.")
                 elif kinds == {"Component"} and is_decoupled:
                     what = f"{name} is a Component, which answers once, and its configuration is decoupled."
                     fix = "Derive it from StreamingComponent, or remove model_transaction_policy from config.pbtxt."
                     yield MISMATCH.at(source.at(classes[name]), what, fix)
+
+
+def _answers_either_way(node: ast.ClassDef) -> bool:
+    names = (target for each in node.body if isinstance(each, ast.Assign) for target in each.targets)
+    return any(isinstance(target, ast.Name) and target.id == "answers_either_way" for target in names)
 
 
 def _is_call(node: ast.AST | None, name: str) -> bool:

@@ -13,7 +13,7 @@ from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, log_failure, lost
 from shoal.gateway.core.relay import Relay
 from shoal.gateway.core.resending import Resending
-from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.stream_requests import StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import log
@@ -65,14 +65,16 @@ class Gate:
         caller: Caller,
         model: str,
         body: bytes,
-        call: Callable[[Upstream], Awaitable[T]],
+        call: Callable[[Upstream, str], Awaitable[T]],
         *,
         is_waited_for: Callable[[], bool] = lambda: True,
         request_id: str = "",
     ) -> T:
         """Run ``call`` on the active Triton server and return its result; ``call`` sends ``body``.
 
-        ``is_waited_for`` says whether the client still waits; if not, a lost request is not sent again.
+        ``call`` also gets the id with which to send the request in place of ``request_id``, which stands in the result;
+        or an empty text: send it as it is. ``is_waited_for`` says whether the client still waits; if not, a lost
+        request is not sent again.
 
         Raises:
             RefusedError: the request was refused, or it was lost because the server or the model's process died.
@@ -84,13 +86,22 @@ class Gate:
             log_failure(model, request_id, lost(model).message)
             raise lost(model)
         traffic.admit(model, len(body), caller)
+        own: StreamRequest | None = None
+
+        async def send(upstream: Upstream) -> T:
+            if own is not None:
+                own.upstream = upstream
+            return await call(upstream, own.own_id if own else "")
+
         try:
-            answer = await self.resending.run(model, body, upstream, call, is_waited_for)
+            with self.requests.follow(caller, model, request_id) as own:
+                answer = await self.resending.run(model, body, upstream, send, is_waited_for)
             self.active.note_answer()
             is_done = True
         except FailedError as error:
             self.active.note_answer()
             traffic.count(model, "failed")
+            error.message = own.restore_id(error.message) if own else error.message
             if error.is_fault:
                 log_failure(model, request_id, error.message)
             raise
@@ -103,6 +114,15 @@ class Gate:
             return answer
         finally:
             traffic.release(model, len(body), caller, is_done=is_done)
+
+    def stop(self, caller: Caller, model: str, request_id: str) -> None:
+        """Stop the requests of a caller to ``model`` with the caller's id ``request_id``.
+
+        Raises:
+            RefusedError: no such request is in flight, or the model or the server is unavailable now.
+        """
+        self.traffic.find(model)
+        self.requests.stop_own(caller, model, request_id)
 
     def open_stream(self, caller: Caller, model: str = "", metadata: Iterable[tuple[str, str]] = ()) -> Relay:
         """Return a stream to the active server, which is a context manager.

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.refusals import LostError, RefusedError, Why, clean, is_dead, log_failure
+from shoal.gateway.core.refusals import LostError, RefusedError, clean, is_dead, log_failure
 from shoal.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Stream, Upstream, judge_status
@@ -70,7 +70,6 @@ class Relay(Stream):
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
         self._upstream, self._active, self._traffic, self._requests = upstream, active, traffic, requests
         self._metadata = metadata
-        self._stopping = set[asyncio.Task[None]]()
         self._begun = asyncio.Event()
         self._call: Any = None
 
@@ -102,26 +101,27 @@ class Relay(Stream):
     ) -> bool:
         """Send a serialised ``ModelInferRequest``, of ``num_bytes`` when the client sent it.
 
-        A stop request is not sent, and the result is False: the caller's requests of its id, on any of the caller's
-        streams, are stopped.
+        A stop request is not sent, and the result is False: the caller's requests of its id, within any stream or
+        none, are stopped.
 
         Raises:
             RefusedError: the model is unavailable, too many requests to it are in flight, or there is nothing to stop.
         """
         self._traffic.find(model)
         if self._requests.is_stop(model, message):
-            self._stop_others(model, request_id)
+            self._requests.stop_own(self.caller, model, request_id)
             return False
         self._traffic.admit(model, num_bytes, self.caller)
         request = self._requests.begin(
-            model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held
-        )
+            model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held,
+            caller=self.caller, upstream=self._upstream,
+        )  # fmt: skip
         self.unanswered[request.own_id] = request
         self.models.add(model)
         self.num_sent += 1
         self.moved = time.monotonic()
         if self.has_left:
-            self._stop(request.own_id)
+            self._requests.stop(request)
         if self._call is None:
             self._call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
             self._begun.set()
@@ -201,36 +201,12 @@ class Relay(Stream):
         if self.has_left:
             return
         self.has_left = True
-        for own_id in self.unanswered:
-            self._stop(own_id)
-
-    def _stop_others(self, model: str, request_id: str) -> None:
-        relays = [
-            each for each in self._upstream.streams if isinstance(each, Relay) and each.caller.id == self.caller.id
-        ]
-        found = [
-            (relay, own_id)
-            for relay in relays
-            for own_id, request in relay.unanswered.items()
-            if request_id and (request.model, request.request_id) == (model, request_id)
-        ]
-        if not found:
-            what = f"id {request_id!r:.60}" if request_id else "an empty id"
-            raise RefusedError(
-                Why.WRONG,
-                f"Stop: no request of yours with {what} to {model} is in flight. Send the id of a request that is.",
-            )
-        for relay, own_id in found:
-            relay._stop(own_id)
-
-    def _stop(self, own_id: str) -> None:
-        work = self._requests.stop(self._upstream, self.unanswered[own_id], lambda: own_id not in self.unanswered)
-        task = asyncio.ensure_future(work)
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+        for request in self.unanswered.values():
+            self._requests.stop(request)
 
     def _settle(self, own_id: str, *, is_done: bool) -> None:
         request = self.unanswered.pop(own_id)
+        self._requests.open.pop(own_id, None)
         self._traffic.release(request.model, request.num_bytes, self.caller, is_done=is_done)
         if request.held is not None:
             request.held.release()

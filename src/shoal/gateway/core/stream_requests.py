@@ -1,10 +1,13 @@
-"""Requests within streams: their ids, the marks on their last answers, their counts, and requests to stop them.
+"""Requests that can be stopped: their ids, the marks on their last answers, their counts, and requests to stop them.
 
 Triton 24.10 does not tell the models of an ensemble that the client has disconnected, and can crash when a stream is
 abandoned. So the service gives each request within a stream an id that no other request has, and asks Triton to mark
 the request's last answer. When the client of a decoupled model disconnects, the service sends a *stop request* to the
 model, or to those models of the ensemble that have an input ``stop``. A stop request has that input and the same id as
 the request to stop. Remaining answers are read and discarded.
+
+Clients' own stop requests are not passed on: the service stops the requests of the same client that have the client's
+id. So a request outside streams, too, gets an id that no other request has, if it has one and its model can be stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +29,9 @@ from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import IS_FINAL, WITH_FINAL
 from shoal.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
+from shoal.gateway.core.callers import ANYONE, Caller
 from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.repository.call_graph import find_leaves, is_decoupled
 from shoal.repository.config import ModelConfig
@@ -39,7 +45,7 @@ KINDS = tuple(_KINDS.values())
 
 @dataclass
 class StreamRequest:
-    """Request within a stream that was sent to Triton and does not have its last answer yet.
+    """Request that was sent to Triton, within a stream or stoppable, and does not have its last answer yet.
 
     ``own_id`` is the id that the service gave it, ``request_id`` the client's id. ``is_end_wanted`` says whether the
     client, too, asked for a mark on the last answer.
@@ -53,6 +59,8 @@ class StreamRequest:
     num_bytes: int = 0
     is_end_wanted: bool = False
     held: Reservation | None = None  # released with the last answer
+    caller: Caller = ANYONE
+    upstream: Upstream | None = None  # to which it was sent
     has_begun: bool = False  # it has had an answer
     sent: float = field(default_factory=time.monotonic)
 
@@ -84,22 +92,25 @@ class StreamRequest:
 
 
 class StreamRequests:
-    """Ids, counters and stop requests for the streamed requests to the models of a repository."""
+    """Ids, counters and stop requests for the requests to the models of a repository.
+
+    ``open`` are the requests in flight by the id that the service gave: all those within streams, and others to models
+    that can be stopped.
+    """
 
     def __init__(self, configs: Mapping[str, ModelConfig]) -> None:
         members = find_leaves(configs)
+        self._decoupled = {name for name, config in configs.items() if is_decoupled(config, configs.get)}
+        self._takes_stop = {
+            name for name, config in configs.items() if any(tensor.name == STOP for tensor in config.spec.inputs)
+        }
+        engines = {name: members[name] if config.is_ensemble else {name} for name, config in configs.items()}
         self._stops = {
-            name: [
-                _make_request(configs[engine])
-                for engine in ([name] if not config.is_ensemble else sorted(members[name]))
-                if any(tensor.name == STOP for tensor in configs[engine].spec.inputs)
-            ]
-            for name, config in configs.items()
-            if is_decoupled(config, configs.get)
+            name: [_make_request(configs[engine]) for engine in sorted(found & self._takes_stop)]
+            for name, found in engines.items()
         }
-        self._stoppable = {
-            name for name in self._stops if any(tensor.name == STOP for tensor in configs[name].spec.inputs)
-        }
+        self.open: dict[str, StreamRequest] = {}
+        self._stopping = set[asyncio.Task[None]]()
         self.tokens = TokenCounts(config.spec for config in configs.values())
         self.first_answers: dict[str, list[float]] = {}  # by model: how many, and the sum of their seconds
         self._numbers = itertools.count()
@@ -107,15 +118,19 @@ class StreamRequests:
     @property
     def models(self) -> list[str]:
         """Names of the decoupled models."""
-        return sorted(self._stops)
+        return sorted(self._decoupled)
 
     def is_decoupled(self, model: str) -> bool:
         """Whether a model is decoupled: it may give any number of answers to a request."""
-        return model in self._stops
+        return model in self._decoupled
+
+    def may_stop(self, model: str, body: bytes) -> bool:
+        """Whether a request's body, in any encoding, can be a client's stop request: most requests are none."""
+        return model in self._takes_stop and len(body) <= _MOST_STOP_BYTES and STOP.encode() in body
 
     def is_stop(self, model: str, message: bytes) -> bool:
         """Whether a serialised request to ``model`` is a client's stop request: it ends the request of the same id."""
-        return model in self._stoppable and len(message) <= _MOST_STOP_BYTES and _is_set(message, STOP)
+        return self.may_stop(model, message) and _is_set(message, STOP)
 
     def begin(
         self,
@@ -126,12 +141,29 @@ class StreamRequests:
         num_bytes: int = 0,
         is_end_wanted: bool = False,
         held: Reservation | None = None,
+        caller: Caller = ANYONE,
+        upstream: Upstream | None = None,
     ) -> StreamRequest:
         """Return the record of a new request, the serialised ``message``, with an id that no other request has."""
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         meter = self.tokens.meter(model, message)
         is_decoupled = self.is_decoupled(model)
-        return StreamRequest(own_id, model, request_id, is_decoupled, meter, num_bytes, is_end_wanted, held)
+        request = self.open[own_id] = StreamRequest(
+            own_id, model, request_id, is_decoupled, meter, num_bytes, is_end_wanted, held, caller, upstream
+        )
+        return request
+
+    @contextmanager
+    def follow(self, caller: Caller, model: str, request_id: str) -> Iterator[StreamRequest | None]:
+        """Keep the record of a request outside streams within the context; None if nobody can stop it."""
+        if not (request_id and self._stops.get(model)):
+            yield None
+            return
+        request = self.begin(model, request_id, caller=caller)
+        try:
+            yield request
+        finally:
+            del self.open[request.own_id]
 
     def count(self, request: StreamRequest, message: Any) -> bool:
         """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last answer to its request."""
@@ -144,16 +176,39 @@ class StreamRequests:
             known[1] += time.monotonic() - request.sent
         return request.is_last(message)
 
-    async def stop(self, upstream: Upstream, request: StreamRequest, is_ended: Callable[[], bool]) -> None:
-        """Send stop requests for a request until ``is_ended`` returns true.
+    def stop_own(self, caller: Caller, model: str, request_id: str) -> None:
+        """Stop the requests of a caller to ``model`` with the caller's id ``request_id``.
+
+        Raises:
+            RefusedError: no such request is in flight.
+        """
+        asked = caller.id, model, request_id
+        found = [each for each in self.open.values() if asked == (each.caller.id, each.model, each.request_id)]
+        if not (request_id and found):
+            what = f"id {request_id!r:.60}" if request_id else "an empty id"
+            raise RefusedError(
+                Why.WRONG,
+                f"Stop: no request of yours with {what} to {model} is in flight. Send the id of a request that is.",
+            )
+        for request in found:
+            self.stop(request)
+
+    def stop(self, request: StreamRequest) -> None:
+        """Send stop requests for a request until it is no longer in flight.
 
         Nothing is sent if its model, or no model of its ensemble, has an input ``stop``.
         """
-        stops = self._stops.get(request.model, [])
-        while stops and not is_ended():
-            for stop in stops:
+        if self._stops.get(request.model):
+            task = asyncio.ensure_future(self._stop(request))
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    async def _stop(self, request: StreamRequest) -> None:
+        while request.own_id in self.open:
+            for stop in self._stops[request.model]:
                 with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # also: the server was stopped
-                    await _send(upstream, stop, request.own_id)
+                    if request.upstream is not None:
+                        await _send(request.upstream, stop, request.own_id)
             await asyncio.sleep(_AGAIN_SECONDS)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 
 from shoal.errors import forget_frames
 from shoal.gateway.core.callers import Caller, Scope
@@ -209,7 +210,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _fetch(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Send a client's request to Triton with the administrator's key, which the client does not have."""
 
-        async def call(upstream: Upstream) -> bytes:
+        async def call(upstream: Upstream, _: str) -> bytes:
             return await upstream.ask(method, request, is_admin=True)
 
         return await self._gate.ask(caller, "", request, call)
@@ -222,10 +223,17 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._gate.traffic.grow(held, len(request))
         model, request_id, _ = await screen_grpc(request, self._rules)
         self._gate.exposure.check_exposed(model, caller)
+        if self._gate.requests.is_stop(model, request):
+            self._gate.stop(caller, model, request_id)
+            return bytes(service_pb2.ModelInferResponse(model_name=model, id=request_id).SerializeToString())
         metadata = kept(context.invocation_metadata())
 
-        async def call(upstream: Upstream) -> bytes:
-            return await upstream.ask("ModelInfer", request, metadata)
+        async def call(upstream: Upstream, own_id: str) -> bytes:
+            if not own_id:
+                return await upstream.ask("ModelInfer", request, metadata)
+            marks = service_pb2.ModelInferRequest(id=own_id), service_pb2.ModelInferResponse(id=request_id)
+            sent, mark = (each.SerializeToString() for each in marks)  # of two fields ``id``, the later one counts
+            return bytes(await upstream.ask("ModelInfer", request + sent, metadata) + mark)
 
         # Triton 24.10 can crash on disconnecting clients: the request always runs to its end, and keeps its place
         answer = await self._gate.ask(

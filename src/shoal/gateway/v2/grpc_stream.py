@@ -116,7 +116,7 @@ class GrpcStream:
                 raise
             if not is_sent:
                 held.release()
-                if is_end_wanted:
+                if is_end_wanted or not self._gate.requests.is_decoupled(model):
                     await self._write(_make_end(model, request_id))
         except RefusedError as refused:
             self._gate.note_refusal(refused)

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from shoal.component.spec import STOP
 from shoal.gateway.core.bodies import one_core, read_body
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
@@ -116,7 +117,7 @@ class HttpFront:
         """Send a request to Triton on behalf of a client, with the administrator's key, and return the reply's JSON."""
         method, path = request.method, path or request.rel_url.raw_path
 
-        async def call(upstream: Upstream) -> Reply:
+        async def call(upstream: Upstream, _: str) -> Reply:
             return await upstream.ask_http(method, path, {}, is_admin=True)
 
         try:
@@ -140,6 +141,9 @@ class HttpFront:
                 async with one_core if held.num_bytes > LARGE else nullcontext():
                     body, request_id = await asyncio.to_thread(work)
             del work, parts  # a copy of the body
+            if self._gate.requests.may_stop(model, body) and _is_stop(body, headers):
+                self._gate.stop(caller, model, request_id)
+                return web.json_response({"id": request_id, "model_name": model, "outputs": []})
             return await self._pass(request, caller, model, headers, body, request_id, held)
 
     async def _answer_generate(
@@ -149,9 +153,14 @@ class HttpFront:
         with self._gate.reserve_memory(caller, model) as held:
             body = await join(await read_body(request, self._gate, held))
             message, request_id = await self._generate.convert(body, model, version)
-            if not is_whole or self._gate.requests.is_decoupled(model):
+            requests = self._gate.requests
+            if is_whole and requests.may_stop(model, body) and requests.is_stop(model, message.SerializeToString()):
+                self._gate.stop(caller, model, request_id)
+                return web.json_response({"id": request_id, "model_name": model})
+            if not is_whole or requests.is_decoupled(model):
                 return await self._generate.answer(request, caller, message, request_id, len(body), is_whole=is_whole)
-            return await self._pass(request, caller, model, _request_headers(request), body, request_id, held)
+            headers = {name: value for name, value in _request_headers(request).items() if name != _HEAD_LENGTH}
+            return await self._pass(request, caller, model, headers, body, request_id, held)
 
     async def _answer_generate_stream(
         self, request: web.Request, caller: Caller, model: str, version: str
@@ -163,7 +172,7 @@ class HttpFront:
         request: web.Request,
         caller: Caller,
         model: str,
-        headers: Mapping[str, str],
+        headers: dict[str, str],
         body: bytes,
         request_id: str,
         held: Reservation,
@@ -171,8 +180,11 @@ class HttpFront:
         """Send a request that was checked to Triton, and its reply to the client."""
         path = request.rel_url.raw_path
 
-        async def call(upstream: Upstream) -> Reply:
-            return await upstream.ask_http("POST", path, headers, body)
+        async def call(upstream: Upstream, own_id: str) -> Reply:
+            if not own_id:
+                return await upstream.ask_http("POST", path, headers, body)
+            reply = await upstream.ask_http("POST", path, *_mark(headers, body, own_id))
+            return _restore(reply, own_id, request_id)
 
         def is_waited_for() -> bool:
             return request.transport is not None and not request.transport.is_closing()
@@ -231,6 +243,34 @@ def _screen(parts: list[bytes], lengths: list[str], headers: dict[str, str], rul
     head, request_id = screen_json(b"".join(heads), num_bytes - length, rules)
     headers[_HEAD_LENGTH] = str(len(head))
     return b"".join([head, *rest]), request_id
+
+
+def _is_stop(body: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether an inference request that was checked has an input ``stop`` that is true."""
+    at = int(headers.get(_HEAD_LENGTH, len(body)))
+    for tensor in json.loads(body[:at])["inputs"]:
+        end = at + tensor.get("parameters", {}).get("binary_data_size", 0)
+        if tensor["name"] == STOP and (any(body[at:end]) or "true" in json.dumps(tensor.get("data"))):
+            return True
+        at = end
+    return False
+
+
+def _mark(headers: dict[str, str], body: bytes, own_id: str) -> tuple[dict[str, str], bytes]:
+    """Put an id before the client's id in a request's JSON: of two equal keys, Triton takes the first one."""
+    added = json.dumps({"id": own_id}).encode()[:-1] + b","
+    return _lengthen(headers, len(added) - 1), added + body.lstrip()[1:]
+
+
+def _restore(reply: Reply, own_id: str, request_id: str) -> Reply:
+    """Replace the id in a reply's JSON, whose first occurrence is the reply's own, by the client's."""
+    own, given = (json.dumps(each, ensure_ascii=False).encode() for each in (own_id, request_id))
+    return Reply(_lengthen(reply.headers, len(given) - len(own)), reply.content.replace(own, given, 1))
+
+
+def _lengthen(headers: Mapping[str, str], number: int) -> dict[str, str]:
+    length = headers.get(_HEAD_LENGTH)
+    return {**headers, **({_HEAD_LENGTH: str(int(length) + number)} if length else {})}
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

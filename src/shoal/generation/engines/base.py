@@ -37,6 +37,9 @@ class Engine(Protocol):
     limits: Limits
     settings: frozenset[str]
 
+    def is_running(self) -> bool:
+        """Whether the engine computes: not while it starts again after its thread or process died."""
+
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
 
@@ -55,11 +58,16 @@ class EngineComponent(StreamingComponent):
     which one in ``batch_index``; if ``streaming`` is false, and in a model that is not decoupled, one answer has all
     rows. The parameter ``exclude_input_in_output`` of the latter says whether answers are new tokens alone (true, the
     default) or begin with the prompt, as in FasterTransformer.
+
+    With the parameter ``like_tensorrt_llm``, requests are read and answered as NVIDIA's backend tensorrtllm does it:
+    ``streaming`` is false if it is left out, and a decoupled model answers each row by itself, also where rows are
+    whole; whole answers may begin with the prompt.
     """
 
     answers_either_way = True
     optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
+    has_prompt = is_like_nvidia = False
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
@@ -73,7 +81,8 @@ class EngineComponent(StreamingComponent):
         length = parameters.whole("context", weights.context, most=weights.context)
         limits = Limits(weights.vocabulary, length, parameters.whole("slots", 16, most=1024), weights.end_ids)
         self.has_prompt = not parameters.flag("exclude_input_in_output", default=True)
-        if self.has_prompt and context.spec.is_decoupled:
+        self.is_like_nvidia = parameters.flag("like_tensorrt_llm", default=False)
+        if self.has_prompt and context.spec.is_decoupled and not self.is_like_nvidia:
             raise parameters.refusal(
                 "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
             )
@@ -89,11 +98,16 @@ class EngineComponent(StreamingComponent):
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request against the engine's limits and settings, and begin to answer it."""
         engine, spec = self.engine, self.context.spec
+        if self.is_like_nvidia and "streaming" not in inputs:
+            inputs = {**inputs, "streaming": np.zeros((len(inputs["input_ids"]), 1), np.bool_)}
         rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt)
         for row in rows:
             row.request.sampling.check_applied(engine.settings)
         # A row alone needs no joining: the engine itself answers it once if ``streaming`` is false.
         is_streaming = len(rows) == 1 or read_streaming([row.request.is_streaming for row in rows])
+        if self.is_like_nvidia and not spec.is_decoupled and any(row.request.is_streaming for row in rows):
+            raise InputError("Streaming is only supported in decoupled mode.", "Leave streaming out, or send false.")
+        is_streaming = is_streaming or self.is_like_nvidia
         is_whole = not (spec.is_decoupled and is_streaming)
         if len(rows) > 1 and not is_whole and BATCH_INDEX not in {tensor.name for tensor in spec.outputs}:
             raise InputError(
@@ -104,6 +118,10 @@ class EngineComponent(StreamingComponent):
         for row, each in zip(rows, answers.streams, strict=True):
             # one token at a time, so that a whole answer that is stopped has its tokens so far
             engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)
+
+    def is_ready(self) -> bool:
+        """Whether the engine computes."""
+        return self.engine.is_running()
 
     def close(self) -> None:
         """Close the engine."""

@@ -116,6 +116,10 @@ class HfEngine:
         if self._fault is not None:
             raise SetupError(f"transformers' continuous batching does not start: {self._fault}") from self._fault
 
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self._manager is not None
+
     def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:

@@ -62,6 +62,10 @@ class HfStaticEngine:
         self._worker = threading.Thread(target=self._work, name="shoal-static", daemon=True)
         self._worker.start()
 
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self._worker.is_alive()
+
     def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
         self._waiting.put(Seat(request, stream, chooser))

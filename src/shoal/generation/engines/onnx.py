@@ -169,6 +169,10 @@ class OnnxEngine:
         self._worker = threading.Thread(target=self._work, name="shoal-onnx", daemon=True)
         self._worker.start()
 
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self._worker.is_alive()
+
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:

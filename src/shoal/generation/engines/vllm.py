@@ -124,6 +124,10 @@ class VllmEngine:
                 "Its messages above say why. Where memory is short: a smaller context or slots, or engine_args.",
             ) from self._fault
 
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self._running is not None
+
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once.
 
@@ -313,6 +317,8 @@ def _make_params(request: TokenRequest) -> Any:
         given["min_tokens"] = 0
     if not request.returns:
         given["logprobs"] = None
+    if request.bias:
+        given["logit_bias"] = dict(request.bias)
     params = SamplingParams(
         **given,
         max_tokens=request.max_tokens,

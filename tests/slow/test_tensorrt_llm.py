@@ -1,0 +1,282 @@
+"""TensorRT-LLM's five models, with an engine of ours under its name; the oracle is ``llm_bls``.
+
+SHOAL_TENSORRTLLM_BACKEND names a clone of https://github.com/triton-inference-server/tensorrtllm_backend, at a commit
+that has inflight_batcher_llm/client, such as c2e65b8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from shoal import Client
+from shoal.composition.compose import compose
+from shoal.errors import InputError, ShoalError
+from shoal.llm import Llm
+from shoal.llm.tiny import make_tiny
+from shoal.server.launch import serve
+from tests.slow.test_llm import SENTENCES
+from tests.support.once import ROOT
+from tests.support.service import Service
+
+OWN = "SHOAL_TENSORRTLLM_BACKEND"
+MODELS = ["ensemble", "tensorrt_llm_bls"]
+PROMPTS = [f"{sentence[:12]} {number}" for number in range(10) for sentence in SENTENCES][:48]
+NEW = 20
+SWAP = {"tensorrt_llm": "llm-hf"}
+FOLDERS = ("models/tensorrt_llm", "models/tensorrt_llm_bls")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With room for 1,000 new tokens beside a prompt, as the guide's requests ask for."""
+    folder = make_tiny(tmp_path_factory.mktemp("weights") / "tiny")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"max_position_embeddings": 2048}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(weights: Path) -> Iterator[Service]:
+    place = weights.parent
+    repository = compose([*MODELS, "llm_bls"], place / "repository", weights=weights, swap=SWAP)
+    with Service(repository, place / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.grpc) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def texts(client: Client) -> dict[str, str]:
+    """What ``shoal generate`` answers to each prompt."""
+    return {prompt: answer(client, prompt) for prompt in PROMPTS}
+
+
+def answer(client: Client, prompt: str, **settings: Any) -> str:
+    return Llm(client, "llm_bls").generate(prompt, **{"max_tokens": NEW, "temperature": 0.0, **settings}).text
+
+
+def ask(client: Client, model: str, prompts: list[str], **more: Any) -> list[list[str]]:
+    """The pieces of each prompt's text; whole, exactly one for each."""
+    pieces = defaultdict(list)
+    rows = len(prompts)
+    given = {name: [value] * rows for name, value in more.items()}
+    inputs = {"text_input": [[prompt] for prompt in prompts], "max_tokens": [[NEW]] * rows, **given}
+    for each in client.stream(model, inputs):
+        assert each["text_output"].shape == (1,)
+        pieces[each["batch_index"].item()].append(each["text_output"].item().decode())
+    assert pieces.keys() == set(range(rows))
+    return [pieces[row] for row in range(rows)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("is_streaming", [True, False, None])
+def test_texts_are_those_of_generate(
+    model: str, is_streaming: bool | None, client: Client, texts: dict[str, str]
+) -> None:
+    """48 prompts, 16 at a time, alone and several in one request."""
+    more = {} if is_streaming is None else {"stream": [is_streaming]}
+    with ThreadPoolExecutor(16) as pool:
+        alone = list(pool.map(lambda prompt: ask(client, model, [prompt], **more)[0], PROMPTS))
+    together = [
+        pieces for start in range(0, 48, 16) for pieces in ask(client, model, PROMPTS[start : start + 16], **more)
+    ]
+    for found in (alone, together):
+        assert ["".join(pieces) for pieces in found] == list(texts.values())
+        assert all(len(pieces) == 1 for pieces in found) == (not is_streaming)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_curl_lines_of_a_guide(model: str, client: Client, service: Service) -> None:
+    """As in guides to TensorRT-LLM, without ``stream`` and with an empty text for no words."""
+    line = (
+        'curl -X POST %s/v2/models/%s/generate -d \'{"text_input": "你是什么语言模型?", "max_tokens": 1000,'
+        ' "bad_words": "", "stop_words": "<|eot_id|>"}\''
+    )
+    found = subprocess.run(
+        ["bash", "-c", line % (service.http, model)], capture_output=True, text=True, check=True
+    ).stdout
+    expected = answer(client, "你是什么语言模型?", max_tokens=1000, stop_words=["<|eot_id|>"])
+    assert json.loads(found)["text_output"] == expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_words_settings_and_the_prompt(model: str, client: Client, texts: dict[str, str]) -> None:
+    prompt, text = PROMPTS[0], texts[PROMPTS[0]]
+    stop = text[8:10]
+    cut = text[: text.index(stop)]
+    for is_streaming in (True, False):
+        found = ask(client, model, [prompt], stop_words=[stop, ""], stream=[is_streaming])
+        assert "".join(*found) == cut
+    whole = ask(client, model, [prompt], exclude_input_in_output=[False], stop_words=[prompt[:3]])
+    assert whole == [[prompt + answer(client, prompt, stop_words=[prompt[:3]])]]
+    given = {"text_input": [prompt], "max_tokens": [NEW], "exclude_input_in_output": [False]}
+    (found,) = client.stream(model, given)
+    expected = Llm(client, "llm_bls").generate(prompt, max_tokens=NEW, temperature=0)
+    counts = expected.num_input_tokens, expected.num_output_tokens
+    assert (found["num_input_tokens"].item(), found["num_output_tokens"].item()) == counts
+    assert "".join(*ask(client, model, [prompt], exclude_input_in_output=[False], stream=[True])) == text
+    drawn = {"temperature": 0.9, "top_k": 7, "seed": 3}
+    assert ask(client, model, [prompt], **{name: [value] for name, value in drawn.items()}) == [
+        [answer(client, prompt, **drawn)]
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_log_probabilities(model: str, is_streaming: bool, client: Client) -> None:
+    given = {"text_input": ["A cat"], "max_tokens": [NEW], "return_log_probs": [True], "stream": [is_streaming]}
+    answers = list(client.stream(model, given))
+    each = np.concatenate([found["output_log_probs"].ravel() for found in answers])
+    assert len(each) == NEW
+    np.testing.assert_allclose(each.sum(), answers[-1]["cum_log_probs"].item(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        ("ensemble", {"beam_width": [2]}, "beam_width is 2, and answers have one beam"),
+        ("tensorrt_llm_bls", {"beam_width": [2]}, "beam_width is 2, and answers have one beam"),
+        ("ensemble", {"lora_task_id": [1]}, "the weights are those of the model's folder, without LoRA"),
+        ("tensorrt_llm_bls", {"num_draft_tokens": [2]}, "cannot perform speculative decoding without draft model"),
+        ("tensorrt_llm_bls", {"image_input": np.zeros((1, 1, 3, 2, 2), np.float16)}, "no multimodal encoder"),
+        (
+            "tensorrt_llm_bls",
+            {"image_input": np.zeros((1, 1, 3, 2, 2), np.float16), "num_draft_tokens": [2]},
+            "Multimodal and speculative decoding is not currently supported",
+        ),
+    ],
+)
+def test_errors_come_before_the_final_answer(
+    model: str, given: dict[str, Any], message: str, service: Service, client: Client
+) -> None:
+    """The final answer is of models; Triton ends an ensemble's request with the error."""
+    with pytest.raises(InputError, match=message):
+        list(client.stream(model, {"text_input": ["A cat"], "max_tokens": [NEW], **given}))
+    if model == "ensemble":
+        return
+    kinds = {"beam_width": np.int32, "num_draft_tokens": np.int32, "lora_task_id": np.uint64}
+    arrays: dict[str, Any] = {
+        "text_input": np.array([[b"A cat"]], object),
+        "max_tokens": np.array([[NEW]], np.int32),
+        **{name: np.array([value], kinds[name]) if name in kinds else value for name, value in given.items()},
+    }
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(service.grpc.split("//")[-1]) as raw:
+        raw.start_stream(callback=partial(lambda found, result, error: found.put((result, error)), answers))
+        inputs = [triton.InferInput(n, [*array.shape], np_to_triton_dtype(array.dtype)) for n, array in arrays.items()]
+        for one, array in zip(inputs, arrays.values(), strict=True):
+            one.set_data_from_numpy(array)
+        raw.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        result, error = answers.get(timeout=60)
+        assert result is None
+        assert message in str(error)
+        result, error = answers.get(timeout=60)
+        assert error is None
+        assert result.get_response().parameters["triton_final_response"].bool_param
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of the engine and the BLS model that are not decoupled."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name)
+        path = folder / name / "config.pbtxt"
+        text = path.read_text(encoding="utf-8").replace("decoupled: true", "decoupled: false")
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_models_that_are_not_decoupled(project: Path, weights: Path, texts: dict[str, str], tmp_path: Path) -> None:
+    """One answer with all rows, and streaming is refused; NVIDIA's client gets one answer, and stops it."""
+    repository = compose(MODELS, tmp_path / "r", weights=weights, swap=SWAP, projects=[project])
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for model in MODELS:
+            inputs = {"text_input": [[each] for each in PROMPTS[:3]], "max_tokens": [[NEW]] * 3}
+            found = client.infer(model, inputs)
+            assert [text.decode() for text in found["text_output"]] == [texts[each] for each in PROMPTS[:3]]
+            with pytest.raises(ShoalError, match="Streaming is only supported in decoupled mode"):
+                client.infer(model, {"text_input": ["A cat"], "max_tokens": [NEW], "stream": [True]})
+        if OWN in os.environ:
+            url = server.grpc_url
+            assert texts[PROMPTS[0]] in run_theirs(url, ENGINE, ["--text", PROMPTS[0], *of(weights)])
+            stopped = run_theirs(url, ENGINE, ["--text", "A cat", *of(weights, 900), "--stop-after-ms", "300"])
+            assert "Output sequence" in stopped
+
+
+def test_accumulated_tokens(weights: Path, texts: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(ROOT / FOLDERS[1], tmp_path / FOLDERS[1])
+    path = tmp_path / FOLDERS[1] / "config.pbtxt"
+    text = path.read_text(encoding="utf-8")
+    for key, value in (("accumulate_tokens", "Yes"), ("tensorrt_llm_model_name", "${tensorrt_llm_model_name}")):
+        begin, end = text.split(f'key: "{key}"')
+        end = end.replace('string_value: ""', f'string_value: "{value}"', 1)
+        text = f'{begin}key: "{key}"{end}'
+    path.write_text(text, encoding="utf-8")
+    repository = compose("tensorrt_llm_bls", tmp_path / "r", weights=weights, swap=SWAP, projects=[tmp_path])
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for prompt in PROMPTS[:3]:
+            (pieces,) = ask(client, "tensorrt_llm_bls", [prompt], stream=[True])
+            assert pieces[-1] == texts[prompt]
+            assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
+
+
+ENGINE, END_TO_END = "inflight_batcher_llm_client.py", "end_to_end_grpc_client.py"
+
+
+def of(weights: Path, new: int = NEW) -> list[str]:
+    return ["--tokenizer-dir", str(weights), "--request-output-len", str(new), "--request-id", "7"]
+
+
+def run_theirs(url: str, script: str, arguments: list[str]) -> str:
+    path = Path(os.environ[OWN]) / "inflight_batcher_llm" / "client" / script
+    command = [sys.executable, str(path), "--url", url.split("//")[-1], *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(OWN not in os.environ, reason=f"{OWN} names no clone of NVIDIA's tensorrtllm_backend")
+def test_nvidias_own_clients(service: Service, weights: Path, texts: dict[str, str]) -> None:
+    url = service.grpc
+    for model in MODELS:
+        for more in ([], ["--batch-inputs"]):
+            for way in ([], ["--streaming"]):
+                given = [
+                    "--prompt",
+                    json.dumps(PROMPTS[:5]),
+                    "--output-len",
+                    str(NEW),
+                    "--model-name",
+                    model,
+                    "--verbose",
+                ]
+                found = run_theirs(url, END_TO_END, [*given, *more, *way, "--exclude-input-in-output"])
+                assert all(texts[prompt] in found for prompt in PROMPTS[:5]), found
+    found = run_theirs(url, ENGINE, ["--text", PROMPTS[0], *of(weights), "--streaming"])
+    assert f"Output beam 0: {texts[PROMPTS[0]]}" in found
+    stopped = run_theirs(url, ENGINE, ["--text", "A cat", *of(weights, 900), "--streaming", "--stop-after-ms", "300"])
+    assert "Output sequence" in stopped  # the script raises an error if there are 900 tokens
