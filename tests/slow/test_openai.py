@@ -53,8 +53,8 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 
 
 def connect(service: Service, **options: Any) -> openai.OpenAI:
-    options = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True} | options
-    return openai.OpenAI(base_url=f"http://{service.http}/v1", **options)
+    chosen: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
+    return openai.OpenAI(base_url=f"http://{service.http}/v1", **chosen)
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_settings(service: Service, client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "seed": 7, "temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": -0.5,
     }  # fmt: skip
-    more = {"top_k": 40, "repetition_penalty": 1.2, "min_tokens": 3}
+    more: dict[str, Any] = {"top_k": 40, "repetition_penalty": 1.2, "min_tokens": 3}
     asked = {**chat("Hello", **settings), "max_tokens": None, "max_completion_tokens": 9}
     found = client.chat.completions.create(model="llm", **asked, extra_body=more)
     with Client(service.grpc) as own:
@@ -176,7 +176,7 @@ def test_log_probabilities(service: Service, client: openai.OpenAI) -> None:
     places = found.choices[0].logprobs
     assert places is not None
     assert places.token_logprobs == [place[0] for place in values]
-    tops = [{each["decoded_token"]: each["logprob"] for each in reversed(place.values())} for place in expected]
+    tops = [{each["decoded_token"]: each["logprob"] for each in reversed([*place.values()])} for place in expected]
     assert places.top_logprobs == tops
     asked: Any = chat("Hello", logprobs=True, top_logprobs=2, max_tokens=4)
     whole = client.chat.completions.create(model="llm", **asked).choices[0].logprobs
@@ -318,7 +318,7 @@ def test_embeddings(service: Service) -> None:
         assert [each.index for each in found] == [*range(len(TEXTS))]
         assert np.array_equal(np.array(rows, np.float32), expected)
     one = client.embeddings.create(model="embedder", input=TEXTS[0]).data
-    assert np.array_equal(np.float32(one[0].embedding), expected[0])
+    assert np.array_equal(np.array(one[0].embedding, np.float32), expected[0])
     client.close()
 
 
@@ -329,7 +329,7 @@ def test_classes_and_scores(service: Service) -> None:
         scores = own.infer("reader", TEXT=TEXTS)["SCORE"]
     _, found = post(service, "/v1/classify", json.dumps({"model": "labeller", "input": TEXTS}).encode())
     for index, row in enumerate(found["data"]):
-        assert np.array_equal(np.float32(row["probs"]), probabilities[index])
+        assert np.array_equal(np.array(row["probs"], np.float32), probabilities[index])
         expected = index, LABELS[int(probabilities[index].argmax())], 3
         assert (row["index"], row["label"], row["num_classes"]) == expected
     _, found = post(service, "/v1/classify", json.dumps({"model": "reader", "input": TEXTS[0]}).encode())
@@ -366,10 +366,10 @@ def test_rankings(service: Service) -> None:
     order = [int(index) for index in np.argsort(-scores)][:3]
     assert [each["index"] for each in found["results"]] == order
     assert [each["document"]["text"] for each in found["results"]] == [documents[index] for index in order]
-    assert np.array_equal(np.float32([each["relevance_score"] for each in found["results"]]), scores[order])
+    assert np.array_equal(np.array([each["relevance_score"] for each in found["results"]], np.float32), scores[order])
     asked = {"model": "ranker", "text_1": "a cat", "text_2": documents}
     _, found = post(service, "/v1/score", json.dumps(asked).encode())
-    assert np.array_equal(np.float32([each["score"] for each in found["data"]]), scores)
+    assert np.array_equal(np.array([each["score"] for each in found["data"]], np.float32), scores)
     status, found = post(service, "/v1/score", json.dumps({**asked, "text_1": ["a", "b", "c"]}).encode())
     assert (status, found["error"]["param"]) == (400, "text_1")
 

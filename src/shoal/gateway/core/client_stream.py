@@ -22,8 +22,7 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str) -> It
     Raises:
         RefusedError: the model is unavailable, or there are too many streams.
     """
-    metadata = [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
-    with gate.traffic.reserve_stream(caller), gate.open_stream(caller, model, metadata) as relay:
+    with gate.traffic.reserve_stream(caller), gate.open_stream(caller, model, find_metadata(request)) as relay:
         if request.transport is not None:
             relay.drop = request.transport.abort
         leaving = asyncio.create_task(_wait_left(request, relay))
@@ -31,6 +30,11 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str) -> It
             yield relay
         finally:
             leaving.cancel()
+
+
+def find_metadata(request: web.Request) -> list[tuple[str, str]]:
+    """Return those headers of a request that are passed on to Triton: tracing headers and request id."""
+    return [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
 
 
 def has_left(request: web.Request) -> bool:

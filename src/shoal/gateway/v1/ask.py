@@ -18,7 +18,7 @@ from shoal.client.grpc_transport import from_grpc, to_grpc
 from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ServerError
 from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.client_stream import has_left, open_for
+from shoal.gateway.core.client_stream import find_metadata, has_left, open_for
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import FailedError, RefusedError, Why
 from shoal.gateway.core.upstream import Upstream
@@ -141,13 +141,16 @@ class Asker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return answers[0] if len(answers) == 1 else join(call, calls, answers)
+        try:
+            return answers[0] if len(answers) == 1 else join(call, calls, answers)
+        except InputError as error:
+            raise _to_error(f"{error.what} {error.fix}") from None
 
     async def _ask(self, call: Call) -> Answer:
         body = to_grpc(call).message.SerializeToString()
 
-        async def send(upstream: Upstream) -> bytes:
-            return await upstream.ask("ModelInfer", body)
+        async def send(upstream: Upstream, _: str) -> bytes:
+            return await upstream.ask("ModelInfer", body, find_metadata(self.request))
 
         try:
             content = await self._gate.ask(

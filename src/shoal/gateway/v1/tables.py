@@ -139,8 +139,8 @@ def _decode(value: Any) -> Any:
 
 async def _infer(values: dict[str, list[str]], asker: Asker, served: Served) -> Any:
     answer = await asker.infer(values)
-    array = answer[served.output]
-    if array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
+    array = answer.get(served.output)
+    if array is None or array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
         raise ApiError(f"The model's output {served.output} is not a row of finite numbers for each text.", "input")
     return array
 
