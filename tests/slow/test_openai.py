@@ -81,7 +81,7 @@ def post(service: Service, path: str, body: bytes, kind: str = "application/json
 def test_models(client: openai.OpenAI) -> None:
     """All models that clients may ask, with what they serve; another name is one of them."""
     found = {model.id: model.model_dump() for model in client.models.list()}
-    chats = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/completions"]
+    chats = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/v1/messages/count_tokens"]
     assert found["llm"]["serves"] == found["gpt-4o"]["serves"] == chats
     assert found["embedder"]["serves"] == ["/v1/embeddings", "/v1/models/embedder:predict"]
     assert found["reader"]["serves"] == ["/v1/classify", "/v1/models/reader:predict"]

@@ -37,16 +37,12 @@ from shoal.gateway.v1.schema import (
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
 from shoal.gateway.v1.writing import Json, to_response
 from shoal.gateway.v2.screening import SMALL
-from shoal.repository.apis import Api, find_served
-from shoal.repository.call_graph import find_below
+from shoal.repository.apis import find_served, read_labels
+from shoal.repository.call_graph import find_below, mark_decoupled
 from shoal.repository.config import ModelConfig
 
-_ROUTES = {  # by what a model serves
-    Api.LANGUAGE: ("/v1/completions",), Api.EMBEDDINGS: ("/v1/embeddings",), Api.CLASSIFY: ("/v1/classify",),
-    Api.RERANK: ("/v1/rerank", "/v1/score"), Api.NONE: (),
-}  # fmt: skip
 Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
-_CHATS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+_COUNT = "/v1/messages/count_tokens"
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -55,7 +51,8 @@ class ApiFront:
 
     def __init__(self, gate: Gate, configs: Mapping[str, ModelConfig], aliases: Mapping[str, str]) -> None:
         self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
-        self._served = {name: find_served(config) for name, config in configs.items()}
+        self._served = {name: find_served(each) for name, each in mark_decoupled(configs, configs.get).items()}
+        self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
         infer, read = Scope.INFER, Scope.READ
 
@@ -68,6 +65,9 @@ class ApiFront:
         def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
             return lambda asked, asker: answer(asked, asker, self._served[asker.model])
 
+        def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
+            return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
+
         predict = partial(self._answer, PredictRequest, self._answer_predict)
         self.routes = [
             Route("Models", read, "/v1/models", self._answer_models, "GET", to_envelope),
@@ -77,9 +77,9 @@ class ApiFront:
             post("Completions", "/v1/completions", CompletionRequest, answer_completion),
             post("Responses", "/v1/responses", ResponseRequest, answer_response),
             post("Messages", "/v1/messages", MessageRequest, answer_message, to_anthropic),
-            post("Numbers of tokens", "/v1/messages/count_tokens", CountRequest, self._answer_count, to_anthropic),
+            post("Numbers of tokens", _COUNT, CountRequest, self._answer_count, to_anthropic),
             post("Embeddings", "/v1/embeddings", EmbeddingsRequest, numbers(answer_embeddings)),
-            post("Classification", "/v1/classify", ClassifyRequest, numbers(answer_classify)),
+            post("Classification", "/v1/classify", ClassifyRequest, classify),
             post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
             post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
             Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
@@ -121,9 +121,9 @@ class ApiFront:
         """Return the paths that a model, or another name of it, serves."""
         model = self._aliases.get(name, name)
         served = self._served[model]
-        chat = _CHATS[: None if model in self._prompts else -1] if served.takes_chats else ()
+        count = [_COUNT] if served.takes_chats and model in self._prompts else []
         predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
-        return [*chat, *_ROUTES[served.api], *predict]
+        return [*served.paths, *count, *predict]
 
     def _is_exposed(self, name: str, caller: Caller) -> bool:
         return self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)
