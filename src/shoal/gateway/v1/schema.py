@@ -38,6 +38,7 @@ _UNSUPPORTED = {
     "max_tool_calls": _TOOLS, "dimensions": "embeddings have the size that their model gives them",
 }  # fmt: skip
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
+_OF_TOOLS = re.compile("'(tool|function)'")  # roles
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
@@ -282,6 +283,7 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     names = [name.partition("[")[0] for name in place.split(".")]
     reason = next((f": {_UNSUPPORTED[name]}" for name in names if name in _UNSUPPORTED), "")
+    reason = f": {_TOOLS}" if names[-1] == "role" and _OF_TOOLS.search(what) else reason
     if reason or what.startswith("Expected `null`"):
         return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
     if place.startswith(("input[", "prompt[")):
