@@ -13,6 +13,7 @@ from shoal.gateway.v1 import schema
 from shoal.gateway.v1.errors import ApiError, to_envelope
 from shoal.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
 from shoal.gateway.v1.responses import ResponseRequest
+from shoal.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
 
 USER = {"role": "user", "content": "Hello"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -28,6 +29,8 @@ KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {  # the least request of e
     "response": (ResponseRequest, TEXT),
     "message": (MessageRequest, {**CHAT, "max_tokens": 5}),
     "count": (CountRequest, CHAT),
+    "tokenize": (TokenizeRequest, {"model": "m"}),
+    "detokenize": (DetokenizeRequest, {"model": "m", "tokens": [5]}),
 }
 WRONG, UNKNOWN, NOT_SERVED = "invalid_value", "unknown_parameter", "unsupported_parameter"
 HUGE = 2**31
@@ -84,6 +87,10 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("message stop_sequences", [["a"] * 64], [["a"] * 65], "stop_sequences"),
     ("message system", ["a", parts(1024)], [[], parts(1025), 5], "system"),
     ("count messages", [[USER]], [[]], "messages"),
+    ("tokenize messages", [[USER]], [[], [USER] * 4097], "messages"),
+    ("tokenize return_token_strs", [False], [True], "return_token_strs"),
+    ("detokenize tokens", [[], [0, HUGE - 1], [1] * 2**18], [[1] * (2**18 + 1), 5], "tokens"),
+    ("detokenize tokens", [[5]], [[-1], [HUGE], [1.5], ["a"]], "tokens[0]"),
 ]
 
 
@@ -209,6 +216,13 @@ def test_settings() -> None:
     for first, second in ((["a", "b"], ["c"] * 3), (["a"] * 3, "b")):
         with pytest.raises(ApiError, match="text_1 has"):
             ask("score", {"text_1": first, "text_2": second}).pairs  # noqa: B018
+    for odd in ({}, {"prompt": "a", **CHAT}, {"prompt": "a", "add_special_tokens": False}, {
+        **CHAT, "add_special_tokens": True,
+    }):  # fmt: skip
+        with pytest.raises(ApiError, match=r"either prompt or messages|Leave add_special_tokens out"):
+            ask("tokenize", odd).inputs  # noqa: B018
+    assert ask("tokenize", {"prompt": "a", "add_special_tokens": True}).inputs == {"text_input": ["a"]}
+    assert ask("tokenize", CHAT).inputs == {"messages": [json.dumps([USER])]}
     assert ask("score", {"text_1": "a", "text_2": ["b", "c"]}).pairs == (["a", "a"], ["b", "c"])
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,9 +34,18 @@ from shoal.gateway.v1.schema import (
     decode,
 )
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
+from shoal.gateway.v1.tokens import (
+    DetokenizeRequest,
+    Steps,
+    TokenizeRequest,
+    answer_detokenize,
+    answer_tokenize,
+    count_tokens,
+    find_steps,
+)
 from shoal.gateway.v1.writing import Json, to_response
 from shoal.gateway.v2.screening import SMALL
-from shoal.repository.apis import find_served, read_labels
+from shoal.repository.apis import Api, find_served, read_labels
 from shoal.repository.call_graph import find_below, mark_decoupled
 from shoal.repository.config import ModelConfig
 
@@ -57,7 +65,10 @@ class ApiFront:
         infer, read = Scope.INFER, Scope.READ
 
         below = find_below(configs)
-        self._prompts = {name: step for name in configs if (step := self._find_prompt((name, *below[name])))}
+        self._steps = {
+            name: find_steps((name, *sorted(below[name])), configs)
+            for name, served in self._served.items() if served.api is Api.LANGUAGE
+        }  # fmt: skip
 
         def post(name: str, path: str, kind: type[Any], answer: Answer, envelope: Envelope = to_envelope) -> Route:
             return Route(name, infer, path, partial(self._answer, kind, answer), "POST", envelope)
@@ -82,18 +93,10 @@ class ApiFront:
             post("Classification", "/v1/classify", ClassifyRequest, classify),
             post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
             post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
+            post("Token ids", "/tokenize", TokenizeRequest, self._answer_tokenize),
+            post("Texts of token ids", "/detokenize", DetokenizeRequest, self._answer_detokenize),
             Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
         ]
-
-    def _find_prompt(self, names: Iterable[str]) -> str:
-        """Return the step that turns chats into token ids; empty if there is none."""
-        for name in names:
-            spec = self._specs[name]
-            if "messages" in {each.name for each in spec.inputs} and "input_ids" in {
-                each.name for each in spec.outputs
-            }:
-                return name
-        return ""
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
@@ -121,9 +124,10 @@ class ApiFront:
         """Return the paths that a model, or another name of it, serves."""
         model = self._aliases.get(name, name)
         served = self._served[model]
-        count = [_COUNT] if served.takes_chats and model in self._prompts else []
+        steps = self._steps.get(model, Steps())
+        more = [*([_COUNT, "/tokenize"] if steps.prompt else []), *(["/detokenize"] if steps.text else [])]
         predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
-        return [*served.paths, *count, *predict]
+        return [*served.paths, *more, *predict]
 
     def _is_exposed(self, name: str, caller: Caller) -> bool:
         return self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)
@@ -141,16 +145,21 @@ class ApiFront:
             code = "model_not_found" if refused.why is Why.ABSENT else ""
             raise ApiError(refused.message, "model", code, refused.why) from None
         if path and path not in (serves := self._list_routes(name)):
-            raise ApiError(f"{name} does not serve {path}. It serves {' and '.join(serves) or 'nothing'}.", "model")
+            raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
 
     # --- requests --------------------------------------------------------------------------------------------------
 
     async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
-        """Answer with the number of tokens of a chat, as the pipeline's own step counts them."""
-        step = asker.at(self._specs[self._prompts[asker.model]])
-        answer = await step.infer({"messages": [json.dumps(asked.conversation)]})
-        return to_response({"input_tokens": int(answer["input_lengths"][0, 0])})
+        step = asker.at(self._specs[self._steps[asker.model].prompt])
+        return to_response({"input_tokens": await count_tokens(asked.conversation, step)})
+
+    async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
+        steps = self._steps[asker.model]
+        return await answer_tokenize(asked, asker.at(self._specs[steps.prompt]), steps.context)
+
+    async def _answer_detokenize(self, asked: DetokenizeRequest, asker: Asker) -> web.Response:
+        return await answer_detokenize(asked, asker.at(self._specs[self._steps[asker.model].text]))
 
     async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
         spec = self._specs[asker.model]

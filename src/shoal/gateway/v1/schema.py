@@ -24,6 +24,7 @@ IDLE = (
 _TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "answers follow no grammar"
+_AS_CHAT = "prompts are those of chats to answer"
 _UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
@@ -35,7 +36,9 @@ _UNSUPPORTED = {
     "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
     "truncation": "prompts are never cut", "format": _FORMS,
-    "max_tool_calls": _TOOLS, "dimensions": "embeddings have the size that their model gives them",
+    "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
+    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
+    "dimensions": "embeddings have the size that their model gives them",
 }  # fmt: skip
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
 _OF_TOOLS = re.compile("'(tool|function)'")  # roles
