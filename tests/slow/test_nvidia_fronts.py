@@ -86,12 +86,12 @@ def test_tensors_as_the_openai_front_sends_them(
     floats = {name: value for name, value in request_.items() if name not in ("max_tokens", "stop")}
     inputs: dict[str, Any] = {
         "text_input": [[PROMPT]],
-        "stream": np.bool_([[is_streaming]]),
-        "max_tokens": np.int32([[request_["max_tokens"]]]),
-        **{name: np.float32([[value]]) for name, value in floats.items()},
+        "stream": np.array([[is_streaming]]),
+        "max_tokens": np.array([[request_["max_tokens"]]], np.int32),
+        **{name: np.array([[value]], np.float32) for name, value in floats.items()},
         **({"stop_words": [request_["stop"]]} if "stop" in request_ else {}),
-        "return_num_input_tokens": np.bool_([[True]]),
-        "return_num_output_tokens": np.bool_([[True]]),
+        "return_num_input_tokens": np.array([[True]]),
+        "return_num_output_tokens": np.array([[True]]),
     }
     expected = expect(client, request_)
     assert send(client, model, inputs) == (expected.text, expected.num_input_tokens, expected.num_output_tokens)

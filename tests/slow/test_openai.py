@@ -20,6 +20,7 @@ import anthropic
 import numpy as np
 import openai
 import pytest
+from tokenizers import Tokenizer
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
@@ -81,8 +82,9 @@ def post(service: Service, path: str, body: bytes, kind: str = "application/json
 def test_models(client: openai.OpenAI) -> None:
     """All models that clients may ask, with what they serve; another name is one of them."""
     found = {model.id: model.model_dump() for model in client.models.list()}
-    chats = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/completions"]
-    assert found["llm"]["serves"] == found["gpt-4o"]["serves"] == chats
+    chats = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/v1/messages/count_tokens"]
+    assert found["llm"]["serves"] == [*chats, "/tokenize", "/detokenize"]
+    assert found["llm_bls"]["serves"] == found["gpt-4o"]["serves"] == [*chats, "/tokenize"]
     assert found["embedder"]["serves"] == ["/v1/embeddings", "/v1/models/embedder:predict"]
     assert found["reader"]["serves"] == ["/v1/classify", "/v1/models/reader:predict"]
     assert found["ranker"]["serves"] == ["/v1/rerank", "/v1/score", "/v1/models/ranker:predict"]
@@ -297,6 +299,40 @@ def test_anthropic(model: str, service: Service, client: openai.OpenAI) -> None:
             other.messages.create(**asked, max_tokens=5, extra_body={"temperature": -1})
         with pytest.raises(anthropic.NotFoundError, match="nothing"):
             other.messages.create(**{**asked, "model": "nothing"}, max_tokens=5)
+
+
+@pytest.mark.parametrize("model", CHATS)
+def test_token_ids(model: str, service: Service, repository: Path, client: openai.OpenAI) -> None:
+    """vLLM's form: the ids of the model's own tokenizer, as many as a chat counts, and the text again.
+
+    ``llm_bls`` turns ids into text by itself, so there is no step to ask for that.
+    """
+    tokenizer = Tokenizer.from_file(str(repository.parent / "weights" / "tokenizer.json"))
+    for text in TEXTS:
+        asked = {"model": model, "prompt": text}
+        status, found = post(service, "/tokenize", json.dumps(asked).encode())
+        assert (status, found["tokens"]) == (200, tokenizer.encode(text).ids)
+        assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 1024)
+        _, again = post(service, "/detokenize", json.dumps({"model": "llm", "tokens": found["tokens"]}).encode())
+        assert again == {"prompt": text}
+    expected = client.chat.completions.create(model=model, **chat("Hello")).usage
+    assert expected is not None
+    _, found = post(service, "/tokenize", json.dumps({"model": model, **chat("Hello")}).encode())
+    assert found["error"]["param"] == "max_tokens"
+    asked = {"model": model, "messages": chat("Hello")["messages"]}
+    _, found = post(service, "/tokenize", json.dumps(asked).encode())
+    assert found["count"] == expected.prompt_tokens
+    for path, body, place in (
+        ("/tokenize", {"model": model, "prompt": ""}, None),
+        ("/tokenize", {"model": "llamav2", "prompt": "a"}, "model"),
+        ("/detokenize", {"model": "llm_bls", "tokens": [5]}, "model"),
+        ("/detokenize", {"model": "embedder", "tokens": [5]}, "model"),
+    ):  # fmt: skip
+        status, found = post(service, path, json.dumps(body).encode())
+        assert (status, found["error"]["param"]) == (400, place), found
+    for ids in ([], [10**6]):
+        status, found = post(service, "/detokenize", json.dumps({"model": "llm", "tokens": ids}).encode())
+        assert (status, found) == (200, {"prompt": ""})
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------

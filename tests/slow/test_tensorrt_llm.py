@@ -132,10 +132,10 @@ def test_words_settings_and_the_prompt(model: str, client: Client, texts: dict[s
     whole = ask(client, model, [prompt], exclude_input_in_output=[False], stop_words=[prompt[:3]])
     assert whole == [[prompt + answer(client, prompt, stop_words=[prompt[:3]])]]
     given = {"text_input": [prompt], "max_tokens": [NEW], "exclude_input_in_output": [False]}
-    (found,) = client.stream(model, given)
+    (counted,) = client.stream(model, given)
     expected = Llm(client, "llm_bls").generate(prompt, max_tokens=NEW, temperature=0)
     counts = expected.num_input_tokens, expected.num_output_tokens
-    assert (found["num_input_tokens"].item(), found["num_output_tokens"].item()) == counts
+    assert (counted["num_input_tokens"].item(), counted["num_output_tokens"].item()) == counts
     assert "".join(*ask(client, model, [prompt], exclude_input_in_output=[False], stream=[True])) == text
     drawn = {"temperature": 0.9, "top_k": 7, "seed": 3}
     assert ask(client, model, [prompt], **{name: [value] for name, value in drawn.items()}) == [

@@ -28,6 +28,7 @@ from shoal.errors import ShoalError
 from shoal.forests.treelite import Settings
 from shoal.gateway.control.canary import make_canaries
 from shoal.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
+from shoal.repository.apis import find_served
 from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
 from shoal.repository.describe import describe
@@ -106,6 +107,7 @@ IN_FOLDER = parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/custom_env
 FOREST, GPU = PYTHON.replace("python", "fil"), PYTHON + "instance_group [ { kind: KIND_GPU } ]"
 TORCH = PYTHON.replace("python", "pytorch").replace("dims: [ 1 ]", "dims: [ -1 ]")
 ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
+    (ANY, "api"): Config("", "none", lambda c, _: find_served(c["a"]), PYTHON.replace("FP32", "STRING", 1)),
     (ANY, "artifacts"): Config("", "words.txt", lambda c, _: check_present([*c.values()], None)),
     (ANY, "attention_mask"): Config("", "X", lambda c, _: str(place(c["a"], Plan()).input), TORCH),
     (ANY, "calls"): Config("", "b", lambda c, _: find_below(c)),

@@ -275,11 +275,13 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.core.models import find_exposed
-    from shoal.repository.call_graph import is_decoupled
+    from shoal.repository.apis import find_served
+    from shoal.repository.call_graph import mark_decoupled
     from shoal.repository.manifest import read_composed
     from shoal.repository.model_folders import read_configs
 
     configs = read_configs(repository)
+    configs = mark_decoupled(configs, configs.get)
     server = "" if address == "127.0.0.1:8001" else f" --url {address}"
     for name in sorted(find_exposed(configs, [*exposed, *read_composed(repository)])):
         spec = configs[name].spec
@@ -287,11 +289,13 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
         is_text = len(required) == 1 and required[0].dtype == STRING
         shown = required or spec.inputs[:1]
         values = '"A text."' if is_text else " ".join(map(show_example, shown))
-        stream = " --stream" if is_decoupled(configs[name], configs.get) else ""
+        stream = " --stream" if spec.is_decoupled else ""
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
             command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
+        if paths := find_served(configs[name]).paths:
+            OUT.print(f"    POST {' '.join(paths)}", soft_wrap=True, highlight=False)
 
 
 def doctor(

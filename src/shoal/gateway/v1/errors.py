@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.gateway.core.refusals import RefusedError, Why
 
-CODES = {
+_CODES = {
     Why.BUSY: "rate_limit_exceeded", Why.UNAVAILABLE: "service_unavailable", Why.WRONG: "invalid_value",
     Why.ABSENT: "not_found", Why.CLOSED: "permission_denied", Why.METHOD: "method_not_allowed",
     Why.KEY: "invalid_api_key", Why.LARGE: "request_too_large", Why.ENCODING: "unsupported_media_type",
@@ -20,7 +20,7 @@ class ApiError(RefusedError):
 
     def __init__(self, message: str, param: str | None = None, code: str = "", why: Why = Why.WRONG) -> None:
         super().__init__(why, message)
-        self.param, self.code = param, code or CODES[why]
+        self.param, self.code = param, code or _CODES[why]
 
 
 def to_envelope(refused: RefusedError, status: int) -> dict[str, Any]:
@@ -31,6 +31,6 @@ def to_envelope(refused: RefusedError, status: int) -> dict[str, Any]:
             "message": refused.words,
             "type": "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error"),
             "param": ours.param if ours else None,
-            "code": ours.code if ours else CODES[refused.why],
+            "code": ours.code if ours else _CODES[refused.why],
         }
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,18 +34,23 @@ from shoal.gateway.v1.schema import (
     decode,
 )
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
+from shoal.gateway.v1.tokens import (
+    DetokenizeRequest,
+    Steps,
+    TokenizeRequest,
+    answer_detokenize,
+    answer_tokenize,
+    count_tokens,
+    find_steps,
+)
 from shoal.gateway.v1.writing import Json, to_response
 from shoal.gateway.v2.screening import SMALL
-from shoal.repository.apis import Api, find_served
-from shoal.repository.call_graph import find_below
+from shoal.repository.apis import Api, find_served, read_labels
+from shoal.repository.call_graph import find_below, mark_decoupled
 from shoal.repository.config import ModelConfig
 
-_ROUTES = {  # by what a model serves
-    Api.LANGUAGE: ("/v1/completions",), Api.EMBEDDINGS: ("/v1/embeddings",), Api.CLASSIFY: ("/v1/classify",),
-    Api.RERANK: ("/v1/rerank", "/v1/score"), Api.NONE: (),
-}  # fmt: skip
 Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
-_CHATS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+_COUNT = "/v1/messages/count_tokens"
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -55,18 +59,25 @@ class ApiFront:
 
     def __init__(self, gate: Gate, configs: Mapping[str, ModelConfig], aliases: Mapping[str, str]) -> None:
         self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
-        self._served = {name: find_served(config) for name, config in configs.items()}
+        self._served = {name: find_served(each) for name, each in mark_decoupled(configs, configs.get).items()}
+        self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
         infer, read = Scope.INFER, Scope.READ
 
         below = find_below(configs)
-        self._prompts = {name: step for name in configs if (step := self._find_prompt((name, *below[name])))}
+        self._steps = {
+            name: find_steps((name, *sorted(below[name])), configs)
+            for name, served in self._served.items() if served.api is Api.LANGUAGE
+        }  # fmt: skip
 
         def post(name: str, path: str, kind: type[Any], answer: Answer, envelope: Envelope = to_envelope) -> Route:
             return Route(name, infer, path, partial(self._answer, kind, answer), "POST", envelope)
 
         def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
             return lambda asked, asker: answer(asked, asker, self._served[asker.model])
+
+        def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
+            return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
 
         predict = partial(self._answer, PredictRequest, self._answer_predict)
         self.routes = [
@@ -77,23 +88,15 @@ class ApiFront:
             post("Completions", "/v1/completions", CompletionRequest, answer_completion),
             post("Responses", "/v1/responses", ResponseRequest, answer_response),
             post("Messages", "/v1/messages", MessageRequest, answer_message, to_anthropic),
-            post("Numbers of tokens", "/v1/messages/count_tokens", CountRequest, self._answer_count, to_anthropic),
+            post("Numbers of tokens", _COUNT, CountRequest, self._answer_count, to_anthropic),
             post("Embeddings", "/v1/embeddings", EmbeddingsRequest, numbers(answer_embeddings)),
-            post("Classification", "/v1/classify", ClassifyRequest, numbers(answer_classify)),
+            post("Classification", "/v1/classify", ClassifyRequest, classify),
             post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
             post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
+            post("Token ids", "/tokenize", TokenizeRequest, self._answer_tokenize),
+            post("Texts of token ids", "/detokenize", DetokenizeRequest, self._answer_detokenize),
             Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
         ]
-
-    def _find_prompt(self, names: Iterable[str]) -> str:
-        """Return the step that turns chats into token ids; empty if there is none."""
-        for name in names:
-            spec = self._specs[name]
-            if "messages" in {each.name for each in spec.inputs} and "input_ids" in {
-                each.name for each in spec.outputs
-            }:
-                return name
-        return ""
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
@@ -121,9 +124,10 @@ class ApiFront:
         """Return the paths that a model, or another name of it, serves."""
         model = self._aliases.get(name, name)
         served = self._served[model]
-        chat = _CHATS[: None if model in self._prompts else -1] if served.takes_chats else ()
+        steps = self._steps.get(model, Steps())
+        more = [*([_COUNT, "/tokenize"] if steps.prompt else []), *(["/detokenize"] if steps.text else [])]
         predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
-        return [*chat, *_ROUTES[served.api], *predict]
+        return [*served.paths, *more, *predict]
 
     def _is_exposed(self, name: str, caller: Caller) -> bool:
         return self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)
@@ -141,16 +145,21 @@ class ApiFront:
             code = "model_not_found" if refused.why is Why.ABSENT else ""
             raise ApiError(refused.message, "model", code, refused.why) from None
         if path and path not in (serves := self._list_routes(name)):
-            raise ApiError(f"{name} does not serve {path}. It serves {' and '.join(serves) or 'nothing'}.", "model")
+            raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
 
     # --- requests --------------------------------------------------------------------------------------------------
 
     async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
-        """Answer with the number of tokens of a chat, as the pipeline's own step counts them."""
-        step = asker.at(self._specs[self._prompts[asker.model]])
-        answer = await step.infer({"messages": [json.dumps(asked.conversation)]})
-        return to_response({"input_tokens": int(answer["input_lengths"][0, 0])})
+        step = asker.at(self._specs[self._steps[asker.model].prompt])
+        return to_response({"input_tokens": await count_tokens(asked.conversation, step)})
+
+    async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
+        steps = self._steps[asker.model]
+        return await answer_tokenize(asked, asker.at(self._specs[steps.prompt]), steps.context)
+
+    async def _answer_detokenize(self, asked: DetokenizeRequest, asker: Asker) -> web.Response:
+        return await answer_detokenize(asked, asker.at(self._specs[self._steps[asker.model].text]))
 
     async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
         spec = self._specs[asker.model]

@@ -1,6 +1,6 @@
 """Requests of OpenAI's API: types that decode and check them in one step.
 
-A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``UNSUPPORTED`` says
+A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``_UNSUPPORTED`` says
 why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: they are taken and do nothing.
 """
 
@@ -24,7 +24,8 @@ IDLE = (
 _TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "answers follow no grammar"
-UNSUPPORTED = {
+_AS_CHAT = "prompts are those of chats to answer"
+_UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
     "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
@@ -35,9 +36,12 @@ UNSUPPORTED = {
     "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
     "truncation": "prompts are never cut", "format": _FORMS,
-    "max_tool_calls": _TOOLS, "dimensions": "embeddings have the size that their model gives them",
+    "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
+    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
+    "dimensions": "embeddings have the size that their model gives them",
 }  # fmt: skip
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
+_OF_TOOLS = re.compile("'(tool|function)'")  # roles
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
@@ -272,8 +276,8 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
     if unknown := _UNKNOWN.match(what):
         name = unknown[1]
         param = f"{place}.{name}" if place else name
-        if name in UNSUPPORTED:
-            return ApiError(f"{param} is not supported: {UNSUPPORTED[name]}.", param, "unsupported_parameter")
+        if name in _UNSUPPORTED:
+            return ApiError(f"{param} is not supported: {_UNSUPPORTED[name]}.", param, "unsupported_parameter")
         known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
         near = f" {suggest(name[:60], known)}" if known else ""
         return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
@@ -281,7 +285,8 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
         place = f"{place}.{missing[1]}" if place else missing[1]
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     names = [name.partition("[")[0] for name in place.split(".")]
-    reason = next((f": {UNSUPPORTED[name]}" for name in names if name in UNSUPPORTED), "")
+    reason = next((f": {_UNSUPPORTED[name]}" for name in names if name in _UNSUPPORTED), "")
+    reason = f": {_TOOLS}" if names[-1] == "role" and _OF_TOOLS.search(what) else reason
     if reason or what.startswith("Expected `null`"):
         return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
     if place.startswith(("input[", "prompt[")):

@@ -39,10 +39,14 @@ async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Serv
     return await _to_response(encode, array.size)
 
 
-async def answer_classify(asked: ClassifyRequest, asker: Asker, served: Served) -> web.Response:
+async def answer_classify(
+    asked: ClassifyRequest, asker: Asker, served: Served, labels: tuple[str, ...]
+) -> web.Response:
     """Answer with the probabilities, or the score, of each text, and the label of the greatest one."""
     array = await _infer({served.text: asked.texts}, asker, served)
-    labels = served.labels if len(served.labels) == array.shape[1] else ()
+    if labels and len(labels) != array.shape[1]:
+        what = f"The model's output {served.output} has {array.shape[1]} classes for {len(labels)} labels."
+        raise ApiError(what, "model")
 
     def encode() -> bytes:
         data = [
