@@ -33,7 +33,8 @@ SERVICES = {
     "other": "--allow-host gpu.example --host 127.0.0.2"
     " --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
     " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1 --max-restarts 0"
-    " --log {home}/log.jsonl --audit {home}/audit.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1",
+    " --log {home}/log.jsonl --audit {home}/audit.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1"
+    " --alias nick=chain",
     "third": "--open --lenient --memory-mib 1 --client-share 0.02 --body-seconds 1",
 }
 
@@ -188,6 +189,13 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --audit": Seen("plain", "other", lambda s: (s.home / "audit.jsonl").exists()),
     "serve --cors": Elsewhere("unit/test_cors.py::test_pages_of_the_origin_alone_may_read_answers"),
     "serve --expose": Seen("plain", "other", lambda s: s.infer("hidden")),
+    "serve --alias": Seen(
+        "plain",
+        "other",
+        lambda s: s.post(
+            "/v1/models/nick:predict", b'{"instances": [{"X": 3}]}', **{"Content-Type": "application/json"}
+        ),
+    ),
     "serve --max-request-mib": Seen("plain", "other", lambda s: s.post("/v2/models/other/infer", b" " * 20_000)),
     "serve --memory-mib": Seen("plain", "third", lambda s: s.post("/v2/models/other/infer", b" " * 1_500_000)),
     "serve --model-memory-mib": Elsewhere(

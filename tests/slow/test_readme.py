@@ -118,6 +118,10 @@ def test_every_block_of_the_readme_works(reader: Reader) -> None:
     assert _shape(quickstart) == _shape(shown)
     (curl,) = [text for block, text in printed.items() if block.startswith("curl")]
     assert {output["name"] for output in json.loads(curl)["outputs"]} == {"SCORE", "BERT_SCORE", "FOREST_SCORE"}
+    (by_openai,) = [text for block, text in printed.items() if "import openai" in block]
+    assert "ensemble_all ['/v1/classify', '/v1/models/ensemble_all:predict']" in by_openai
+    (easy, hard) = (float(score) for score in re.findall(r"\. (-?\d+\.\d+)$", by_openai, re.MULTILINE))
+    assert easy > hard
     (container,) = [text for block, text in printed.items() if "for-container --print" in block]
     assert "tritonserver:26.06-py3" in container
 

@@ -18,9 +18,9 @@ from tests.support.once import ROOT
 from tests.support.published import publish
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL = (
+TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, OPENAI = (
     BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
-    for name in ("tutorial", "streaming", "language-models", "add-model")
+    for name in ("tutorial", "streaming", "language-models", "add-model", "openai")
 )
 COMMANDS = Path(sys.executable).parent
 
@@ -109,3 +109,18 @@ def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None
     assert "build/gpt3" in whole
     assert hello in on_onnx
     assert hello in static
+
+
+def test_every_block_of_the_openai_page_works(newcomer: Reader, tiny_bert: Path) -> None:
+    shutil.copytree(publish(tiny_bert, newcomer.clone / "published") / "triage", newcomer.clone / "my-classifier")
+    shutil.copytree(tiny_bert, newcomer.clone / "my-encoder")
+    cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
+    _, _, by_openai, by_anthropic, by_curl = (newcomer.type(language, block) for language, block in OPENAI)
+    assert by_openai.startswith("['embedder', 'gpt-4o', 'llm', ")
+    assert by_openai.count(cats) == 3
+    assert by_openai.endswith("\n16\n")
+    assert by_anthropic.startswith(f"{cats}\n")
+    classified, predicted = (json.loads(line) for line in by_curl.replace("}{", "}\n{").splitlines())
+    rows = [row["OUTPUT__0"] for row in predicted["predictions"]]
+    assert [row["probs"] for row in classified["data"]] == rows
+    assert [len(row) for row in rows] == [3, 3]

@@ -12,6 +12,7 @@ from shoal.check import RULES, check
 from shoal.check.config import own_backends
 from shoal.check.reports import read_pages, split_entries
 from tests.support import (
+    planted_apis,
     planted_artifacts,
     planted_checkpoints,
     planted_code,
@@ -44,6 +45,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_fields.PLANTS,
     *planted_folders.PLANTS,
     *planted_tensors.PLANTS,
+    *planted_apis.PLANTS,
     *planted_scheduling.PLANTS,
     *planted_ensembles.PLANTS,
     *planted_wiring.PLANTS,

@@ -156,7 +156,7 @@ def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -
 
 def test_describe_fits_eighty_columns(shoal: Shoal, tmp_path: Path) -> None:
     printed = shoal("describe", LEAF).decode()
-    assert printed.startswith("ensemble_all: 4 steps, up to 512 rows per request\n")
+    assert printed.startswith("ensemble_all: 4 steps, up to 512 rows per request\nin OpenAI's API: classify=SCORE\n")
     rows = [line.split() for line in printed.splitlines()]
     assert max(map(len, printed.splitlines())) <= 80
     assert ["2", "bert-large", "pytorch", "CPU", "1", "512", "dynamic"] in rows

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from shoal.cli import app
 from shoal.cli.serving import _print_pipelines
 from shoal.errors import InputError
+from tests.support.apis import write_apis
 from tests.support.counting import write_counting
 from tests.support.planted import Plant
 
@@ -41,6 +42,15 @@ def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFix
     _print_pipelines(repository, [], "127.0.0.1:9")
     said = capsys.readouterr().out.splitlines()
     assert said[-1].strip() == "shoal infer --model ten_more --url 127.0.0.1:9 X=1"
+
+
+def test_the_paths_of_openai_s_api_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _print_pipelines(write_apis(tmp_path), [], "127.0.0.1:8001")
+    said = capsys.readouterr().out.splitlines()
+    assert {name.split("(")[0].strip(): paths.strip() for name, paths in zip(said[::3], said[2::3], strict=True)} == {
+        "embedder": "POST /v1/embeddings", "labeller": "POST /v1/classify",
+        "ranker": "POST /v1/rerank /v1/score", "reader": "POST /v1/classify",
+    }  # fmt: skip
 
 
 def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_pages_of_the_origin_alone_may_read_answers(tmp_path: Path) -> None:
         gate.callers.keys = world.ring()
         given = {"Origin": origin} if origin else {}
         asked = {**given, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-        async with TestClient(TestServer(HttpFront(gate, {}, cors).app)) as client:
+        async with TestClient(TestServer(HttpFront(gate, {}, cors=cors).app)) as client:
             replies = [
                 await client.options("/v2/models/plain/infer", headers=asked),
                 await client.post("/v2/models/plain/infer", headers=given),

@@ -146,6 +146,26 @@ def test_a_service_whose_server_is_gone_for_good(bench: Bench) -> None:
     assert bench.is_closed
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "message"),
+    [
+        ("gpt-4o", "chian", r"--alias gpt-4o=chian names no model of .* Did you mean chain\?"),
+        ("other", "chain", r"--alias other=chain: other is a model of .* Give a name that is not\."),
+        ("gpt-4o", "first", r"--alias gpt-4o=first names a model that clients may not ask\. Add --expose first\."),
+    ],
+)
+def test_an_alias_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, model: str, message: str
+) -> None:
+    options = Options(http_port=0, grpc_port=0, metrics_port=0, aliases={name: model})
+    bench = Bench(monkeypatch, tmp_path, options)
+    config = bench.repository / "first" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"public"', '"private"'))
+    with pytest.raises(InputError, match=message):
+        bench.run()
+    assert bench.fake.servers == []
+
+
 def test_exposed_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bench = Bench(monkeypatch, tmp_path, Options(http_port=0, grpc_port=0, metrics_port=0, exposed=("nope",)))
     with pytest.raises(InputError, match="--expose nope names no model"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError
+from shoal.gateway.core.bodies import inflate
 from shoal.gateway.core.callers import Caller, Callers
 from shoal.gateway.core.models import find_exposed
 from shoal.gateway.core.quotas import Quota, Reservation
@@ -16,7 +17,6 @@ from shoal.gateway.core.refusals import RefusedError, Why, trim_config
 from shoal.gateway.core.resending import Quarantine
 from shoal.gateway.logs import Flood, Plain
 from shoal.gateway.options import Options
-from shoal.gateway.v2.http_front import inflate
 from shoal.repository.model_folders import read_configs
 from tests.support.service import make_repository
 

@@ -28,6 +28,7 @@ from shoal.errors import ShoalError
 from shoal.forests.treelite import Settings
 from shoal.gateway.control.canary import make_canaries
 from shoal.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
+from shoal.repository.apis import find_served
 from shoal.repository.call_graph import find_below
 from shoal.repository.config import ModelConfig
 from shoal.repository.describe import describe
@@ -108,6 +109,7 @@ TORCH = PYTHON.replace("python", "pytorch").replace("dims: [ 1 ]", "dims: [ -1 ]
 ENGINE_TEST = "test_an_engine_of_tensorrt_llm_is_composed_for_releases_that_have_it"
 TENSORRT = PYTHON.replace("python", "tensorrtllm") + parameter("gpt_model_type", "V1")
 ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
+    (ANY, "api"): Config("", "none", lambda c, _: find_served(c["a"]), PYTHON.replace("FP32", "STRING", 1)),
     (ANY, "artifacts"): Config("", "words.txt", lambda c, _: check_present([*c.values()], None)),
     (ANY, "attention_mask"): Config("", "X", lambda c, _: str(place(c["a"], Plan()).input), TORCH),
     (ANY, "calls"): Config("", "b", lambda c, _: find_below(c)),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from shoal.draw.mermaid import draw
+from shoal.gateway.v1 import errors, schema
 from shoal.repository.graph import Graph
 from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
@@ -32,10 +33,10 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_blocks_of_other_pages_are_run_by_tests() -> None:
     for page in OTHER_PAGES:
-        # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and three more.
+        # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and four more.
         others = (
-            "add-model", "environments", "index", "inference", "language-models", "placement", "rules", "streaming",
-            "training", "tutorial",
+            "add-model", "environments", "index", "inference", "language-models", "openai", "placement", "rules",
+            "streaming", "training", "tutorial",
         )  # fmt: skip
         if page.stem not in others:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
@@ -57,3 +58,11 @@ def test_links_and_folders_exist() -> None:
             found = [path for path in (page.parent / name, ROOT / name) if path.exists()] if name else [page]
             assert found, (page, target)
             assert not anchor or anchor in headings(found[0]), (page, target)
+
+
+def test_the_fields_of_openais_api_that_are_refused_or_do_nothing() -> None:
+    page = (ROOT / "docs" / "openai.md").read_text(encoding="utf-8")
+    names = {*schema.IDLE, *schema._UNSUPPORTED} - {"type"}  # of a part
+    assert {name for name in names if f"`{name}`" not in page} == set()
+    codes = {*errors._CODES.values(), "model_not_found", "context_length_exceeded", "invalid_json", "unknown_url"}
+    assert {code for code in codes if f"`{code}`" not in page} == {"not_found"}  # each route has a code of its own

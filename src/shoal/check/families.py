@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.check import artifacts, environments, forest, onnx_io, security, targets, torchscript
 from shoal.check.config import (
+    apis,
     checkpoints,
     engines,
     fields,
@@ -28,7 +29,7 @@ from shoal.environment.targets import find_target
 
 # Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, warmups, wiring, running, members, engines, checkpoints, trtllm, llmapi,
+    fields, folders, tensors, apis, scheduling, warmups, wiring, running, members, engines, checkpoints, trtllm, llmapi,
     placement, environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends, security,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}

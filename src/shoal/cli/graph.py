@@ -78,9 +78,9 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
         return
     number = len(found["steps"])
     rows = f"up to {found['max_batch_size']} rows per request" if found["max_batch_size"] else "no batch dimension"
-    OUT.print(
-        f"{legible(found['name'])}: {number} step{'' if number == 1 else 's'}, {rows}", soft_wrap=True, markup=False
-    )
+    steps = f"{number} step{'' if number == 1 else 's'}"
+    OUT.print(f"{legible(found['name'])}: {steps}, {rows}", soft_wrap=True, markup=False)
+    OUT.print(f"in OpenAI's API: {legible(found['api'])}", soft_wrap=True, markup=False)
     _print_steps(found["steps"])
     _print_members(found["steps"])
     _print_tensors(found["tensors"])

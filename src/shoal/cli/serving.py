@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -147,6 +148,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Another name of a model, for OpenAI's clients; may be repeated."),
+    ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
     cache_mib: Annotated[float, typer.Option(help="Memory of the cache of models with response_cache, in MiB.")] = 64.0,
@@ -227,7 +232,7 @@ def serve(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
         cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit, cors=cors,
-        exposed=tuple(expose or ()), allowed_hosts=tuple(allow_host or ()),
+        exposed=tuple(expose or ()), aliases=_read_aliases(alias or ()), allowed_hosts=tuple(allow_host or ()),
         tls_cert=tls_cert, tls_key=tls_key, client_ca=client_ca, limits=limits,
     )  # fmt: skip
     if is_config_printed:
@@ -265,6 +270,17 @@ def serve(
         raise typer.Exit(code)
 
 
+def _read_aliases(given: Iterable[str]) -> dict[str, str]:
+    """Return models by their further names, from texts ``NAME=MODEL``."""
+    found = dict[str, str]()
+    for each in given:
+        name, _, model = each.partition("=")
+        if not re.fullmatch(r"[\w.:@+-]{1,256}", name, re.ASCII) or not model or name in found:
+            raise InputError(f"--alias {each!r:.80} is not NAME=MODEL with a new name.", "Give one: gpt-4o=llm")
+        found[name] = model
+    return found
+
+
 def _check(repository: Path) -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
@@ -290,11 +306,13 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.core.models import find_exposed
-    from shoal.repository.call_graph import is_decoupled
+    from shoal.repository.apis import find_served
+    from shoal.repository.call_graph import mark_decoupled
     from shoal.repository.manifest import read_composed
     from shoal.repository.model_folders import read_configs
 
     configs = read_configs(repository)
+    configs = mark_decoupled(configs, configs.get)
     server = "" if address == "127.0.0.1:8001" else f" --url {address}"
     for name in sorted(find_exposed(configs, [*exposed, *read_composed(repository)])):
         spec = configs[name].spec
@@ -302,11 +320,13 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
         is_text = len(required) == 1 and required[0].dtype == STRING
         shown = required or spec.inputs[:1]
         values = '"A text."' if is_text else " ".join(map(show_example, shown))
-        stream = " --stream" if is_decoupled(configs[name], configs.get) else ""
+        stream = " --stream" if spec.is_decoupled else ""
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
             command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
+        if paths := find_served(configs[name]).paths:
+            OUT.print(f"    POST {' '.join(paths)}", soft_wrap=True, highlight=False)
 
 
 def doctor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
@@ -83,14 +84,15 @@ class Options:
     loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for a loopback name, or one
     of ``allowed_hosts``. With ``tls_cert`` and ``tls_key``, all ports speak TLS, and with ``client_ca``, clients need a
     certificate of these authorities. ``exposed`` names further models that clients may call, besides ensembles and
-    models with the parameter ``public``. When the service stops, requests in flight have ``grace`` seconds to finish. A
-    request that would wait longer than ``max_wait`` seconds is refused. ``limits`` are the limits for clients.
-    ``model_memory_mib`` is the largest memory of each process of a model; 0 means no limit.
-    ``cache_mib`` is the size of the cache that models with ``response_cache`` share. All models together may take
-    ``load_seconds`` to load; None stands for 600, or the highest parameter ``load_seconds`` of a model. After more than
-    ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
-    true, a request that was in flight when its model died is resent once; it may then run twice. ``is_lenient`` passes
-    members of ``generate`` requests that are no inputs of the model on as parameters, as Triton itself does.
+    models with the parameter ``public``. ``aliases`` gives models further names in OpenAI's API, by name. When the
+    service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
+    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory of
+    each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
+    ``response_cache`` share. All models together may take ``load_seconds`` to load; None stands for 600, or the highest
+    parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the service
+    pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model died is
+    resent once; it may then run twice. ``is_lenient`` passes members of ``generate`` requests that are no inputs of the
+    model on as parameters, as Triton itself does.
     """
 
     host: str = "127.0.0.1"
@@ -114,6 +116,7 @@ class Options:
     tls_key: Path | None = None
     client_ca: Path | None = None
     exposed: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.gateway.control.service import Service
+from shoal.gateway.fronts import open_fronts
 from shoal.gateway.options import Addresses, Options
-from shoal.gateway.v2.fronts import open_fronts
 
 
 def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:

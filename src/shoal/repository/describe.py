@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 from shoal.component.spec import TensorSpec
+from shoal.repository.apis import find_served
+from shoal.repository.call_graph import mark_decoupled
 from shoal.repository.config import ModelConfig, Step
 from shoal.repository.graph import Graph
 
@@ -19,16 +21,19 @@ def describe(graph: Graph) -> dict[str, Any]:
     ``instances`` is the number of instances of the step's model: per GPU if ``device`` is ``GPU``, else in all.
     ``calls`` are the models that the step's code calls. A tensor is listed once for each step that reads it, with the
     dtype and dims that this step declares. ``dims`` do not include the batch dimension. ``is_repeated`` is True if a
-    decoupled model sends the tensor any number of times per request.
+    decoupled model sends the tensor any number of times per request. ``api`` is what the ensemble serves in OpenAI's
+    API, as a value of the parameter ``api``.
 
     Raises:
-        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
+        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes; or the parameter
+            ``api`` does not fit the ensemble.
     """
     names = _step_names(graph)
     levels = graph.levels()
     return {
         "name": graph.config.name,
         "max_batch_size": graph.config.spec.max_batch_size,
+        "api": str(find_served(mark_decoupled({"": graph.config}, graph.members.get)[""])),
         "steps": [
             {
                 "name": names[index],

@@ -39,6 +39,8 @@ _TEXTS, _JSON, _PATH, _NUMBER = "JSON list of texts", "JSON object", "absolute p
 _ENGINES = "llm-hf, llm-onnx, llm-vllm"
 TABLE = tuple(Parameter(*row) for row in (
     # Of every model.
+    ("api", "kind, or kind=OUTPUT", "", ANY, "shoal serve, shoal check, shoal describe",
+     "What OpenAI's clients get: language, embeddings, classify, rerank or none; if empty, found from the tensors."),
     ("artifacts", _NAMES, "", ANY, "shoal compose, shoal check",
      "Files that must be beside the code. `?` after a name marks an optional file, `|` separates alternatives."),
     ("attention_mask", "input", "", ANY, "shoal compose, backend pytorch", "Mask: rows of like length run together."),
@@ -144,6 +146,11 @@ class ParameterProperties:
     """
 
     spec: ModelSpec
+
+    @property
+    def api(self) -> str:
+        """What the model serves to OpenAI's clients, as ``shoal.repository.apis`` reads it; empty without it."""
+        return self.spec.parameters.get("api", "")
 
     @property
     def calls(self) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.gateway.control.canary import make_canaries
 from shoal.gateway.control.health import Health
 from shoal.gateway.control.supervisor import Servers, Supervisor
@@ -95,6 +95,7 @@ class Service:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one of its models.")
         composed = read_composed(self._repository)
         exposed = find_exposed(configs, [*options.exposed, *composed])
+        self._check_aliases(configs, exposed)
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))
         below = find_below(configs)
         visible = exposed.union(*(below[name] for name in exposed))
@@ -116,6 +117,16 @@ class Service:
             keys=KeyRing(options.keys, configs) if options.keys else None,
             audit=Audit(options.audit) if options.audit else None,
         )
+
+    def _check_aliases(self, configs: Mapping[str, ModelConfig], exposed: Container[str]) -> None:
+        for name, model in self._options.aliases.items():
+            given = f"--alias {name}={model}"
+            if name in configs:
+                raise InputError(f"{given}: {name} is a model of {self._repository}.", "Give a name that is not.")
+            if model not in configs:
+                raise InputError(f"{given} names no model of {self._repository}.", suggest(model, configs))
+            if model not in exposed:
+                raise InputError(f"{given} names a model that clients may not ask.", f"Add --expose {model}.")
 
     @asynccontextmanager
     async def _open_ports(

@@ -15,6 +15,7 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, keyless
 from shoal.gateway.core.visits import begin_visit, current_visit
 
+Envelope = Callable[[RefusedError, int], dict[str, Any]]  # makes the JSON of a refusal from it and its status
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
@@ -23,9 +24,21 @@ _STATUS = {
 _CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Inference-Header-Content-Length, X-Request-Id",
+    "Access-Control-Allow-Headers": (
+        "Authorization, Content-Type, Inference-Header-Content-Length, X-Api-Key, X-Request-Id"
+    ),
     "Access-Control-Max-Age": "600",
 }
+
+
+def find_status(refused: RefusedError) -> int:
+    """Return the HTTP status of a refusal."""
+    return _STATUS[refused.why]
+
+
+def to_error(refused: RefusedError, _: int) -> dict[str, Any]:
+    """Return a refusal in Triton's form of errors."""
+    return {"error": refused.words}
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class Route:
 
     For HTTP, ``method`` is GET or POST (or several: ``GET, HEAD``), and ``path`` is a path or, if it has groups, a
     regular expression for paths.
-    For gRPC, ``path`` is the full name of the method.
+    For gRPC, ``path`` is the full name of the method. ``envelope`` makes the JSON of a refusal from it and its status.
 
     Raises:
         TypeError: the route has no scope.
@@ -45,6 +58,7 @@ class Route:
     path: str
     answer: Callable[..., Awaitable[Any]]
     method: str = ""
+    envelope: Envelope = to_error
 
     def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):
@@ -110,15 +124,15 @@ class HttpRoutes:
         if request.method == "OPTIONS" and self._is_of_page(request):  # a browser's question, which has no key
             return web.Response(status=204, headers=_PREFLIGHT)
         visit = current_visit()
+        envelope: Envelope = to_error
         try:
             route, groups = self._find(request.rel_url.raw_path)
-            visit.route = route.name
+            visit.route, envelope = route.name, route.envelope
             if request.method not in route.method.split(", "):
                 raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
             headers, callers = request.headers, self._gate.callers
-            caller = callers.find(
-                str(request.remote), headers.getall("X-Forwarded-For", ()), headers.getall("Authorization", ())
-            )
+            keys = *headers.getall("Authorization", ()), *map("Bearer {}".format, headers.getall("X-Api-Key", ()))
+            caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
             visit.caller = caller
             route.check(caller)
             with callers.watch(caller, partial(_abort, request)):
@@ -127,7 +141,7 @@ class HttpRoutes:
             visit.why = "disconnected"
             return web.Response(status=400)
         except RefusedError as refused:
-            return self._refuse(refused)
+            return self._refuse(refused, envelope)
         else:
             return response
 
@@ -139,10 +153,11 @@ class HttpRoutes:
                 return route, found.groupdict(default="")
         raise self._refuse_path(path)
 
-    def _refuse(self, refused: RefusedError) -> web.Response:
+    def _refuse(self, refused: RefusedError, envelope: Envelope) -> web.Response:
         self._gate.note_refusal(refused)
         current_visit().refuse(refused)
-        response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
+        status = find_status(refused)
+        response = web.json_response(envelope(refused, status), status=status)
         response.headers.extend(refused.headers)
         if refused.why is Why.KEY:
             response.headers["WWW-Authenticate"] = "Bearer"

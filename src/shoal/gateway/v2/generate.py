@@ -28,10 +28,10 @@ from shoal.client.http_transport import restore_shape
 from shoal.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.client_stream import has_left, open_for
 from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.listener import Connection
-from shoal.gateway.core.refusals import HEADERS, FailedError, RefusedError, Why
-from shoal.gateway.core.relay import Answer, Relay
+from shoal.gateway.core.refusals import FailedError, RefusedError, Why
+from shoal.gateway.core.relay import Answer
 from shoal.gateway.core.upstream import PIECE, cut
 from shoal.gateway.v2.rules import Rules
 from shoal.gateway.v2.screening import READ, SMALL, scan, screen_message, screen_nesting
@@ -85,22 +85,13 @@ class Generate:
             RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
         model, output = message.model_name, _Output(request, message.model_name, is_whole=is_whole)
-        metadata = [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
         try:
-            with (
-                self._gate.traffic.reserve_stream(caller),
-                self._gate.open_stream(caller, model, metadata) as relay,
-            ):
-                relay.drop = output.drop
-                leaving = asyncio.create_task(_wait_left(request, relay))
-                try:
-                    await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
-                    await relay.finish()
-                    async for answer in relay:
-                        with relay.write(answer.message.ByteSize()):
-                            await output.take(answer, given_id)
-                finally:
-                    leaving.cancel()
+            with open_for(self._gate, request, caller, model) as relay:
+                await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
+                await relay.finish()
+                async for answer in relay:
+                    with relay.write(answer.message.ByteSize()):
+                        await output.take(answer, given_id)
             return await output.finish()
         except FailedError as error:
             raise RefusedError(Why.WRONG, error.message) from None
@@ -110,15 +101,6 @@ class Generate:
             return await output.fail(refused)
 
 
-async def _wait_left(request: web.Request, relay: Relay) -> None:
-    """Wait until the client has disconnected."""
-    if request.transport is not None:
-        connection = request.transport.get_protocol()
-        assert isinstance(connection, Connection)
-        await connection.ended.wait()
-    relay.leave()
-
-
 class _Output:
     """HTTP response to a client: answers as server-sent events or, if ``is_whole``, one answer as a JSON document."""
 
@@ -126,16 +108,6 @@ class _Output:
         self.response: web.StreamResponse | None = None
         self._request, self._model, self._is_whole = request, model, is_whole
         self._num_events, self._status, self._first = 0, 200, b""
-
-    def drop(self) -> None:
-        """Close the connection of a client that reads too slowly."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has closed its connection."""
-        return self._request.transport is None or self._request.transport.is_closing()
 
     async def take(self, answer: Answer, given_id: str) -> None:
         """Send an answer from Triton to the client; if the client gets a single document, keep the first answer for it.
@@ -167,7 +139,7 @@ class _Output:
         return json.dumps({"error": message.error_message}).encode()
 
     async def _write(self, document: bytes) -> None:
-        if self.has_left:  # the rest is read and discarded
+        if has_left(self._request):  # the rest is read and discarded
             return
         with contextlib.suppress(ConnectionError):
             if self.response is None:
@@ -189,7 +161,7 @@ class _Output:
         if self.response is None:
             self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
             await self.response.prepare(self._request)
-        if not self.has_left:
+        if not has_left(self._request):
             await self.response.write_eof()
         return self.response
 

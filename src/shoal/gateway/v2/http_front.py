@@ -1,22 +1,19 @@
-"""HTTP front end of Triton's inference API: its routes, and the requests and answers that pass them.
-
-Sections: the front end; bodies, which are read within limits of time and memory, and inflated outside the event loop.
-"""
+"""HTTP front end of Triton's inference API: its routes, and the requests and answers that pass them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from aiohttp import ClientError, web
+from aiohttp import web
 
 from shoal.component.spec import STOP
+from shoal.gateway.core.bodies import one_core, read_body
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Reservation
@@ -31,7 +28,6 @@ from shoal.gateway.core.refusals import (
 )
 from shoal.gateway.core.routes import HttpRoutes, Route
 from shoal.gateway.core.upstream import PIECE, Reply, Upstream, cut, join
-from shoal.gateway.options import MOST_INFLATION, Limits
 from shoal.gateway.v2.generate import Generate
 from shoal.gateway.v2.rules import Rules
 from shoal.gateway.v2.screening import LARGE, SMALL, screen_json
@@ -47,14 +43,12 @@ _HEAD_LENGTH = "Inference-Header-Content-Length"
 _REQUEST_HEADERS = (*HEADERS, _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
-_FEW = 2**16  # inflated bytes that are allowed at any ratio
-_one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabytes
 
 
 class HttpFront:
-    """Passes clients' HTTP requests to the active Triton server."""
+    """Passes clients' HTTP requests to the active Triton server; ``others`` are routes of other APIs on its port."""
 
-    def __init__(self, gate: Gate, rules: Mapping[str, Rules], cors: str = "") -> None:
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules], others: Iterable[Route] = (), cors: str = "") -> None:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
         health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
@@ -74,6 +68,7 @@ class HttpFront:
             Route("Model metadata", read, _MODEL, self._answer_model, "GET"),
             Route("Configuration", read, f"{_MODEL}/config", self._answer_config, "GET"),
             Route("Statistics", read, f"{_MODEL}/stats", self._answer_model, "GET"),
+            *others,
         ]
         self.app = HttpRoutes(gate, self.routes, _no_path, cors).app
 
@@ -136,14 +131,14 @@ class HttpFront:
     async def _answer_infer(self, request: web.Request, caller: Caller, model: str, **_: str) -> web.StreamResponse:
         self._gate.exposure.check_exposed(model, caller)
         with self._gate.reserve_memory(caller, model) as held:
-            parts = await _read_body(request, self._gate, held)
+            parts = await read_body(request, self._gate, held)
             headers = _request_headers(request)
             lengths = request.headers.getall(_HEAD_LENGTH, [])
             work = partial(_screen, parts, lengths, headers, self._rules[model])
             if held.num_bytes <= (LARGE // 8 if lengths else SMALL):
                 body, request_id = work()
             else:
-                async with _one_core if held.num_bytes > LARGE else nullcontext():
+                async with one_core if held.num_bytes > LARGE else nullcontext():
                     body, request_id = await asyncio.to_thread(work)
             del work, parts  # a copy of the body
             if self._gate.requests.may_stop(model, body) and _is_stop(body, headers):
@@ -156,7 +151,7 @@ class HttpFront:
     ) -> web.StreamResponse:
         self._gate.exposure.check_exposed(model, caller)
         with self._gate.reserve_memory(caller, model) as held:
-            body = await join(await _read_body(request, self._gate, held))
+            body = await join(await read_body(request, self._gate, held))
             message, request_id = await self._generate.convert(body, model, version)
             requests = self._gate.requests
             if is_whole and requests.may_stop(model, body) and requests.is_stop(model, message.SerializeToString()):
@@ -280,80 +275,3 @@ def _lengthen(headers: Mapping[str, str], number: int) -> dict[str, str]:
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name in _ANSWER_HEADERS if (value := headers.get(name))}
-
-
-# --- bodies ----------------------------------------------------------------------------------------------------------
-
-
-async def _read_body(request: web.Request, gate: Gate, held: Reservation) -> list[bytes]:
-    """Read the whole body, in parts, and inflate it. The memory reservation ``held`` grows as bytes arrive.
-
-    Raises:
-        RefusedError: the body is too large, arrives too slowly or has an unknown encoding, or the memory for requests
-            is full.
-        ConnectionError: the client has disconnected.
-    """
-    limits, encoding = gate.limits, request.headers.get("Content-Encoding", "identity").lower()
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
-    if (request.content_length or 0) > limits.request_bytes:
-        raise _too_large(limits)
-    parts = await _receive(request, gate, held)
-    return parts if encoding == "identity" else [await _inflate(await join(parts), encoding, gate, held)]
-
-
-def _too_large(limits: Limits) -> RefusedError:
-    """Build the refusal of a request with too many bytes."""
-    return RefusedError(
-        Why.LARGE, f"The request is larger than {limits.request_bytes} bytes. Send fewer rows at a time."
-    )
-
-
-async def _receive(request: web.Request, gate: Gate, held: Reservation) -> list[bytes]:
-    limits, parts = gate.limits, list[bytes]()
-    start = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(start + limits.body_seconds) as timer:
-            while part := await request.content.readany():
-                if held.num_bytes + len(part) > limits.request_bytes:
-                    raise _too_large(limits)
-                gate.traffic.grow(held, len(part))
-                parts.append(part)
-                timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
-    except TimeoutError:
-        raise RefusedError(Why.SLOW, f"Only {held.num_bytes} bytes of the request came in time.") from None
-    except (web.HTTPException, ClientError, ValueError) as error:  # invalid chunks or length
-        if isinstance(error, ConnectionError):
-            raise
-        raise RefusedError(Why.WRONG, "The body of the request cannot be read.") from None
-    return parts
-
-
-async def _inflate(body: bytes, encoding: str, gate: Gate, held: Reservation) -> bytes:
-    most = min(gate.limits.request_bytes, len(body) * MOST_INFLATION + _FEW)
-    async with _one_core:
-        gate.traffic.grow(held, most)  # the inflated size is known only at the end: reserve the most
-        content = await asyncio.to_thread(inflate, body, encoding, most)
-        held.grow(len(content) - most - len(body))
-    return content
-
-
-def inflate(body: bytes, encoding: str, most: int) -> bytes:
-    """Inflate a ``gzip`` or ``deflate`` body to at most ``most`` bytes.
-
-    Raises:
-        RefusedError: the inflated body is larger than ``most`` bytes, or the body is not in this encoding.
-    """
-    # deflate has a zlib header or, from some clients, none (RFC 1950: method 8, and a checksum divisible by 31)
-    has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
-    window = zlib.MAX_WBITS + 16 * (encoding == "gzip") if has_head else -zlib.MAX_WBITS
-    stream = zlib.decompressobj(window)
-    try:
-        content = stream.decompress(body, most + 1)
-    except zlib.error:
-        raise RefusedError(Why.WRONG, f"The body is not {encoding}, as its Content-Encoding says.") from None
-    if len(content) > most:
-        raise RefusedError(Why.LARGE, f"The request is larger than {most} bytes, once inflated.")
-    if not stream.eof or stream.unused_data:
-        raise RefusedError(Why.WRONG, f"The body's {encoding} does not end where the body does.")
-    return content

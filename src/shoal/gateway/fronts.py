@@ -1,4 +1,4 @@
-"""The ports for Triton's inference API, over HTTP and gRPC."""
+"""The ports for clients: Triton's inference API over HTTP and gRPC, and OpenAI's API on the port for HTTP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import listen
 from shoal.gateway.options import CLOSING_SECONDS, Addresses, Options
+from shoal.gateway.v1.front import ApiFront
 from shoal.gateway.v2.grpc_front import GrpcFront, make_server
 from shoal.gateway.v2.http_front import HttpFront
 from shoal.gateway.v2.rules import read_rules
@@ -24,8 +25,9 @@ async def open_fronts(
     Requests that arrive before Triton is ready are refused with the reason.
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
+    others = ApiFront(gate, configs, options.aliases).routes
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits, tls)
-    async with listen(HttpFront(gate, rules, options.cors).app, at.http, options, tls):
+    async with listen(HttpFront(gate, rules, others, options.cors).app, at.http, options, tls):
         await server.start()
         try:
             yield

@@ -1,0 +1,50 @@
+"""Streams to Triton on behalf of an HTTP client, which end when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.listener import Connection
+from shoal.gateway.core.refusals import HEADERS
+from shoal.gateway.core.relay import Relay
+
+
+@contextmanager
+def open_for(gate: Gate, request: web.Request, caller: Caller, model: str) -> Iterator[Relay]:
+    """Return a stream to Triton for an HTTP request; when the client disconnects, the models are asked to stop.
+
+    Raises:
+        RefusedError: the model is unavailable, or there are too many streams.
+    """
+    with gate.traffic.reserve_stream(caller), gate.open_stream(caller, model, find_metadata(request)) as relay:
+        if request.transport is not None:
+            relay.drop = request.transport.abort
+        leaving = asyncio.create_task(_wait_left(request, relay))
+        try:
+            yield relay
+        finally:
+            leaving.cancel()
+
+
+def find_metadata(request: web.Request) -> list[tuple[str, str]]:
+    """Return those headers of a request that are passed on to Triton: tracing headers and request id."""
+    return [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
+
+
+def has_left(request: web.Request) -> bool:
+    """Whether the client has closed its connection."""
+    return request.transport is None or request.transport.is_closing()
+
+
+async def _wait_left(request: web.Request, relay: Relay) -> None:
+    if request.transport is not None:
+        connection = request.transport.get_protocol()
+        assert isinstance(connection, Connection)
+        await connection.ended.wait()
+    relay.leave()

@@ -1,0 +1,182 @@
+"""Requests of OpenAI's API as requests to Triton, and their answers.
+
+A language model is asked through a stream, which ends when the client leaves; other models are asked in as many
+requests of their ``max_batch_size`` as the rows need, which are sent again if a process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from shoal.client.calls import Answer, Call, Method, join, split, to_arrays
+from shoal.client.grpc_transport import from_grpc, to_grpc
+from shoal.component.spec import ModelSpec
+from shoal.errors import InputError, ServerError
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.client_stream import find_metadata, has_left, open_for
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.refusals import FailedError, RefusedError, Why
+from shoal.gateway.core.upstream import Upstream
+from shoal.gateway.v1.errors import ApiError
+from shoal.llm.client import Settings
+from shoal.llm.dialects import Dialect, Messages, find_dialect
+from shoal.pieces import Piece
+
+Take = Callable[[int, Piece], Awaitable[None]]
+_AT_ONCE = 4  # requests in flight for the rows of one
+_SETTINGS = {*Settings.__annotations__, "messages"}
+_STEP = re.compile(r"^in ensemble '[^']*', ")
+
+
+class Asker:
+    """One HTTP request of a caller to the model ``spec``; the body had ``num_bytes``."""
+
+    def __init__(self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, num_bytes: int) -> None:
+        self.request, self.model = request, spec.name
+        self._gate, self._caller, self._spec, self._num_bytes = gate, caller, spec, num_bytes
+
+    def at(self, spec: ModelSpec) -> Asker:
+        """Return an asker of a step of the model."""
+        return Asker(self._gate, self.request, self._caller, spec, self._num_bytes)
+
+    # --- language models -------------------------------------------------------------------------------------------
+
+    async def write(
+        self, prompts: Sequence[str | Messages], settings: Mapping[str, Any], take: Take, *, is_streaming: bool
+    ) -> None:
+        """Continue prompts, each in a request of its own; ``take`` gets each piece, with the number of its prompt.
+
+        All answers are read to their ends, even if one fails or the client leaves: Triton 24.10 can crash when a stream
+        is abandoned.
+
+        Raises:
+            RefusedError: a prompt or a setting was refused, or an answer was lost.
+        """
+        dialects = [find_dialect(self._spec.inputs) for _ in prompts]
+        messages = []
+        for prompt, dialect in zip(prompts, dialects, strict=True):
+            try:
+                inputs = dialect.to_inputs(prompt, settings, is_streaming=is_streaming)
+                arrays = to_arrays(self._spec.inputs, inputs, is_batched=self._spec.is_batched)
+            except InputError as error:
+                raise _to_error(f"{error.what} {error.fix}") from None
+            messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
+        last: list[Any] = [None] * len(prompts)  # pieces
+        failure: RefusedError | None = None
+        with open_for(self._gate, self.request, self._caller, self._spec.name) as relay:
+            for number, message in enumerate(messages):
+                try:
+                    await relay.send(self._spec.name, str(number), message, num_bytes=self._num_bytes // len(messages))
+                except RefusedError as refused:
+                    failure = refused
+                    relay.leave()
+                    break
+            await relay.finish()
+            try:
+                async for answer in relay:
+                    if failure is not None:
+                        continue
+                    if answer.lost is not None or answer.message.error_message or answer.request is None:
+                        failure = answer.lost or _to_error(answer.message.error_message)
+                        relay.leave()
+                        continue
+                    number = int(answer.request.request_id)
+                    if not (answer.is_last and answer.is_empty):
+                        last[number] = dialects[number].read(self._read(answer.message.infer_response))
+                        with relay.write(answer.message.ByteSize()):
+                            await take(number, last[number])
+                    if answer.is_last and (end := self._find_end(dialects[number], last[number])):
+                        await take(number, end)
+            except FailedError as error:
+                failure = _to_error(error.message)
+        if failure is None and not has_left(self.request):
+            failure = next((cut for each in zip(dialects, last, strict=True) if (cut := self._find_cut(*each))), None)
+        if failure is not None:
+            raise failure
+
+    @staticmethod
+    def _find_cut(dialect: Dialect, last: Piece | None) -> RefusedError | None:
+        try:
+            dialect.check_end(last)
+        except ServerError as error:
+            return RefusedError(Why.UNAVAILABLE, error.what)
+        return None
+
+    def _find_end(self, dialect: Dialect, last: Piece | None) -> Piece | None:
+        """Return the last piece of a complete answer of a model that gives no reason."""
+        if last is None or last.finish_reason or self._find_cut(dialect, last):
+            return None
+        return last._replace(text="", logprobs=(), finish_reason="stop")
+
+    # --- other models ----------------------------------------------------------------------------------------------
+
+    async def infer(self, values: Mapping[str, Any]) -> Answer:
+        """Return the outputs for rows of inputs.
+
+        Raises:
+            RefusedError: the inputs were refused, or the model failed.
+        """
+        spec = self._spec
+        try:
+            arrays = to_arrays(spec.inputs, values, is_batched=spec.is_batched)
+            call = Call(Method.INFER, spec.name, arrays, spec=spec)
+            calls = split(call, spec.max_batch_size) if spec.is_batched else [call]
+        except InputError as error:
+            raise _to_error(f"{error.what} {error.fix}") from None
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(part: Call) -> Answer:
+            async with room:
+                return await self._ask(part)
+
+        tasks = [asyncio.create_task(ask(part)) for part in calls]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            return answers[0] if len(answers) == 1 else join(call, calls, answers)
+        except InputError as error:
+            raise _to_error(f"{error.what} {error.fix}") from None
+
+    async def _ask(self, call: Call) -> Answer:
+        body = to_grpc(call).message.SerializeToString()
+
+        async def send(upstream: Upstream, _: str) -> bytes:
+            return await upstream.ask("ModelInfer", body, find_metadata(self.request))
+
+        try:
+            content = await self._gate.ask(
+                self._caller, call.model, body, send, is_waited_for=lambda: not has_left(self.request)
+            )
+        except FailedError as error:
+            raise _to_error(error.message) from None
+        return self._read(_parse(content), call)
+
+    def _read(self, message: Any, call: Call | None = None) -> Answer:
+        answer: Answer = from_grpc(call or Call(Method.INFER, self._spec.name, spec=self._spec), message)
+        return answer
+
+
+def _parse(content: bytes) -> Any:
+    from tritonclient.grpc import service_pb2
+
+    return service_pb2.ModelInferResponse.FromString(content)
+
+
+def _to_error(message: str) -> ApiError:
+    """Return the refusal with a component's message; the first word may name the parameter."""
+    message = _STEP.sub("", message)
+    word = message.partition(" ")[0].partition("[")[0]
+    if re.search(r"the model's context is|context has", message):
+        return ApiError(message, "max_tokens" if "max_tokens" in message else "messages", "context_length_exceeded")
+    if word == "stop_words":
+        return ApiError(message, "stop")
+    return ApiError(message, word if word in _SETTINGS else None)

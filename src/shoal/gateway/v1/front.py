@@ -1,0 +1,182 @@
+"""Routes of OpenAI's API and its neighbours, on the HTTP port beside Triton's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from shoal.client.calls import find_text_input
+from shoal.gateway.core.bodies import read_body
+from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.routes import Envelope, Route
+from shoal.gateway.core.upstream import join
+from shoal.gateway.v1.ask import Asker
+from shoal.gateway.v1.chat import answer_chat, answer_completion
+from shoal.gateway.v1.errors import ApiError, to_envelope
+from shoal.gateway.v1.messages import CountRequest, MessageRequest, answer_message, to_anthropic
+from shoal.gateway.v1.responses import ResponseRequest, answer_response
+from shoal.gateway.v1.schema import (
+    MOST_BODY,
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingsRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+    decode,
+)
+from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
+from shoal.gateway.v1.tokens import (
+    DetokenizeRequest,
+    Steps,
+    TokenizeRequest,
+    answer_detokenize,
+    answer_tokenize,
+    count_tokens,
+    find_steps,
+)
+from shoal.gateway.v1.writing import Json, to_response
+from shoal.gateway.v2.screening import SMALL
+from shoal.repository.apis import Api, find_served, read_labels
+from shoal.repository.call_graph import find_below, mark_decoupled
+from shoal.repository.config import ModelConfig
+
+Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
+_COUNT = "/v1/messages/count_tokens"
+_OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
+
+
+class ApiFront:
+    """Handlers of the API; ``routes`` belong on the HTTP port."""
+
+    def __init__(self, gate: Gate, configs: Mapping[str, ModelConfig], aliases: Mapping[str, str]) -> None:
+        self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
+        self._served = {name: find_served(each) for name, each in mark_decoupled(configs, configs.get).items()}
+        self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
+        self._start = int(time.time())
+        infer, read = Scope.INFER, Scope.READ
+
+        below = find_below(configs)
+        self._steps = {
+            name: find_steps((name, *sorted(below[name])), configs)
+            for name, served in self._served.items() if served.api is Api.LANGUAGE
+        }  # fmt: skip
+
+        def post(name: str, path: str, kind: type[Any], answer: Answer, envelope: Envelope = to_envelope) -> Route:
+            return Route(name, infer, path, partial(self._answer, kind, answer), "POST", envelope)
+
+        def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
+            return lambda asked, asker: answer(asked, asker, self._served[asker.model])
+
+        def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
+            return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
+
+        predict = partial(self._answer, PredictRequest, self._answer_predict)
+        self.routes = [
+            Route("Models", read, "/v1/models", self._answer_models, "GET", to_envelope),
+            Route("Models", read, "/v1/models/(?P<model>[^/:]+)", self._answer_model, "GET", to_envelope),
+            Route("Prediction", infer, "/v1/models/(?P<model>[^/:]+):predict", predict, "POST", to_envelope),
+            post("Chat completions", "/v1/chat/completions", ChatRequest, answer_chat),
+            post("Completions", "/v1/completions", CompletionRequest, answer_completion),
+            post("Responses", "/v1/responses", ResponseRequest, answer_response),
+            post("Messages", "/v1/messages", MessageRequest, answer_message, to_anthropic),
+            post("Numbers of tokens", _COUNT, CountRequest, self._answer_count, to_anthropic),
+            post("Embeddings", "/v1/embeddings", EmbeddingsRequest, numbers(answer_embeddings)),
+            post("Classification", "/v1/classify", ClassifyRequest, classify),
+            post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
+            post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
+            post("Token ids", "/tokenize", TokenizeRequest, self._answer_tokenize),
+            post("Texts of token ids", "/detokenize", DetokenizeRequest, self._answer_detokenize),
+            Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
+        ]
+
+    async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
+        path = request.rel_url.raw_path[:100]
+        raise ApiError(f"There is no path {path!r} here: {_OTHERS}.", code="unknown_url", why=Why.ABSENT)
+
+    # --- models ----------------------------------------------------------------------------------------------------
+
+    async def _answer_models(self, _: web.Request, caller: Caller) -> web.Response:
+        names = [*self._served, *self._aliases]
+        models = [self._describe(name, caller) for name in sorted(names) if self._is_exposed(name, caller)]
+        return to_response({"object": "list", "data": models})
+
+    async def _answer_model(self, _: web.Request, caller: Caller, model: str) -> web.Response:
+        self._find(model, caller)
+        return to_response(self._describe(model, caller))
+
+    def _describe(self, name: str, caller: Caller) -> Json:
+        model = self._aliases.get(name, name)
+        return {
+            "id": name, "object": "model", "created": self._start, "owned_by": "shoal",
+            "serves": self._list_routes(name), "ready": not self._gate.is_unready(model, caller),
+        }  # fmt: skip
+
+    def _list_routes(self, name: str) -> list[str]:
+        """Return the paths that a model, or another name of it, serves."""
+        model = self._aliases.get(name, name)
+        served = self._served[model]
+        steps = self._steps.get(model, Steps())
+        more = [*([_COUNT, "/tokenize"] if steps.prompt else []), *(["/detokenize"] if steps.text else [])]
+        predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
+        return [*served.paths, *more, *predict]
+
+    def _is_exposed(self, name: str, caller: Caller) -> bool:
+        return self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)
+
+    def _find(self, name: str, caller: Caller, path: str = "") -> str:
+        """Return the model of a name, which serves ``path``, if that is given.
+
+        Raises:
+            RefusedError: there is no such model for the caller, or it serves something else.
+        """
+        model = self._aliases.get(name, name)
+        try:
+            self._gate.exposure.check_exposed(model, caller)
+        except RefusedError as refused:
+            code = "model_not_found" if refused.why is Why.ABSENT else ""
+            raise ApiError(refused.message, "model", code, refused.why) from None
+        if path and path not in (serves := self._list_routes(name)):
+            raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
+        return model
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
+        step = asker.at(self._specs[self._steps[asker.model].prompt])
+        return to_response({"input_tokens": await count_tokens(asked.conversation, step)})
+
+    async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
+        steps = self._steps[asker.model]
+        return await answer_tokenize(asked, asker.at(self._specs[steps.prompt]), steps.context)
+
+    async def _answer_detokenize(self, asked: DetokenizeRequest, asker: Asker) -> web.Response:
+        return await answer_detokenize(asked, asker.at(self._specs[self._steps[asker.model].text]))
+
+    async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
+        spec = self._specs[asker.model]
+        return await answer_predict(asked, asker, spec, find_text_input(spec))
+
+    async def _answer(
+        self, kind: type[Any], answer: Answer, request: web.Request, caller: Caller, model: str = ""
+    ) -> web.StreamResponse:
+        """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
+        if request.content_type != "application/json":
+            raise RefusedError(Why.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json.")
+        with self._gate.reserve_memory(caller) as held:
+            body = await join(await read_body(request, self._gate, held, MOST_BODY))
+            work = partial(decode, kind, body)
+            asked = await asyncio.to_thread(work) if len(body) > SMALL else work()
+            path = "" if model else request.rel_url.raw_path
+            found = self._find(model or asked.model, caller, path or f"/v1/models/{model}:predict")
+            asker = Asker(self._gate, request, caller, self._specs[found], len(body))
+            del body, work
+            return await answer(asked, asker)

@@ -1,0 +1,297 @@
+"""Requests of OpenAI's API: types that decode and check them in one step.
+
+A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``_UNSUPPORTED`` says
+why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: they are taken and do nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shoal.errors import suggest
+from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.v1.errors import ApiError
+from shoal.gateway.v2.screening import screen_nesting
+
+MOST_BODY = 2**22  # bytes
+IDLE = (
+    "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store",
+)  # fmt: skip
+_TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
+_NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
+_FORMS = "answers follow no grammar"
+_AS_CHAT = "prompts are those of chats to answer"
+_UNSUPPORTED = {
+    "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
+    "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
+    "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
+    "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
+    "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
+    "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
+    "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
+    "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
+    "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
+    "truncation": "prompts are never cut", "format": _FORMS,
+    "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
+    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
+    "dimensions": "embeddings have the size that their model gives them",
+}  # fmt: skip
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
+_OF_TOOLS = re.compile("'(tool|function)'")  # roles
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Texts = Annotated[list[str], Meta(max_length=64)]
+T = TypeVar("T", bound=Struct)
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """Part of a message's content."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """Message of a chat. Besides ``role`` and ``content``, it may have what OpenAI's client gives back of an answer."""
+
+    role: Literal["developer", "system", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+    name: None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+    def to_plain(self) -> dict[str, str]:
+        """Return the message as language models take it; parts are lines."""
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of an answer that comes in pieces."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TextFormat(Struct, forbid_unknown_fields=True):
+    """The only form of answers."""
+
+    type: Literal["text"]
+
+
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of each request of OpenAI's."""
+
+    model: Name
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    store: Literal[False] | None = None
+
+
+class Writing(Body, kw_only=True):
+    """Fields of every request to a language model; the numbers are checked by the model's pipeline.
+
+    ``top_k``, ``repetition_penalty`` and ``min_tokens`` are vLLM's additions.
+    """
+
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Texts | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    n: Literal[1] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the answer comes in pieces."""
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        words = [self.stop] if isinstance(self.stop, str) else self.stop
+        names = (
+            "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "top_k", "repetition_penalty",
+            "min_tokens",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in names}
+        found = {**given, "max_tokens": self.max_tokens, "stop_words": words or None}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class ChatRequest(Writing, kw_only=True):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
+    prediction: None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: None = None
+    web_search_options: None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        most = [number for number in (self.max_tokens, self.max_completion_tokens) if number is not None]
+        if len({*most}) > 1:
+            raise ApiError(
+                f"max_tokens is {most[0]} and max_completion_tokens is {most[1]}. Send one of them.", "max_tokens"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
+        found = super().settings() | ({"max_tokens": most[0]} if most else {})
+        return found | ({"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
+
+
+class CompletionRequest(Writing, kw_only=True):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts to continue."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        wanted = {} if self.logprobs is None else {"return_logprobs": True, "top_logprobs": self.logprobs}
+        return super().settings() | wanted
+
+
+class EmbeddingsRequest(Body, kw_only=True):
+    """Body of ``POST /v1/embeddings``."""
+
+    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to embed."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class ClassifyRequest(Body, kw_only=True):
+    """Body of ``POST /v1/classify``, as vLLM and NVIDIA Dynamo have it."""
+
+    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to classify."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class RerankRequest(Body, kw_only=True):
+    """Body of ``POST /v1/rerank``, as Cohere and vLLM have it."""
+
+    query: str
+    documents: Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(Body, kw_only=True):
+    """Body of ``POST /v1/score``, as vLLM has it: one text with each of others, or as many of both."""
+
+    text_1: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    text_2: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+
+    @property
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """The first and the second texts."""
+        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
+        if len(first) not in (1, len(second)):
+            raise ApiError(f"text_1 has {len(first)} texts and text_2 has {len(second)}.", "text_1")
+        return first * (len(second) // len(first)), second
+
+
+class PredictRequest(Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: a text, or values by input, per row."""
+
+    instances: Annotated[list[str | dict[str, Any]], Meta(min_length=1, max_length=2**14)]
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """Decode a request.
+
+    Raises:
+        ApiError: the body is not JSON, or not such a request; the error names the place.
+    """
+    try:
+        screen_nesting(body)
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(kind, str(error)) from None
+    except RefusedError as refused:
+        raise ApiError(refused.message, code="invalid_json") from None
+    except (ValueError, RecursionError):  # also: not UTF-8
+        raise ApiError("The body is not JSON.", code="invalid_json") from None
+
+
+def _explain(kind: type[Struct], message: str) -> ApiError:
+    found = _PLACE.match(message)
+    assert found is not None
+    what, place = found["what"], (found["place"] or "$").removeprefix("$").removeprefix(".")
+    if unknown := _UNKNOWN.match(what):
+        name = unknown[1]
+        param = f"{place}.{name}" if place else name
+        if name in _UNSUPPORTED:
+            return ApiError(f"{param} is not supported: {_UNSUPPORTED[name]}.", param, "unsupported_parameter")
+        known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
+        near = f" {suggest(name[:60], known)}" if known else ""
+        return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
+    if missing := _MISSING.match(what):
+        place = f"{place}.{missing[1]}" if place else missing[1]
+        return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
+    names = [name.partition("[")[0] for name in place.split(".")]
+    reason = next((f": {_UNSUPPORTED[name]}" for name in names if name in _UNSUPPORTED), "")
+    reason = f": {_TOOLS}" if names[-1] == "role" and _OF_TOOLS.search(what) else reason
+    if reason or what.startswith("Expected `null`"):
+        return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
+    if place.startswith(("input[", "prompt[")):
+        return ApiError(
+            f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",
+            place,
+        )
+    return ApiError(f"{place or 'The request'}: {what[:200]}.", place or None)

@@ -1,0 +1,80 @@
+"""Models that turn texts into numbers, for OpenAI's API: an embedder, a labeller, a reader and a ranker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.planted import write
+
+LABELS = ("calm", "glad", "sad")
+_CODE = '''
+import numpy as np
+from shoal.component.base import Component
+
+
+def vectors(texts, size):
+    """Numbers from the bytes of each text, with more digits than FP32 has."""
+    rows = [[sum(text) / (7 + at) + len(text) * at for at in range(size)] for text in texts.ravel()]
+    return np.array(rows, np.float32).reshape(len(rows), size)
+
+
+class Step(Component):
+    def run(self, batch):
+        name = self.context.spec.name
+        if name == "ranker":
+            both = zip(batch["QUERY"].ravel(), batch["DOCUMENT"].ravel())
+            return {"RELEVANCE": np.array([[len({*a} & {*b}) + len(b) / 1000] for a, b in both], np.float32)}
+        texts = batch["TEXT"]
+        if b"break" in texts.ravel().tolist():
+            raise RuntimeError("told to fail")
+        if name == "embedder":
+            return {"EMBEDDING": vectors(texts, 5)}
+        if name == "labeller":
+            made = vectors(texts, 3)
+            return {"PROBS": made / made.sum(axis=1, keepdims=True)}
+        weight = batch["WEIGHT"] if "WEIGHT" in batch else np.full((len(texts), 1), 0.5, np.float32)
+        made = vectors(texts, 2)
+        name = np.array([[b"r"]] * len(texts), np.object_)
+        return {"SCORE": weight * made[:, :1], "OTHER": made[:, 1:], "NAME": name}
+
+
+TritonPythonModel = Step.for_triton()
+'''
+_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ {inputs} ]
+output [ {outputs} ]
+instance_group [ {{ kind: KIND_CPU }} ]
+parameters {{ key: "public" value {{ string_value: "true" }} }}
+{more}
+"""
+_MODELS = {  # inputs, outputs, and more of the configuration
+    "embedder": ("TEXT:STRING", "EMBEDDING:FP32:5", ""),
+    "labeller": ("TEXT:STRING", "PROBS:FP32:3", ""),
+    "reader": (
+        "TEXT:STRING WEIGHT?:FP32", "SCORE:FP32:1 OTHER:FP32:1 NAME:STRING:1",
+        'parameters { key: "api" value { string_value: "classify=SCORE" } }',
+    ),
+    "ranker": ("QUERY:STRING DOCUMENT:STRING", "RELEVANCE:FP32:1", ""),
+}  # fmt: skip
+
+
+def write_apis(repository: Path) -> Path:
+    """Write the four models, of which each takes four rows at a time; return the repository."""
+    for name, (inputs, outputs, more) in _MODELS.items():
+        text = _CONFIG.format(inputs=_tensors(inputs), outputs=_tensors(outputs), more=more)
+        write(repository / name / "config.pbtxt", text)
+        write(repository / name / "1" / "model.py", _CODE)
+    write(repository / "labeller" / "labels.txt", "\n".join(LABELS))
+    return repository
+
+
+def _tensors(names: str) -> str:
+    found = []
+    for each in names.split():
+        name, kind, *size = each.split(":")
+        more = " optional: true" if name.endswith("?") else ""
+        more += ' label_filename: "labels.txt"' if name == "PROBS" else ""
+        found.append(f'{{ name: "{name.rstrip("?")}" data_type: TYPE_{kind} dims: [ {(size or ["1"])[0]} ]{more} }}')
+    return ", ".join(found)

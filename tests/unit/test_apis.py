@@ -1,0 +1,99 @@
+"""What a model serves in OpenAI's API: found from its tensors, or said by its parameter ``api``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ArtifactError
+from shoal.repository.apis import Api, find_served, read_labels
+from shoal.repository.config import ModelConfig
+from tests.support.configs import make_configs, parameter
+
+CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions")
+
+
+def make(inputs: str, outputs: str, api: str = "", rows: int = 4) -> ModelConfig:
+    """Configuration of a model with tensors such as ``TEXT:STRING`` and ``WEIGHT?:FP32:-1``; ``?`` marks optional."""
+
+    def tensor(text: str) -> str:
+        name, kind, *dims = text.split(":")
+        more = " optional: true" if name.endswith("?") else ""
+        return f'{{ name: "{name.rstrip("?")}" data_type: TYPE_{kind} dims: [ {", ".join(dims or ["1"])} ]{more} }}'
+
+    text = f'backend: "python" max_batch_size: {rows}\n' + (parameter("api", api) if api else "")
+    for kind, names in (("input", inputs), ("output", outputs)):
+        text += "".join(f"{kind} {tensor(each)}\n" for each in names.split())
+    return make_configs(a=text)["a"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "api", "served", "paths"),
+    [
+        ("TEXT:STRING", "EMBEDDING:FP32:384", "", "embeddings=EMBEDDING", ("/v1/embeddings",)),
+        ("TEXT:STRING", "embeds:FP32:-1 LENGTH:INT32", "", "embeddings=embeds", ("/v1/embeddings",)),
+        ("TEXT:STRING", "Y:FP32:384", "embeddings", "embeddings=Y", ("/v1/embeddings",)),
+        ("TEXT:STRING", "PROBS:FP32:3", "", "classify=PROBS", ("/v1/classify",)),
+        ("TEXT:STRING WEIGHT?:FP32", "SCORE:FP32", "", "classify=SCORE", ("/v1/classify",)),
+        ("TEXT:STRING", "A:FP32 B:FP32", "", "none", ()),
+        ("TEXT:STRING", "A:FP32 B:FP32", "classify=B", "classify=B", ("/v1/classify",)),
+        ("Q:STRING D:STRING", "S:FP32", "", "rerank=S", ("/v1/rerank", "/v1/score")),
+        ("Q:STRING D:STRING", "S:FP32:2", "", "none", ()),
+        ("TEXT:STRING", "PROBS:FP32:3", "none", "none", ()),
+        ("TEXT:STRING WEIGHT:FP32", "SCORE:FP32", "", "none", ()),
+        ("X:FP32:4", "Y:FP32", "", "none", ()),
+        ("TEXT:STRING", "Y:FP64 Z:FP32:2:2", "", "none", ()),
+        ("prompt:STRING", "generated_text:STRING", "", "language", CHATS),
+        ("text_input:STRING messages?:STRING", "text_output:STRING finish_reason:STRING", "", "language", CHATS),
+        ("text_input:STRING sampling_parameters:STRING", "text_output:STRING", "", "language", ("/v1/completions",)),
+        ("text_input:STRING", "text_output:STRING", "", "none", ()),
+    ],
+)
+def test_what_tensors_serve(inputs: str, outputs: str, api: str, served: str, paths: tuple[str, ...]) -> None:
+    found = find_served(make(inputs, outputs, api))
+    assert (str(found), found.paths) == (served, paths)
+
+
+@pytest.mark.parametrize(
+    ("api", "words"),
+    [
+        ("clasify", "'clasify', which is none of language, embeddings, classify, rerank, none. Did you mean classify?"),
+        ("=A", "'=A', whose kind has no output to name. Write classify."),
+        ("none=A", "'none=A', whose kind has no output to name. Write none."),
+        ("classify=SCORE", "'classify=SCORE', and no output SCORE. Known: A, B, N."),
+        ("classify=N", "'classify=N', and N is not an output of TYPE_FP32 with one dimension"),
+        ("embeddings", "'embeddings', and several outputs of TYPE_FP32: A, B. Name one: embeddings=A"),
+        ("rerank=A", "'rerank=A', but not two inputs of TYPE_STRING [1] for an output of [1]. Give it a query"),
+        ("language", "'language', and not the tensors of a language model. Give it those of one: text_input -> "),
+    ],
+)
+def test_an_api_that_does_not_fit(api: str, words: str) -> None:
+    with pytest.raises(ArtifactError) as refused:
+        find_served(make("TEXT:STRING", "A:FP32:2 B:FP32 N:STRING", api))
+    assert f"a has the parameter api {words}" in str(refused.value)
+
+
+def test_numbers_need_one_answer_for_each_row() -> None:
+    assert find_served(make("TEXT:STRING", "A:FP32", rows=0)).api is Api.NONE
+    with pytest.raises(ArtifactError, match="and its max_batch_size is 0"):
+        find_served(make("TEXT:STRING", "A:FP32", "classify", rows=0))
+    with pytest.raises(ArtifactError, match="and needs the inputs TEXT, WEIGHT"):
+        find_served(make("TEXT:STRING WEIGHT:FP32", "A:FP32", "classify"))
+
+
+def test_labels(tmp_path: Path) -> None:
+    config = replace(make("TEXT:STRING", "A:FP32:2"), folder=tmp_path / "a")
+    config.message.output[0].label_filename = "some.txt"
+    served = find_served(config)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ArtifactError, match=r"a: its label_filename some\.txt cannot be read: No such file"):
+        read_labels(config, served)
+    for content, found in ((b"calm\r\nglad\r\n", ("calm", "glad")), ("für\nwider".encode(), ("für", "wider"))):
+        (tmp_path / "a" / "some.txt").write_bytes(content)
+        assert read_labels(config, served) == found
+    (tmp_path / "a" / "some.txt").write_bytes(b"calm\n")
+    with pytest.raises(ArtifactError, match=r"a: A has 2 classes, and some\.txt 1 labels"):
+        read_labels(config, served)
+    assert read_labels(config, served._replace(api=Api.EMBEDDINGS)) == ()

@@ -1,0 +1,243 @@
+"""Requests of OpenAI's API and its neighbours: what their types take and refuse, and the refusals' documents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.routes import find_status
+from shoal.gateway.v1 import schema
+from shoal.gateway.v1.errors import ApiError, to_envelope
+from shoal.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
+from shoal.gateway.v1.responses import ResponseRequest
+from shoal.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
+
+USER = {"role": "user", "content": "Hello"}
+CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
+TEXT: dict[str, Any] = {"model": "m", "input": "Hello"}
+KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {  # the least request of each kind
+    "chat": (schema.ChatRequest, CHAT),
+    "completion": (schema.CompletionRequest, {"model": "m", "prompt": "Hello"}),
+    "embeddings": (schema.EmbeddingsRequest, TEXT),
+    "classify": (schema.ClassifyRequest, TEXT),
+    "rerank": (schema.RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}),
+    "score": (schema.ScoreRequest, {"model": "m", "text_1": "a", "text_2": "b"}),
+    "predict": (schema.PredictRequest, {"instances": ["a"]}),
+    "response": (ResponseRequest, TEXT),
+    "message": (MessageRequest, {**CHAT, "max_tokens": 5}),
+    "count": (CountRequest, CHAT),
+    "tokenize": (TokenizeRequest, {"model": "m"}),
+    "detokenize": (DetokenizeRequest, {"model": "m", "tokens": [5]}),
+}
+WRONG, UNKNOWN, NOT_SERVED = "invalid_value", "unknown_parameter", "unsupported_parameter"
+HUGE = 2**31
+
+
+def ask(kind: str, changed: dict[str, Any]) -> Any:
+    known, least = KINDS[kind]
+    return schema.decode(known, json.dumps({**least, **changed}).encode())
+
+
+def refuse(kind: str, changed: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        ask(kind, changed)
+    return refused.value
+
+
+def messages(number: int, content: Any = "a") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}] * number}
+
+
+def parts(number: int, kind: str = "text") -> list[dict[str, str]]:
+    return [{"type": kind, "text": "a"}] * number
+
+
+BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, values within and beyond, and the place
+    ("chat model", ["a" * 256], ["", "a" * 257, 5, None], "model"),
+    ("chat messages", [[USER] * 4096], [[], [USER] * 4097, "Hello", None], "messages"),
+    ("chat max_tokens", [1, HUGE - 1, None], [0, -1, HUGE, 2**64, 1.5, "5"], "max_tokens"),
+    ("chat max_completion_tokens", [1, HUGE - 1], [0, HUGE], "max_completion_tokens"),
+    ("chat temperature", [0, 2.5, -1, None], ["hot", [], True], "temperature"),  # the pipeline knows the bounds
+    ("chat seed", [0, -1, 2**63], [1.5, "1"], "seed"),
+    ("chat stop", ["a", ["a"] * 64, [], None], [["a"] * 65, 5], "stop"),
+    ("chat stop", [["a"]], [["a", 5]], "stop[1]"),
+    ("chat top_logprobs", [0, 20], [-1, 1.5], "top_logprobs"),
+    ("chat stream", [True, False, None], ["yes", 1], "stream"),
+    ("chat stream_options", [{}, {"include_usage": True}, None], [5, []], "stream_options"),
+    ("chat stream_options", [{"include_obfuscation": False}], [{"include_usage": 1}], "stream_options.include_usage"),
+    ("completion prompt", ["a", ["a"] * 128], [[], ["a"] * 129, None, 5], "prompt"),
+    ("completion prompt", ["a"], [[[1, 2]], [1, 2]], "prompt[0]"),
+    ("completion logprobs", [0, 5, None], [-1, True], "logprobs"),
+    ("embeddings input", ["a", ["a"] * 2048], [[], ["a"] * 2049], "input"),
+    ("embeddings input", ["a"], [[1, 2], [[1]]], "input[0]"),
+    ("embeddings encoding_format", ["float", "base64"], ["int8", None], "encoding_format"),
+    ("classify input", ["a", ["a"] * 2048], [[], ["a"] * 2049], "input"),
+    ("rerank documents", [["a"] * 2048], [[], ["a"] * 2049, "a"], "documents"),
+    ("rerank top_n", [1, 99, None], [0, -1], "top_n"),
+    ("score text_1", ["a", ["a"] * 2048], [[], ["a"] * 2049], "text_1"),
+    ("predict instances", [["a"] * 2**14, [{"X": [1]}]], [[], ["a"] * (2**14 + 1), "a"], "instances"),
+    ("predict instances", [["a"]], [["a", 5]], "instances[1]"),
+    ("response input", ["a", [USER] * 4096], [[], [USER] * 4097, 5], "input"),
+    ("response max_output_tokens", [1, None], [0, HUGE], "max_output_tokens"),
+    ("response truncation", ["disabled"], ["auto"], "truncation"),
+    ("message max_tokens", [1], [0, HUGE, None], "max_tokens"),
+    ("message stop_sequences", [["a"] * 64], [["a"] * 65], "stop_sequences"),
+    ("message system", ["a", parts(1024)], [[], parts(1025), 5], "system"),
+    ("count messages", [[USER]], [[]], "messages"),
+    ("tokenize messages", [[USER]], [[], [USER] * 4097], "messages"),
+    ("tokenize return_token_strs", [False], [True], "return_token_strs"),
+    ("detokenize tokens", [[], [0, HUGE - 1], [1] * 2**18], [[1] * (2**18 + 1), 5], "tokens"),
+    ("detokenize tokens", [[5]], [[-1], [HUGE], [1.5], ["a"]], "tokens[0]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "beyond", "place"), BOUNDS, ids=[f"{name} {place}" for name, _, _, place in BOUNDS]
+)
+def test_bounds(name: str, within: list[Any], beyond: list[Any], place: str) -> None:
+    kind, field = name.split()
+    for value in within:
+        ask(kind, {field: value})
+    for value in beyond:
+        refused = refuse(kind, {field: value})
+        assert (refused.param, refused.why) == (place, Why.WRONG), (value, refused)
+        assert refused.code in (WRONG, NOT_SERVED), refused
+
+
+def test_contents() -> None:
+    ask("chat", messages(1, parts(1024)))
+    assert refuse("chat", messages(1, parts(1025))).param == "messages[0].content"
+    assert refuse("chat", messages(1, [])).param == "messages[0].content"
+    assert refuse("chat", messages(1, None)).param == "messages[0].content"
+    assert refuse("chat", {"messages": [USER, {"role": "robot", "content": "a"}]}).param == "messages[1].role"
+    found = ask("chat", {"messages": [{"role": "developer", "content": parts(2)}]}).messages[0].to_plain()
+    assert found == {"role": "system", "content": "a\na"}
+
+
+NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic have, and where it is
+    ("chat", {"tools": [{"type": "function"}]}, "tools"),
+    ("chat", {"tool_choice": "required"}, "tool_choice"),
+    ("chat", {"functions": []}, "functions"),
+    ("chat", {"n": 2}, "n"),
+    ("chat", {"response_format": {"type": "json_object"}}, "response_format.type"),
+    ("chat", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+    ("chat", {"logit_bias": {"5": 1}}, "logit_bias"),
+    ("chat", {"modalities": ["audio"]}, "modalities[0]"),
+    ("chat", {"audio": {"voice": "a"}}, "audio"),
+    ("chat", {"reasoning_effort": "high"}, "reasoning_effort"),
+    ("chat", {"prediction": {"type": "content"}}, "prediction"),
+    ("chat", {"store": True}, "store"),
+    ("chat", {"web_search_options": {}}, "web_search_options"),
+    ("chat", {"messages": [{**USER, "name": "Ann"}]}, "messages[0].name"),
+    ("chat", {"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages[0].role"),
+    ("chat", {"messages": [{**USER, "tool_call_id": "b"}]}, "messages[0].tool_call_id"),
+    ("chat", messages(1, [{"type": "image_url", "image_url": {"url": "http://a/b"}}]), "messages[0].content[0].type"),
+    ("completion", {"echo": True}, "echo"),
+    ("completion", {"suffix": "a"}, "suffix"),
+    ("completion", {"best_of": 2}, "best_of"),
+    ("embeddings", {"dimensions": 5}, "dimensions"),
+    ("response", {"previous_response_id": "a"}, "previous_response_id"),
+    ("response", {"background": True}, "background"),
+    ("response", {"tools": [{"type": "web_search"}]}, "tools"),
+    ("response", {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+    ("response", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ("message", {"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.type"),
+    ("message", {"tools": [{"name": "a"}]}, "tools"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changed", "place"), NOT_MADE, ids=[f"{kind}-{at}" for kind, _, at in NOT_MADE])
+def test_what_is_not_served_is_refused_by_name(kind: str, changed: dict[str, Any], place: str) -> None:
+    refused = refuse(kind, changed)
+    assert (refused.code, refused.param) == (NOT_SERVED, place), refused
+    assert f"{place} is not supported: " in refused.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_and_missing_parameters(kind: str) -> None:
+    _, least = KINDS[kind]
+    refused = refuse(kind, {"temprature": 1})
+    assert (refused.code, refused.param) == (UNKNOWN, "temprature")
+    if kind in ("chat", "completion", "response", "message"):
+        assert "Did you mean temperature?" in refused.message
+    assert len(refuse(kind, {"x" * 9999: 1}).message) < 2000
+    for name in least:
+        missing = {each: value for each, value in least.items() if each != name}
+        with pytest.raises(ApiError) as found:
+            schema.decode(KINDS[kind][0], json.dumps(missing).encode())
+        assert (found.value.code, found.value.param) == ("missing_required_parameter", name)
+
+
+def test_parameters_that_matter_to_openai_alone() -> None:
+    values = {name: {"a": "b"} if name == "metadata" else False if name == "store" else "a" for name in schema.IDLE}
+    for kind in ("chat", "completion", "embeddings", "response", "classify"):
+        ask(kind, values)
+        ask(kind, dict.fromkeys(schema.IDLE))
+    assert ask("chat", values).settings() == {}
+
+
+BODIES = {  # bodies that no client sends
+    "": "invalid_json", "{": "invalid_json", '{"model": NaN}': "invalid_json", '{"model": Infinity}': "invalid_json",
+    "[]": WRONG, '"a"': WRONG, "null": WRONG, "5": WRONG,
+    '{"model": "\\ud800", "messages": []}': "invalid_json",
+    '{"model": "m", "messages": [{"role": "user", "content": "\\udfff\\ud800"}]}': "invalid_json",
+    '{"model": "m", "temperature": 1e999, "messages": []}': WRONG,
+    '{"messages":' + "[" * 64 + "]" * 64 + "}": "invalid_json",
+    '{"messages":' + "[" * 10**6: "invalid_json",
+    '{"messages":' * 65 + "1" + "}" * 65: "invalid_json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_bodies(body: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        schema.decode(schema.ChatRequest, body.encode())
+    assert refused.value.code == BODIES[body], refused.value
+    with pytest.raises(ApiError, match="not JSON"):
+        schema.decode(schema.ChatRequest, b'{"model": "\xff"}')
+
+
+def test_settings() -> None:
+    assert ask("chat", {"max_completion_tokens": 5, "stop": "a"}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
+    assert ask("chat", {"max_completion_tokens": 5, "max_tokens": 5}).settings() == {"max_tokens": 5}
+    assert ask("chat", {"logprobs": True}).settings() == {"return_logprobs": True, "top_logprobs": 0}
+    assert ask("completion", {"logprobs": 2}).settings() == {"return_logprobs": True, "top_logprobs": 2}
+    assert ask("response", {"max_output_tokens": 3, "top_p": 0.5}).settings() == {"max_tokens": 3, "top_p": 0.5}
+    assert ask("message", {"stop_sequences": ["a"]}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
+    for changed, place in (({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"), (
+        {"top_logprobs": 2}, "top_logprobs",
+    )):  # fmt: skip
+        with pytest.raises(ApiError) as refused:
+            ask("chat", changed).settings()
+        assert refused.value.param == place
+    for first, second in ((["a", "b"], ["c"] * 3), (["a"] * 3, "b")):
+        with pytest.raises(ApiError, match="text_1 has"):
+            ask("score", {"text_1": first, "text_2": second}).pairs  # noqa: B018
+    for odd in ({}, {"prompt": "a", **CHAT}, {"prompt": "a", "add_special_tokens": False}, {
+        **CHAT, "add_special_tokens": True,
+    }):  # fmt: skip
+        with pytest.raises(ApiError, match=r"either prompt or messages|Leave add_special_tokens out"):
+            ask("tokenize", odd).inputs  # noqa: B018
+    assert ask("tokenize", {"prompt": "a", "add_special_tokens": True}).inputs == {"text_input": ["a"]}
+    assert ask("tokenize", CHAT).inputs == {"messages": [json.dumps([USER])]}
+    assert ask("score", {"text_1": "a", "text_2": ["b", "c"]}).pairs == (["a", "a"], ["b", "c"])
+
+
+@pytest.mark.parametrize("why", Why)
+def test_envelopes(why: Why) -> None:
+    """Each refusal has OpenAI's form and Anthropic's; a message says when to try again, and a server's fault is one."""
+    refused = RefusedError(why, "No.", 5.0)
+    status = find_status(refused)
+    error = to_envelope(refused, status)["error"]
+    assert error["message"] == "No. Try again in 5 s."
+    assert (error["type"] == "server_error") == (status >= 500)
+    assert error["param"] is None
+    assert error["code"]
+    other = to_anthropic(refused, status)
+    assert (other["type"], other["error"]["message"]) == ("error", "No. Try again in 5 s.")
+    assert other["error"]["type"].endswith(("_error", "request_too_large"))
+    named = to_envelope(ApiError("No.", "input[3]", "some_code", why), status)["error"]
+    assert (named["param"], named["code"]) == ("input[3]", "some_code")
