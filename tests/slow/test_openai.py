@@ -23,22 +23,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.client.client import Client
-from shoal.composition.compose import compose
 from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from tests.support.apis import LABELS, write_apis
+from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post
 from tests.support.service import Service, wait_until
-
-CHATS = ["llm", "llm_bls"]
-TEXTS = ["A cat", "The fish swims", "Ein Fisch — über Größe", "x", "A river, and a boat on it", "🐟", "again"]
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("openai")
-    made = compose(["llm", "llm_bls", "llamav2"], place / "repository", weights=make_tiny(place / "weights"))
-    return write_apis(made)
+    return make_repository(tmp_path_factory.mktemp("openai"))
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +44,6 @@ def service(repository: Path) -> Iterator[Service]:
 def client(service: Service) -> Iterator[openai.OpenAI]:
     with connect(service) as connected:
         yield connected
-
-
-def connect(service: Service, **options: Any) -> openai.OpenAI:
-    chosen: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
-    return openai.OpenAI(base_url=f"http://{service.http}/v1", **chosen)
-
-
-def chat(text: str, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
-
-
-def to_request(service: Service, path: str, body: bytes, kind: str = "application/json") -> urllib.request.Request:
-    return urllib.request.Request(f"http://{service.http}{path}", body, {"Content-Type": kind})
-
-
-def post(service: Service, path: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:
-    """Status and JSON of the answer to a body that no client would send."""
-    try:
-        with urllib.request.urlopen(to_request(service, path, body, kind), timeout=30) as reply:
-            return reply.status, json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
