@@ -5,12 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import signal
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +20,7 @@ from shoal.client.client import Client
 from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
 from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post
-from tests.support.service import Service, wait_until
+from tests.support.service import Service
 
 
 @pytest.fixture(scope="module")
@@ -454,7 +448,7 @@ def test_refusals_of_bodies(service: Service) -> None:
     }  # fmt: skip
 
 
-# --- keys, leaving and stopping -------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 
 def test_keys(repository: Path, tmp_path: Path) -> None:
@@ -483,82 +477,3 @@ def test_keys(repository: Path, tmp_path: Path) -> None:
             pytest.raises(anthropic.AuthenticationError),
         ):
             other.messages.create(model="llm", max_tokens=3, messages=messages)
-
-
-def test_clients_that_leave(service: Service) -> None:
-    """Before the first piece and within the answer, whole or streamed: nothing stays in flight; others are right."""
-
-    def leave(number: int) -> None:
-        asked = {"model": CHATS[number % 2], **chat(f"Hello {number}"), "max_tokens": 900, "stream": number % 4 < 2}
-        request = urllib.request.Request(
-            f"http://{service.http}/v1/chat/completions",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=0.05 + number % 5 / 10) as reply:
-                reply.read(200 * (number % 3) + 1)
-        except OSError:
-            pass  # it has left before the first piece
-
-    with connect(service) as client, ThreadPoolExecutor(12) as pool:
-        expected = client.chat.completions.create(model="llm", **chat("Hello")).choices[0].message.content
-        leavers = [pool.submit(leave, number) for number in range(24)]
-        for _ in range(4):
-            found = client.with_options(max_retries=9).chat.completions.create(model="llm", **chat("Hello"))
-            assert found.choices[0].message.content == expected
-        for each in leavers:
-            each.result()
-        assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30), service.get("/metrics")[1]
-
-
-def test_streams_end_when_the_service_stops(repository: Path, tmp_path: Path) -> None:
-    """SIGTERM with streams in flight: each ends with [DONE]."""
-    ends: list[bytes] = []
-    begun = threading.Semaphore(0)
-
-    def read(service: Service) -> None:
-        asked = {"model": "llm", **chat("Hello"), "max_tokens": 300, "stream": True}
-        request = urllib.request.Request(
-            f"http://{service.http}/v1/chat/completions",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            content = reply.read(64)
-            begun.release()
-            ends.append((content + reply.read())[-14:])
-
-    with Service(repository, tmp_path / "log", "--grace", "120", "--max-wait", "100") as service:
-        with ThreadPoolExecutor(12) as pool:
-            readers = [pool.submit(read, service) for _ in range(12)]
-            for _ in readers:
-                assert begun.acquire(timeout=60)
-            service.process.send_signal(signal.SIGTERM)
-            for each in readers:
-                each.result(120)
-        assert service.process.wait(60) == 0
-    assert ends == [b"data: [DONE]\n\n"] * 12
-
-
-def test_an_engine_that_dies(repository: Path, tmp_path: Path) -> None:
-    """A stream in flight ends with an error that the client raises; afterwards, requests are answered again."""
-    with Service(repository, tmp_path / "log") as service, connect(service) as client:
-        stream = client.chat.completions.create(model="llm", **chat("Hello", max_tokens=900), stream=True)
-        next(iter(stream))
-        for stub in service.stubs():
-            if any("llm-hf" in word for word in stub.arguments()):
-                os.kill(stub.pid, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match=r"ended|stopp|replac"):
-            for _ in stream:
-                pass
-        patient = connect(service, max_retries=20, timeout=120)
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                found = patient.chat.completions.create(model="llm", **chat("Hello"))
-                break
-            except openai.InternalServerError:
-                assert time.monotonic() < deadline
-        assert found.choices[0].message.content
-        patient.close()

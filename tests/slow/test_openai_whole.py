@@ -9,6 +9,7 @@ import base64
 import http.client
 import itertools
 import json
+import os
 import random
 import signal
 import threading
@@ -23,10 +24,11 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
+import openai
 import pytest
 
 from shoal.client.client import Client
-from tests.support.apis import CHATS, LABELS, TEXTS, chat, make_repository, post, to_request
+from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post, to_request
 from tests.support.service import Service, wait_until
 
 
@@ -314,3 +316,26 @@ def test_fifty_streams_when_the_service_stops(repository: Path, tmp_path: Path) 
         reasons = [event["choices"][0]["finish_reason"] for event in read_events(text)]
         assert reasons[-1] in ("stop", "length")
         assert [*filter(None, reasons)] == reasons[-1:]
+
+
+def test_an_engine_that_dies(repository: Path, tmp_path: Path) -> None:
+    """A stream in flight ends with an error that the client raises; afterwards, requests are answered again."""
+    with Service(repository, tmp_path / "log") as service, connect(service) as client:
+        stream = client.chat.completions.create(model="llm", **chat("Hello", max_tokens=900), stream=True)
+        next(iter(stream))
+        for stub in service.stubs():
+            if any("llm-hf" in word for word in stub.arguments()):
+                os.kill(stub.pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match=r"ended|stopp|replac"):
+            for _ in stream:
+                pass
+        patient = connect(service, max_retries=20, timeout=120)
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                found = patient.chat.completions.create(model="llm", **chat("Hello"))
+                break
+            except openai.InternalServerError:
+                assert time.monotonic() < deadline
+        assert found.choices[0].message.content
+        patient.close()
