@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tokenizers import Tokenizer
 from tritonclient.utils import np_to_triton_dtype
 
+import shoal
 from shoal import Client
 from shoal.composition.compose import compose
 from shoal.errors import InputError, ShoalError
@@ -75,6 +77,12 @@ def texts(client: Client) -> dict[str, str]:
 
 def answer(client: Client, prompt: str, **settings: Any) -> str:
     return Llm(client, "llm_bls").generate(prompt, **{"max_tokens": NEW, "temperature": 0.0, **settings}).text
+
+
+def answer_biased(client: Client, prompt: str, bias: dict[str, list[Any]]) -> str:
+    given = {name: [values] for name, values in bias.items()} | {"max_tokens": [NEW], "stream": [False]}
+    (found,) = client.stream("llm_bls", {"text_input": [prompt], **given})
+    return str(found["text_output"].item().decode())
 
 
 def ask(client: Client, model: str, prompts: list[str], **more: Any) -> list[list[str]]:
@@ -141,6 +149,26 @@ def test_words_settings_and_the_prompt(model: str, client: Client, texts: dict[s
     assert ask(client, model, [prompt], **{name: [value] for name, value in drawn.items()}) == [
         [answer(client, prompt, **drawn)]
     ]
+    bias: dict[str, list[Any]] = {"embedding_bias_words": ["river", " the"], "embedding_bias_weights": [30.0, 25.0]}
+    biased = answer_biased(client, prompt, bias)
+    assert biased != text
+    assert ask(client, model, [prompt] * 2, num_return_sequences=[1], **bias) == [[biased]] * 2
+
+
+@pytest.mark.usefixtures("service")
+def test_a_bias_has_a_number_for_each_token(weights: Path) -> None:
+    """As TensorRT-LLM's engines expect it; without words it is empty."""
+    given = {"QUERY": ["A cat", "A"], "REQUEST_OUTPUT_LEN": [NEW, NEW]}
+    words = {"EMBEDDING_BIAS_WORDS": [["a"], ["b"]], "EMBEDDING_BIAS_WEIGHTS": [[2.0], [3.0]]}
+    tokens = Tokenizer.from_file(str(weights / "tokenizer.json"))
+    with shoal.load(weights.parent / "repository" / "preprocessing") as pipeline:
+        bias = pipeline(**given, **words)["EMBEDDING_BIAS"]
+        assert bias.shape == (2, json.loads((weights / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+        assert [(row, token, bias[row, token]) for row, token in np.argwhere(bias).tolist()] == [
+            (0, tokens.token_to_id("a"), 2.0),
+            (1, tokens.token_to_id("b"), 3.0),
+        ]
+        assert pipeline(**given)["EMBEDDING_BIAS"].shape == (2, 0)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -158,6 +186,7 @@ def test_log_probabilities(model: str, is_streaming: bool, client: Client) -> No
     [
         ("ensemble", {"beam_width": [2]}, "beam_width is 2, and answers have one beam"),
         ("tensorrt_llm_bls", {"beam_width": [2]}, "beam_width is 2, and answers have one beam"),
+        ("ensemble", {"num_return_sequences": [2]}, "num_return_sequences is 2, and answers have one"),
         ("ensemble", {"lora_task_id": [1]}, "the weights are those of the model's folder, without LoRA"),
         ("tensorrt_llm_bls", {"num_draft_tokens": [2]}, "cannot perform speculative decoding without draft model"),
         ("tensorrt_llm_bls", {"image_input": np.zeros((1, 1, 3, 2, 2), np.float16)}, "no multimodal encoder"),
@@ -260,7 +289,7 @@ def run_theirs(url: str, script: str, arguments: list[str]) -> str:
 
 
 @pytest.mark.skipif(OWN not in os.environ, reason=f"{OWN} names no clone of NVIDIA's tensorrtllm_backend")
-def test_nvidias_own_clients(service: Service, weights: Path, texts: dict[str, str]) -> None:
+def test_nvidias_own_clients(service: Service, client: Client, weights: Path, texts: dict[str, str]) -> None:
     url = service.grpc
     for model in MODELS:
         for more in ([], ["--batch-inputs"]):
@@ -276,7 +305,13 @@ def test_nvidias_own_clients(service: Service, weights: Path, texts: dict[str, s
                 ]
                 found = run_theirs(url, END_TO_END, [*given, *more, *way, "--exclude-input-in-output"])
                 assert all(texts[prompt] in found for prompt in PROMPTS[:5]), found
-    found = run_theirs(url, ENGINE, ["--text", PROMPTS[0], *of(weights), "--streaming"])
+        biased = answer_biased(
+            client, PROMPTS[0], {"embedding_bias_words": ["river"], "embedding_bias_weights": [30.0]}
+        )
+        bias = ["--embedding-bias-words", "river", "--embedding-bias-weights", "30", "--num-return-sequences", "1"]
+        shown = ["--prompt", PROMPTS[0], "--output-len", str(NEW), "--model-name", model, "--verbose", *bias]
+        assert f"0: {PROMPTS[0]}{biased}" in run_theirs(url, END_TO_END, shown)
+    found = run_theirs(url, ENGINE, ["--text", PROMPTS[0], *of(weights), "--streaming", "--num-return-sequences", "1"])
     assert f"Output beam 0: {texts[PROMPTS[0]]}" in found
     stopped = run_theirs(url, ENGINE, ["--text", "A cat", *of(weights, 900), "--streaming", "--stop-after-ms", "300"])
     assert "Output sequence" in stopped  # the script raises an error if there are 900 tokens

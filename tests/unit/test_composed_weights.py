@@ -155,7 +155,8 @@ def test_an_engine_of_tensorrt_llm_is_composed_for_releases_that_have_it(weights
     """The five models with an engine's files, and the model on the LLM API with the path of the weights."""
     engine = tmp_path / "engine"
     engine.mkdir()
-    (engine / "config.json").write_text('{"pretrained_config": {"mapping": {"world_size": 2}}}', encoding="utf-8")
+    about = {"pretrained_config": {"mapping": {"world_size": 2, "tp_size": 2}}, "build_config": {"max_beam_width": 1}}
+    (engine / "config.json").write_text(json.dumps(about), encoding="utf-8")
     for rank in range(2):
         (engine / f"rank{rank}.engine").write_bytes(b"built elsewhere")
     names = ["ensemble", "tensorrt_llm_bls"]

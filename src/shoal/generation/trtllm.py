@@ -24,6 +24,7 @@ LOG_PROBS = ("cum_log_probs", "output_log_probs")
 _QUERY = {  # inputs of preprocessing, and those of the component prompt
     "QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens", "BAD_WORDS_DICT": "bad_words",
     "STOP_WORDS_DICT": "stop_words", "MIN_TOKENS": "min_tokens", "RETURN_NUM_OUTPUT_TOKENS": "return_num_output_tokens",
+    "EMBEDDING_BIAS_WORDS": "embedding_bias_words", "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
 }  # fmt: skip
 _IDS = {
     "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
@@ -44,8 +45,11 @@ def read_filled(parameters: Parameters, name: str) -> str:
 class Preprocessing:
     """Converts the inputs of TensorRT-LLM's ``preprocessing`` to its outputs."""
 
-    def __init__(self, prompts: Prompts, end_ids: Sequence[int], pad_id: int, *, excludes_input: bool) -> None:
+    def __init__(
+        self, prompts: Prompts, end_ids: Sequence[int], pad_id: int, vocabulary: int, *, excludes_input: bool
+    ) -> None:
         self.prompts, self._end_ids, self._pad_id, self._excludes_input = prompts, end_ids, pad_id, excludes_input
+        self._vocabulary = vocabulary
 
     @classmethod
     def read(cls, parameters: Parameters) -> Preprocessing:
@@ -58,12 +62,13 @@ class Preprocessing:
         pad, ends = weights.config.get("pad_token_id"), weights.end_ids
         pad_id = pad if type(pad) is int else ends[0] if ends else 0
         excludes_input = parameters.flag("exclude_input_in_output", default=True)
-        return cls(Prompts.read(parameters), ends, pad_id, excludes_input=excludes_input)
+        return cls(Prompts.read(parameters), ends, pad_id, weights.vocabulary, excludes_input=excludes_input)
 
     def convert(self, inputs: Arrays) -> dict[str, Array]:
         """Return an engine's inputs for the rows of a request.
 
         Models may have several end tokens, and requests of TensorRT-LLM have one: the others become stop words.
+        ``EMBEDDING_BIAS`` is empty or has a number for each token, as TensorRT-LLM expects it.
         ``CARRY`` is as long in all rows, since NVIDIA's backend divides the bytes of texts by the number of rows.
 
         Raises:
@@ -81,9 +86,12 @@ class Preprocessing:
         begins = ~excludes & ~inputs.get("STREAM", np.zeros((rows, 1), np.bool_))  # with the prompt
         carries = [_carry(found["carry"][row, 0], begins_with_prompt=bool(begins[row, 0])) for row in range(rows)]
         width = max(map(len, carries))
+        bias = found["embedding_bias"]
+        missing = self._vocabulary - bias.shape[1] if bias.size else 0
         return {
             **{name: found[own] for name, own in _IDS.items()},
             "STOP_WORDS_IDS": stops,
+            "EMBEDDING_BIAS": np.pad(bias, ((0, 0), (0, missing))),
             "OUT_END_ID": ends,
             "OUT_PAD_ID": inputs.get("PAD_ID", np.full((rows, 1), self._pad_id, np.int32)),
             "OUT_EXCLUDE_INPUT_IN_OUTPUT": excludes,
@@ -209,21 +217,22 @@ class BlsSettings:
 
 _TO_PREPROCESSING = {
     "text_input": "QUERY", "max_tokens": "REQUEST_OUTPUT_LEN", "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT", "end_id": "END_ID", "pad_id": "PAD_ID", "min_tokens": "MIN_TOKENS",
-    "exclude_input_in_output": "EXCLUDE_INPUT_IN_OUTPUT", "stream": "STREAM",
+    "stop_words": "STOP_WORDS_DICT", "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS", "end_id": "END_ID", "pad_id": "PAD_ID",
+    "min_tokens": "MIN_TOKENS", "exclude_input_in_output": "EXCLUDE_INPUT_IN_OUTPUT", "stream": "STREAM",
     "return_num_output_tokens": "RETURN_NUM_OUTPUT_TOKENS",
 }  # fmt: skip
 _FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list", "STOP_WORDS_IDS": "stop_words_list", "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id", "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
+    "BAD_WORDS_IDS": "bad_words_list", "STOP_WORDS_IDS": "stop_words_list", "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id", "OUT_PAD_ID": "pad_id", "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
 }  # fmt: skip
 _SETTINGS = {
     "top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming",
 }  # fmt: skip
 _OWN = (
     "text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "num_draft_tokens",
-    "return_num_input_tokens", "return_num_output_tokens",
+    "return_num_input_tokens", "return_num_output_tokens", "embedding_bias_words", "embedding_bias_weights",
 )  # fmt: skip
 
 
