@@ -219,6 +219,8 @@ def test_responses(model: str, client: openai.OpenAI) -> None:
     asked: Any = {"instructions": "Be brief.", "input": "Hello", "temperature": 0, "max_output_tokens": 12}
     whole = client.responses.create(model=model, **asked)
     assert whole.output_text == expected.choices[0].message.content
+    assert whole.temperature == 0
+    assert client.responses.create(model=model, input="Hello", max_output_tokens=2).temperature == 0
     assert (whole.status, whole.incomplete_details and whole.incomplete_details.reason) == (
         "incomplete", "max_output_tokens",
     )  # fmt: skip

@@ -30,7 +30,9 @@ TokenPlace = TypedDict(
     "TokenPlace", {"token": str, "logprob": float, "bytes": list[int] | None, "top_logprobs": list[TopToken]}
 )
 ChatLogprobs = TypedDict("ChatLogprobs", {"content": list[TokenPlace], "refusal": None})
-ChatMessage = TypedDict("ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None})
+ChatMessage = TypedDict(
+    "ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None, "annotations": list[Any]}
+)
 ChatChoice = TypedDict(
     "ChatChoice", {"index": int, "message": ChatMessage, "logprobs": ChatLogprobs | None, "finish_reason": Reason}
 )
