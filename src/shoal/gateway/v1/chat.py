@@ -71,7 +71,7 @@ class _Chat(_Form):
     _has_begun = False
 
     def _choice(self, number: int, piece: Piece) -> Json:
-        message = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
         return {
             "index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": _reason(piece),
         }  # fmt: skip
