@@ -5,12 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import signal
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,22 +17,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.client.client import Client
-from shoal.composition.compose import compose
 from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from tests.support.apis import LABELS, write_apis
-from tests.support.service import Service, wait_until
-
-CHATS = ["llm", "llm_bls"]
-TEXTS = ["A cat", "The fish swims", "Ein Fisch — über Größe", "x", "A river, and a boat on it", "🐟", "again"]
+from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post
+from tests.support.service import Service
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("openai")
-    made = compose(["llm", "llm_bls", "llamav2"], place / "repository", weights=make_tiny(place / "weights"))
-    return write_apis(made)
+    return make_repository(tmp_path_factory.mktemp("openai"))
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +38,6 @@ def service(repository: Path) -> Iterator[Service]:
 def client(service: Service) -> Iterator[openai.OpenAI]:
     with connect(service) as connected:
         yield connected
-
-
-def connect(service: Service, **options: Any) -> openai.OpenAI:
-    chosen: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
-    return openai.OpenAI(base_url=f"http://{service.http}/v1", **chosen)
-
-
-def chat(text: str, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
-
-
-def to_request(service: Service, path: str, body: bytes, kind: str = "application/json") -> urllib.request.Request:
-    return urllib.request.Request(f"http://{service.http}{path}", body, {"Content-Type": kind})
-
-
-def post(service: Service, path: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:
-    """Status and JSON of the answer to a body that no client would send."""
-    try:
-        with urllib.request.urlopen(to_request(service, path, body, kind), timeout=30) as reply:
-            return reply.status, json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
@@ -255,6 +219,8 @@ def test_responses(model: str, client: openai.OpenAI) -> None:
     asked: Any = {"instructions": "Be brief.", "input": "Hello", "temperature": 0, "max_output_tokens": 12}
     whole = client.responses.create(model=model, **asked)
     assert whole.output_text == expected.choices[0].message.content
+    assert whole.temperature == 0
+    assert client.responses.create(model=model, input="Hello", max_output_tokens=2).temperature == 0
     assert (whole.status, whole.incomplete_details and whole.incomplete_details.reason) == (
         "incomplete", "max_output_tokens",
     )  # fmt: skip
@@ -484,7 +450,7 @@ def test_refusals_of_bodies(service: Service) -> None:
     }  # fmt: skip
 
 
-# --- keys, leaving and stopping -------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 
 def test_keys(repository: Path, tmp_path: Path) -> None:
@@ -513,82 +479,3 @@ def test_keys(repository: Path, tmp_path: Path) -> None:
             pytest.raises(anthropic.AuthenticationError),
         ):
             other.messages.create(model="llm", max_tokens=3, messages=messages)
-
-
-def test_clients_that_leave(service: Service) -> None:
-    """Before the first piece and within the answer, whole or streamed: nothing stays in flight; others are right."""
-
-    def leave(number: int) -> None:
-        asked = {"model": CHATS[number % 2], **chat(f"Hello {number}"), "max_tokens": 900, "stream": number % 4 < 2}
-        request = urllib.request.Request(
-            f"http://{service.http}/v1/chat/completions",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=0.05 + number % 5 / 10) as reply:
-                reply.read(200 * (number % 3) + 1)
-        except OSError:
-            pass  # it has left before the first piece
-
-    with connect(service) as client, ThreadPoolExecutor(12) as pool:
-        expected = client.chat.completions.create(model="llm", **chat("Hello")).choices[0].message.content
-        leavers = [pool.submit(leave, number) for number in range(24)]
-        for _ in range(4):
-            found = client.with_options(max_retries=9).chat.completions.create(model="llm", **chat("Hello"))
-            assert found.choices[0].message.content == expected
-        for each in leavers:
-            each.result()
-        assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30), service.get("/metrics")[1]
-
-
-def test_streams_end_when_the_service_stops(repository: Path, tmp_path: Path) -> None:
-    """SIGTERM with streams in flight: each ends with [DONE]."""
-    ends: list[bytes] = []
-    begun = threading.Semaphore(0)
-
-    def read(service: Service) -> None:
-        asked = {"model": "llm", **chat("Hello"), "max_tokens": 300, "stream": True}
-        request = urllib.request.Request(
-            f"http://{service.http}/v1/chat/completions",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            content = reply.read(64)
-            begun.release()
-            ends.append((content + reply.read())[-14:])
-
-    with Service(repository, tmp_path / "log", "--grace", "120", "--max-wait", "100") as service:
-        with ThreadPoolExecutor(12) as pool:
-            readers = [pool.submit(read, service) for _ in range(12)]
-            for _ in readers:
-                assert begun.acquire(timeout=60)
-            service.process.send_signal(signal.SIGTERM)
-            for each in readers:
-                each.result(120)
-        assert service.process.wait(60) == 0
-    assert ends == [b"data: [DONE]\n\n"] * 12
-
-
-def test_an_engine_that_dies(repository: Path, tmp_path: Path) -> None:
-    """A stream in flight ends with an error that the client raises; afterwards, requests are answered again."""
-    with Service(repository, tmp_path / "log") as service, connect(service) as client:
-        stream = client.chat.completions.create(model="llm", **chat("Hello", max_tokens=900), stream=True)
-        next(iter(stream))
-        for stub in service.stubs():
-            if any("llm-hf" in word for word in stub.arguments()):
-                os.kill(stub.pid, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match=r"ended|stopp|replac"):
-            for _ in stream:
-                pass
-        patient = connect(service, max_retries=20, timeout=120)
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                found = patient.chat.completions.create(model="llm", **chat("Hello"))
-                break
-            except openai.InternalServerError:
-                assert time.monotonic() < deadline
-        assert found.choices[0].message.content
-        patient.close()

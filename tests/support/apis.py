@@ -1,11 +1,23 @@
-"""Models that turn texts into numbers, for OpenAI's API: an embedder, a labeller, a reader and a ranker."""
+"""Models for OpenAI's API: language models, an embedder, a labeller, a reader and a ranker; and requests to them."""
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from shoal.composition.compose import compose
+from shoal.llm.tiny import make_tiny
 from tests.support.planted import write
+from tests.support.service import Service
 
+if TYPE_CHECKING:
+    import openai
+
+CHATS = ["llm", "llm_bls"]
+TEXTS = ["A cat", "The fish swims", "Ein Fisch — über Größe", "x", "A river, and a boat on it", "🐟", "again"]
 LABELS = ("calm", "glad", "sad")
 _CODE = '''
 import numpy as np
@@ -78,3 +90,43 @@ def _tensors(names: str) -> str:
         more += ' label_filename: "labels.txt"' if name == "PROBS" else ""
         found.append(f'{{ name: "{name.rstrip("?")}" data_type: TYPE_{kind} dims: [ {(size or ["1"])[0]} ]{more} }}')
     return ", ".join(found)
+
+
+def make_repository(place: Path) -> Path:
+    """Compose the language models with tiny weights, and write the four models beside them."""
+    return write_apis(
+        compose(["llm", "llm_bls", "llamav2"], place / "repository", weights=make_tiny(place / "weights"))
+    )
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def connect(service: Service, **options: Any) -> openai.OpenAI:
+    """OpenAI's client, which validates answers strictly and sends nothing twice."""
+    import openai
+
+    chosen: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
+    return openai.OpenAI(base_url=f"http://{service.http}/v1", **chosen)
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    """Request for twelve tokens."""
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
+
+
+def to_request(
+    service: Service, path: str, body: bytes | None, kind: str = "application/json"
+) -> urllib.request.Request:
+    """POST of a body; GET without one."""
+    return urllib.request.Request(f"http://{service.http}{path}", body, {"Content-Type": kind})
+
+
+def post(service: Service, path: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:
+    """Status and JSON of the answer to a body that no client would send."""
+    try:
+        with urllib.request.urlopen(to_request(service, path, body, kind), timeout=30) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())

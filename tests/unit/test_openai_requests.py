@@ -209,7 +209,7 @@ def test_settings() -> None:
     assert ask("message", {"stop_sequences": ["a"]}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
     for changed, place in (({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"), (
         {"top_logprobs": 2}, "top_logprobs",
-    )):  # fmt: skip
+    ), ({"stream_options": {"include_usage": True}}, "stream_options")):  # fmt: skip
         with pytest.raises(ApiError) as refused:
             ask("chat", changed).settings()
         assert refused.value.param == place

@@ -217,7 +217,7 @@ BASEMENT = {
 def test_packages_import_only_lower_ones() -> None:
     floors = [
         "component", "text", "blocks", "generation", "forests", "encoders", "environment", "repository", "draw",
-        "check", "composition", "client", "server", "local", "gateway", "bulk", "llm", "bench", "project",
+        "check", "composition", "client", "server", "local", "llm", "gateway", "bulk", "bench", "project",
         "readability",
     ]  # fmt: skip
     for number, floor in enumerate(floors):

@@ -1,4 +1,4 @@
-"""What a model serves in APIs whose requests are texts: OpenAI's, and those of its neighbours.
+"""Services of models in APIs whose requests are texts: OpenAI's, and those of its neighbours.
 
 The parameter ``api`` says it; without the parameter, it is found from the model's tensors.
 """
@@ -9,7 +9,6 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from shoal.client.calls import find_text_input
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, suggest
 from shoal.files import read_text
@@ -43,7 +42,7 @@ _CHAT_PATHS = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
 class Served(NamedTuple):
-    """What a model serves: the input ``text`` takes texts, and the answers are from the FP32 output ``output``.
+    """Service of a model: the input ``text`` takes texts, and the answers are from the FP32 output ``output``.
 
     For pairs of texts, the input ``second`` takes the second ones, which are documents if the first one is a query. A
     language model has neither; ``takes_chats`` says whether it takes chats besides texts.
@@ -126,12 +125,12 @@ def _find_numbers(config: ModelConfig, wanted: Api | None, name: str) -> Served 
         return Served(Api.RERANK, required[0].name, output.name, second=required[1].name)
     if wanted is Api.RERANK:
         return "but not two inputs of TYPE_STRING [1] for an output of [1]", "Give it a query and a document."
-    text = find_text_input(spec)
-    if not text or [tensor.name for tensor in required] not in ([], [text]):
+    texts = [tensor for tensor in required or spec.inputs if _is_text(tensor)]
+    if len(texts) != 1 or len(required) > 1:
         needed = ", ".join(tensor.name for tensor in required) or "none"
         return f"and needs the inputs {needed}", "Let it need one input of TYPE_STRING [1]; others are optional: true."
     guessed = Api.EMBEDDINGS if "embed" in output.name.lower() else Api.CLASSIFY
-    return Served(wanted or guessed, text, output.name)
+    return Served(wanted or guessed, texts[0].name, output.name)
 
 
 def _is_text(tensor: TensorSpec) -> bool:

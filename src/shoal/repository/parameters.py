@@ -149,7 +149,7 @@ class ParameterProperties:
 
     @property
     def api(self) -> str:
-        """What the model serves to OpenAI's clients, as ``shoal.repository.apis`` reads it; empty without it."""
+        """Kind of answers for OpenAI's clients, as ``shoal.repository.apis`` reads it; empty without it."""
         return self.spec.parameters.get("api", "")
 
     @property

@@ -17,22 +17,14 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import Envelope, Route
 from shoal.gateway.core.upstream import join
+from shoal.gateway.v1.answers import MessageError
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.chat import answer_chat, answer_completion
+from shoal.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
 from shoal.gateway.v1.errors import ApiError, to_envelope
-from shoal.gateway.v1.messages import CountRequest, MessageRequest, answer_message, to_anthropic
-from shoal.gateway.v1.responses import ResponseRequest, answer_response
-from shoal.gateway.v1.schema import (
-    MOST_BODY,
-    ChatRequest,
-    ClassifyRequest,
-    CompletionRequest,
-    EmbeddingsRequest,
-    PredictRequest,
-    RerankRequest,
-    ScoreRequest,
-    decode,
-)
+from shoal.gateway.v1.messages import CountRequest, answer_message, to_anthropic
+from shoal.gateway.v1.responses import answer_response
+from shoal.gateway.v1.schema import MOST_BODY, ClassifyRequest, PredictRequest, decode
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
 from shoal.gateway.v1.tokens import (
     DetokenizeRequest,
@@ -51,6 +43,7 @@ from shoal.repository.config import ModelConfig
 
 Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
 _COUNT = "/v1/messages/count_tokens"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # of the page
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -62,16 +55,11 @@ class ApiFront:
         self._served = {name: find_served(each) for name, each in mark_decoupled(configs, configs.get).items()}
         self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
-        infer, read = Scope.INFER, Scope.READ
-
         below = find_below(configs)
         self._steps = {
             name: find_steps((name, *sorted(below[name])), configs)
             for name, served in self._served.items() if served.api is Api.LANGUAGE
         }  # fmt: skip
-
-        def post(name: str, path: str, kind: type[Any], answer: Answer, envelope: Envelope = to_envelope) -> Route:
-            return Route(name, infer, path, partial(self._answer, kind, answer), "POST", envelope)
 
         def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
             return lambda asked, asker: answer(asked, asker, self._served[asker.model])
@@ -79,24 +67,38 @@ class ApiFront:
         def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
             return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
 
-        predict = partial(self._answer, PredictRequest, self._answer_predict)
+        answers: dict[str, Answer] = {
+            f"/v1/models/{MODEL}:predict": self._answer_predict,
+            "/v1/chat/completions": answer_chat, "/v1/completions": answer_completion,
+            "/v1/responses": answer_response, "/v1/messages": answer_message, _COUNT: self._answer_count,
+            "/v1/embeddings": numbers(answer_embeddings), "/v1/classify": classify,
+            "/v1/rerank": numbers(answer_rerank), "/v1/score": numbers(answer_score),
+            "/tokenize": self._answer_tokenize, "/detokenize": self._answer_detokenize,
+        }  # fmt: skip
+        read: dict[str, Callable[..., Awaitable[web.StreamResponse]]] = {
+            "/v1/models": self._answer_models, f"/v1/models/{MODEL}": self._answer_model,
+        }  # fmt: skip
+
+        def make(operation: Operation) -> Route:
+            path = operation.path.replace(MODEL, "(?P<model>[^/]+)")
+            envelope: Envelope = to_anthropic if operation.error is MessageError else to_envelope
+            if operation.request is None:
+                return Route(operation.name, Scope.READ, path, read[operation.path], "GET", envelope)
+            work = partial(self._answer, operation.request, answers[operation.path])
+            return Route(operation.name, Scope.INFER, path, work, "POST", envelope)
+
         self.routes = [
-            Route("Models", read, "/v1/models", self._answer_models, "GET", to_envelope),
-            Route("Models", read, "/v1/models/(?P<model>[^/:]+)", self._answer_model, "GET", to_envelope),
-            Route("Prediction", infer, "/v1/models/(?P<model>[^/:]+):predict", predict, "POST", to_envelope),
-            post("Chat completions", "/v1/chat/completions", ChatRequest, answer_chat),
-            post("Completions", "/v1/completions", CompletionRequest, answer_completion),
-            post("Responses", "/v1/responses", ResponseRequest, answer_response),
-            post("Messages", "/v1/messages", MessageRequest, answer_message, to_anthropic),
-            post("Numbers of tokens", _COUNT, CountRequest, self._answer_count, to_anthropic),
-            post("Embeddings", "/v1/embeddings", EmbeddingsRequest, numbers(answer_embeddings)),
-            post("Classification", "/v1/classify", ClassifyRequest, classify),
-            post("Ranking", "/v1/rerank", RerankRequest, numbers(answer_rerank)),
-            post("Scores", "/v1/score", ScoreRequest, numbers(answer_score)),
-            post("Token ids", "/tokenize", TokenizeRequest, self._answer_tokenize),
-            post("Texts of token ids", "/detokenize", DetokenizeRequest, self._answer_detokenize),
+            *map(make, OPERATIONS),
+            Route("Description", Scope.OPEN, "/v1/openapi.json", self._answer_document, "GET", to_envelope),
+            Route("Description", Scope.OPEN, "/v1/docs", self._answer_page, "GET", to_envelope),
             Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
         ]
+
+    async def _answer_document(self, *_: Any) -> web.Response:
+        return to_response(describe())
+
+    async def _answer_page(self, *_: Any) -> web.Response:
+        return web.Response(text=write_page(), content_type="text/html", headers={"Content-Security-Policy": _POLICY})
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]

@@ -203,6 +203,7 @@ class _Response(Form):
 
     def _document(self, status: str, output: Sequence[Json] | None = None) -> Json:
         asked, is_over, (prompt, made) = self._asked, output is None, self.counts
+        default = 0.0 if asked.top_p is None else 1.0  # without either, pipelines always take the most probable token
         is_cut = is_over and self._last is not None and self._last.finish_reason == "length"
         status = "incomplete" if is_cut else status
         usage = {
@@ -215,7 +216,7 @@ class _Response(Form):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": asked.instructions, "max_output_tokens": asked.max_output_tokens,
             "output": [self._item(status)] if output is None else output,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "temperature": default if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p, "top_logprobs": asked.top_logprobs or 0,
             "presence_penalty": asked.presence_penalty or 0.0, "frequency_penalty": asked.frequency_penalty or 0.0,
             "usage": usage if is_over and prompt else None,

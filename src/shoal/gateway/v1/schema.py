@@ -135,6 +135,8 @@ class Writing(Body, kw_only=True):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options needs stream: true.", "stream_options")
         words = [self.stop] if isinstance(self.stop, str) else self.stop
         names = (
             "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "top_k", "repetition_penalty",
