@@ -16,6 +16,7 @@ Messages: TypeAlias = Sequence[Mapping[str, str]]
 
 _LISTS = {"stop_words", "bad_words"}  # settings that are lists of texts
 _VLLM = {"stop_words": "stop", "top_logprobs": "logprobs"}  # vLLM's names where they differ
+_TENSORRT_LLM = {"seed": "random_seed", "min_tokens": "min_length"}  # names of releases up to 0.19
 
 
 class Dialect:
@@ -111,6 +112,39 @@ class Vllm(Dialect):
             super().check_end(last)
 
 
+class TensorrtLlm(Dialect):
+    """The tensors of TensorRT-LLM's ``ensemble`` and ``tensorrt_llm_bls``, whose answers say no reason."""
+
+    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+        """Return the inputs, so that the text has no prompt and each answer counts its own tokens."""
+        if not isinstance(prompt, str):
+            raise InputError("TensorRT-LLM's models take texts alone.", "Send the chat as one text, or ask llm.")
+        names = {name: theirs for name, theirs in _TENSORRT_LLM.items() if name not in self._names}
+        given = {names.get(name, name): value for name, value in _given(settings).items()}
+        if missing := next((name for name in given if name not in self._names), None):
+            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+        if "max_tokens" not in given:
+            raise InputError("TensorRT-LLM's models have no default for max_tokens.", "Send max_tokens.")
+        wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
+        return {
+            "text_input": [prompt],
+            "stream": [is_streaming],
+            **{name: [True] for name in wanted},
+            **{name: [value] for name, value in given.items()},
+        }
+
+    def read(self, answer: Mapping[str, Any]) -> Piece:
+        """Convert an answer."""
+        self._num_output_tokens += _read(answer, "num_output_tokens") or 0
+        num_input_tokens = _read(answer, "num_input_tokens") or 0
+        return Piece(_read(answer, "text_output") or "", "", num_input_tokens, self._num_output_tokens)
+
+    def check_end(self, last: Piece | None) -> None:
+        """Raise ``ServerError`` if there is no answer."""
+        if last is None:
+            super().check_end(last)
+
+
 _LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
 _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 
@@ -120,6 +154,8 @@ def find_dialect(inputs: Sequence[TensorSpec]) -> Dialect:
     names = {tensor.name for tensor in inputs}
     if "sampling_parameters" in names:
         return Vllm(inputs)
+    if {"text_input", "beam_width"} <= names:
+        return TensorrtLlm(inputs)
     return (Llamav2 if "prompt" in names and "text_input" not in names else Dialect)(inputs)
 
 
