@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from shoal.component import Context
@@ -56,6 +57,14 @@ def look_at_text(component: Any) -> str:
     return repr(answer["generated_text"].tolist())
 
 
+def look_at_query(component: Any) -> str:
+    """Return what TensorRT-LLM's ``preprocessing`` makes of a text."""
+    (answer,) = component.process([{"QUERY": as_bytes(["hello"]), "REQUEST_OUTPUT_LEN": np.array([[2]], np.int32)}])
+    if isinstance(answer, ShoalError):
+        raise answer
+    return repr({name: array.tolist() for name, array in answer.items()})
+
+
 class Two(NamedTuple):
     """Two values of a parameter, what is looked at, and other parameters."""
 
@@ -81,6 +90,10 @@ ENTRIES: dict[tuple[str, str], Any] = {
         (engine, "exclude_input_in_output"): Two("false", "true", lambda c: "started")
         for engine in ("llm-hf", "llm-onnx", "llm-vllm")
     },
+    **{
+        (engine, "like_tensorrt_llm"): Two("false", "true", lambda c: c.is_like_nvidia)
+        for engine in ("llm-hf", "llm-onnx", "llm-vllm")
+    },
     ("llm-onnx", "model"): Two("one", "two", look_at_tokens),
     ("llm-onnx", "context"): Two("5", "64", look_at_tokens),
     ("llm-onnx", "slots"): Two("1", "2", look_at_two),
@@ -91,6 +104,10 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("llm-vllm", "engine_args"): Two(
         '{"gpu_memory_utilization": 0.4}', '{"gpu_memory_utilization": 0.5}', look_at_vllm("gpu_memory_utilization")
     ),
+    ("preprocessing", "model"): Two("nowhere", "one", look_at_query),
+    ("preprocessing", "context"): Two("2", "64", look_at_query),
+    ("preprocessing", "exclude_input_in_output"): Two("true", "false", look_at_query),
+    ("preprocessing", "max_text_bytes"): Two("3", "99", look_at_query),
     ("llamav2", "model"): Two("one", "two", look_at_text),
     ("llamav2", "dtype"): Two("float32", "bfloat16", lambda c: str(c.model.dtype)),
     ("llamav2", "max_tokens"): Two("2", "4", look_at_text),
@@ -128,7 +145,7 @@ def test_two_values_give_two_results(key: tuple[str, str], entry: Two, files: Pa
     for value in (entry.one, entry.two, entry.two):
         given = {"model": "one", **entry.beside, parameter: value}
         place = files / given["model"] if name != "llm-onnx" else files / "project" / "models" / given["model"] / "1"
-        folder = ROOT / "models" / name
+        folder = ROOT / ("preprocess" if name == "preprocessing" else "models") / name
         spec = engine_spec(**{**given, "model": str(place), "folder": folder})  # type: ignore[arg-type]
         try:
             component: Any = component_class(folder / "1" / "model.py")(Context(spec, folder / "1", num_threads=1))

@@ -188,9 +188,7 @@ def test_words_settings_and_the_prompt(model: str, client: Client, texts: dict[s
     assert ask(client, model, [prompt], **{name: [value] for name, value in drawn.items()}) == [
         [answer(client, prompt, **drawn)]
     ]
-    bias: dict[str, list[Any]] = {
-        "embedding_bias_words": ["river", " the"], "embedding_bias_weights": [30.0, 25.0]
-    }  # fmt: skip
+    bias: dict[str, list[Any]] = {"embedding_bias_words": ["river", " the"], "embedding_bias_weights": [30.0, 25.0]}
     biased = answer_biased(client, prompt, bias)
     assert biased != text
     assert ask(client, model, [prompt] * 2, num_return_sequences=[1], **bias) == [[biased]] * 2

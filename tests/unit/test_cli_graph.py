@@ -142,7 +142,7 @@ def test_repositories_without_an_ensemble(shoal: Shoal, tmp_path: Path) -> None:
 
 
 def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="2 ensembles that no other ensemble calls: ensemble_all, llm"):
+    with pytest.raises(InputError, match="3 ensembles that no other ensemble calls: ensemble, ensemble_all, llm"):
         shoal("graph", ROOT / "ensembles")
     for room in CATEGORIES:
         shutil.copytree(ROOT / room, tmp_path / room)

@@ -105,6 +105,8 @@ def look_at_request(configs: dict[str, ModelConfig], _: Path) -> Any:
 IN_FOLDER = parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/custom_env.tar.gz")
 FOREST, GPU = PYTHON.replace("python", "fil"), PYTHON + "instance_group [ { kind: KIND_GPU } ]"
 TORCH = PYTHON.replace("python", "pytorch").replace("dims: [ 1 ]", "dims: [ -1 ]")
+ENGINE_TEST = "test_an_engine_of_tensorrt_llm_is_composed_for_releases_that_have_it"
+TENSORRT = PYTHON.replace("python", "tensorrtllm") + parameter("gpt_model_type", "V1")
 ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     (ANY, "artifacts"): Config("", "words.txt", lambda c, _: check_present([*c.values()], None)),
     (ANY, "attention_mask"): Config("", "X", lambda c, _: str(place(c["a"], Plan()).input), TORCH),
@@ -127,6 +129,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("fil", "output_class"): Config("false", "true", look_at_forest),
     ("fil", "predict_proba"): Config("false", "true", look_at_forest),
     ("fil", "threshold"): Config("0.3", "0.7", look_at_forest, FOREST + parameter("output_class", "true")),
+    ("llmapi", "model"): Elsewhere(f"unit/test_composed_weights.py::{ENGINE_TEST}"),
     ("vllm", "model"): Config("/one", "/two", look_at_vllm, PYTHON.replace("python", "vllm")),
     ("python", "requires"): Config("numpy", "nowhere", look_at_check, PYTHON + IN_FOLDER),
     ("pytorch", "INTRA_OP_THREAD_COUNT"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
@@ -156,7 +159,19 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
         "one", "two", {"output_ids": np.array([[[70, 71, 72]]], np.int32), "sequence_length": np.array([[3]], np.int32)}
     ),
     ("llm_bls", "model"): Piece("one", "nowhere"),
-}
+    ("postprocessing", "model"): Piece(
+        "one", "two",
+        {"TOKENS_BATCH": np.array([[[70, 71, 72]]], np.int32), "SEQUENCE_LENGTH": np.array([[3]], np.int32)},
+    ),
+    ("tensorrt_llm_bls", "accumulate_tokens"): Elsewhere("slow/test_tensorrt_llm.py::test_accumulated_tokens"),
+    ("tensorrt_llm_bls", "model"): Piece("one", "nowhere"),
+    ("tensorrt_llm_bls", "multimodal_encoders_name"): Piece("", "encoders"),
+    ("tensorrt_llm_bls", "tensorrt_llm_draft_model_name"): Piece("", "draft"),
+    ("tensorrt_llm_bls", "tensorrt_llm_model_name"): Piece("tensorrt_llm", "other"),
+    ("tensorrtllm", "exclude_input_in_output"): Config("false", "never", look_at_check, TENSORRT),
+    ("tensorrtllm", "gpt_model_path"): Config("/elsewhere", "/models/a/1", look_at_check, TENSORRT),
+    ("tensorrtllm", "gpt_model_type"): Config("V1", "batching", look_at_check, PYTHON.replace("python", "tensorrtllm")),
+}  # fmt: skip
 
 
 READERS = {"preprocess": "preprocess", "every component": COMPONENT}

@@ -170,6 +170,8 @@ def _engine(model: Model) -> Findings:
     if _is_unset(value) or folder is None:
         return
     place, about = _at(model, "gpt_model_path"), read_engine(folder)
+    if about is None and model.is_model_folder and "artifacts" in model.parameters:
+        return  # shoal compose brings the engine
     if about is None:
         what = f"gpt_model_path of {model.name} is {value[:200]}, which has no config.json of an engine."
         yield ENGINE.at(place, what, "Copy what trtllm-build wrote: config.json and rank0.engine.")
