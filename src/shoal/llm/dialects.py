@@ -41,6 +41,10 @@ class Dialect:
             inputs[name] = [value]
         return inputs
 
+    def _check_known(self, names: Iterable[str]) -> None:
+        if missing := next((name for name in names if name not in self._names), None):
+            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+
     def read(self, answer: Mapping[str, Any]) -> Piece:
         """Convert an answer to a ``Piece``."""
         found = [_read(answer, name) for name in ("text_output", *Piece._fields[1:4])]
@@ -58,12 +62,11 @@ class Llamav2(Dialect):
     def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:  # noqa: ARG002
         """Return the inputs; the messages before the last one are the history."""
         given = _given(settings)
-        if missing := next((name for name in given if name not in self._names), None):
-            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+        self._check_known(given)
         inputs = {name: [value] for name, value in given.items()}
         if isinstance(prompt, str):
             return {"prompt": [prompt], **inputs}
-        _to_json(prompt)
+        _check_chat(prompt)
         *before, last = prompt
         if last["role"] != "user":
             raise InputError(f"The last message's role is {last['role']!r}.", "Send a user's message at the end.")
@@ -112,8 +115,8 @@ class Vllm(Dialect):
             super().check_end(last)
 
 
-class TensorrtLlm(Dialect):
-    """The tensors of TensorRT-LLM's ``ensemble`` and ``tensorrt_llm_bls``, whose answers say no reason."""
+class TensorrtLlm(Vllm):
+    """The tensors of TensorRT-LLM's ``ensemble`` and ``tensorrt_llm_bls``, with answers as of vLLM's backend."""
 
     def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
         """Return the inputs, so that the text has no prompt and each answer counts its own tokens."""
@@ -121,8 +124,7 @@ class TensorrtLlm(Dialect):
             raise InputError("TensorRT-LLM's models take texts alone.", "Send the chat as one text, or ask llm.")
         names = {name: theirs for name, theirs in _TENSORRT_LLM.items() if name not in self._names}
         given = {names.get(name, name): value for name, value in _given(settings).items()}
-        if missing := next((name for name in given if name not in self._names), None):
-            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+        self._check_known(given)
         if "max_tokens" not in given:
             raise InputError("TensorRT-LLM's models have no default for max_tokens.", "Send max_tokens.")
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
@@ -132,17 +134,6 @@ class TensorrtLlm(Dialect):
             **{name: [True] for name in wanted},
             **{name: [value] for name, value in given.items()},
         }
-
-    def read(self, answer: Mapping[str, Any]) -> Piece:
-        """Convert an answer."""
-        self._num_output_tokens += _read(answer, "num_output_tokens") or 0
-        num_input_tokens = _read(answer, "num_input_tokens") or 0
-        return Piece(_read(answer, "text_output") or "", "", num_input_tokens, self._num_output_tokens)
-
-    def check_end(self, last: Piece | None) -> None:
-        """Raise ``ServerError`` if there is no answer."""
-        if last is None:
-            super().check_end(last)
 
 
 _LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
@@ -168,9 +159,13 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_json(messages: Messages) -> str:
+def _check_chat(messages: Messages) -> None:
     if any(isinstance(each, str) for each in messages):
         raise InputError("The prompt is a list of texts.", "Ask generate_all(prompts), or send one text.")
+
+
+def _to_json(messages: Messages) -> str:
+    _check_chat(messages)
     return json.dumps([dict(each) for each in messages])
 
 
