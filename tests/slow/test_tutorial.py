@@ -18,9 +18,9 @@ from tests.support.once import ROOT
 from tests.support.published import publish
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL = (
+TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, NVIDIA = (
     BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
-    for name in ("tutorial", "streaming", "language-models", "add-model")
+    for name in ("tutorial", "streaming", "language-models", "add-model", "nvidia")
 )
 COMMANDS = Path(sys.executable).parent
 
@@ -109,3 +109,11 @@ def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None
     assert "build/gpt3" in whole
     assert hello in on_onnx
     assert hello in static
+
+
+def test_every_block_about_nvidias_models_works(newcomer: Reader) -> None:
+    """The client and both lines for curl print the same text."""
+    _, asked = (newcomer.type(language, block) for language, block in NVIDIA)
+    text, *answers = asked.strip("\n").replace("}{", "}\n{").split("\n")
+    assert [json.loads(answer)["text_output"] for answer in answers] == [text] * 2
+    assert text

@@ -34,8 +34,8 @@ def test_blocks_of_other_pages_are_run_by_tests() -> None:
     for page in OTHER_PAGES:
         # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and three more.
         others = (
-            "add-model", "environments", "index", "inference", "language-models", "placement", "rules", "streaming",
-            "training", "tutorial",
+            "add-model", "environments", "index", "inference", "language-models", "nvidia", "placement", "rules",
+            "streaming", "training", "tutorial",
         )  # fmt: skip
         if page.stem not in others:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
