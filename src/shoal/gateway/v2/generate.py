@@ -88,6 +88,7 @@ class Generate:
         metadata = [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
         try:
             with (
+                contextlib.nullcontext() if is_whole else self._gate.callers.watch(caller, output.drop),
                 self._gate.traffic.reserve_stream(caller),
                 self._gate.open_stream(caller, model, metadata) as relay,
             ):
@@ -128,7 +129,7 @@ class _Output:
         self._num_events, self._status, self._first = 0, 200, b""
 
     def drop(self) -> None:
-        """Close the connection of a client that reads too slowly."""
+        """Close the connection of a client that reads too slowly, or whose key is no longer valid."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
