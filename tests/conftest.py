@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def variables() -> Iterator[None]:
-    """What an engine built in this process sets for its own, such as the visible GPUs, ends with the module's tests."""
+    """Take back variables that a module's tests set, such as the visible GPUs of an engine in this process."""
     before = dict(os.environ)
     yield
     if dict(os.environ) != before:

@@ -1,4 +1,4 @@
-"""Bounded readers of files that others wrote: no pipe, device or size stops or fills the process."""
+"""Bounded readers of files that others wrote, which no pipe, device or size stops; and an atomic writer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 # Bytes: of texts, of tokenizers and indices of weights (the largest known tokenizer.json has 33 MiB), and of forests,
@@ -56,6 +60,28 @@ def read_text(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
         UnicodeDecodeError: the file is not UTF-8.
     """
     return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically. Its mode is kept; a file that is new can be read by its owner alone.
+
+    Raises:
+        OSError: the file cannot be written; it is then as it was.
+    """
+    at, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    aside = Path(name)
+    try:
+        with os.fdopen(at, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(at)
+        if path.exists():
+            shutil.copymode(path, aside)
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:

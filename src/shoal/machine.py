@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import platform
+import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # with BF16 arithmetic
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # an environment variable
+_NUMBER = re.compile(r"[+-]?\d+")  # CUDA ignores what follows it in an entry
 _CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -53,23 +55,29 @@ def describe_machine() -> dict[str, Any]:
 def find_gpus() -> list[str]:
     """Return the names of the NVIDIA GPUs that CUDA shows to this process, in the order of their numbers there.
 
-    The driver lists them through NVML if the package nvidia-ml-py is installed, else in ``/proc``. As in CUDA, the
-    environment variable CUDA_VISIBLE_DEVICES selects from them by number or by the start of a UUID, and an entry that
-    is not there ends the list. A part of a GPU (``MIG-...``) counts as one.
+    The driver lists them through NVML if the package nvidia-ml-py is installed, else in ``/proc``. The environment
+    variable CUDA_VISIBLE_DEVICES selects from them as CUDA 13 does: by number or by the start of a UUID, as the first
+    entry has it; an entry of the other form or of no GPU ends the list, and a GPU that is named twice makes it empty. A
+    part of a GPU (``MIG-...``) counts as one.
     """
     gpus = _list_by_nvml() or _list_in_proc()
     if VISIBLE not in os.environ:
         return [name for name, _ in gpus]
-    found = []
-    for entry in (part.strip() for part in os.environ[VISIBLE].split(",")):
-        if entry.isdecimal():
-            same = gpus[int(entry) :][:1]
+    found: list[int] = []
+    entries = [part.strip() for part in os.environ[VISIBLE].split(",")]
+    for entry in entries:
+        if (number := _NUMBER.match(entry)) is not None:
+            same = [index for index in range(len(gpus)) if index == int(number[0])]
+        elif entry.startswith("MIG-"):
+            same = [0] if gpus else []
         else:
-            same = gpus[:1] if entry.startswith("MIG-") else [gpu for gpu in gpus if entry and gpu[1].startswith(entry)]
-        if len(same) != 1:
+            same = [index for index, (_, uuid) in enumerate(gpus) if entry and uuid.startswith(entry)]
+        if len(same) != 1 or (number is None) != (_NUMBER.match(entries[0]) is None):
             break
-        found.append(same[0][0])
-    return found
+        if same[0] in found and not entry.startswith("MIG-"):
+            return []
+        found += same
+    return [gpus[index][0] for index in found]
 
 
 def _list_by_nvml() -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.client.calls import Call, Method
 from shoal.client.client import Client
-from shoal.client.failures import Kind, grpc_failure, strip
+from shoal.client.failures import SECURE, Kind, grpc_failure, strip
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.local import Pipeline
 from shoal.server.launch import Server, find_ports
@@ -180,7 +180,10 @@ def test_the_other_protocols_port(server: Server, way: str) -> None:
     url, other = (server.http_url, "http") if way.startswith("grpc") else (server.grpc_url, "grpc")
     said = failure(way, url)
     assert said.startswith(f"The server at {url} is not a Triton that speaks {way.split('-')[0]} (")
-    assert said.endswith(f"; for its {other} port: --protocol {other}, in Python protocol='{other}'")
+    secure = f"{SECURE[way.split('-')[0]]}://{url}"
+    assert said.endswith(
+        f"; for its {other} port: --protocol {other}, in Python protocol='{other}'; with TLS: {secure}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tests.support.speaking import write_speaking
 
 X = {"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3]}
 BODY = json.dumps({"inputs": [X]}).encode()
-FOLLOWED = 3.0  # seconds, more than the service takes to follow the file
+FOLLOWED = 20.0  # seconds within which even a busy machine follows the file
 _made = list[str]()  # all keys of this module
 _numbers = itertools.count()
 
@@ -138,14 +138,14 @@ def test_requests_a_minute(served: Served) -> None:
     code, text, headers = infer(served, key, X_Request_Id="too-many")
     assert code == 429
     seconds = int(headers["retry-after"])
-    assert 50 <= seconds <= 60
+    assert 30 <= seconds <= 60
     assert 1000 * (seconds - 1) < int(headers["retry-after-ms"]) <= 1000 * seconds
     assert headers["x-ratelimit-remaining-requests"] == "0"
     words = f"Too many requests for the key three: its limit is 3 requests a minute. Try again in {seconds} s."
     assert json.loads(text) == {"error": words}
     name, details, metadata = call(served, key, "also-too-many")
     assert (name, details[:66]) == ("RESOURCE_EXHAUSTED", words[:66])
-    assert 50 <= int(metadata["retry-after"]) <= 60
+    assert 30 <= int(metadata["retry-after"]) <= 60
     assert metadata["x-request-id"] == "also-too-many"
     assert ask(served.service.http, "GET", "/v2", key)[0] == 200, "questions are not limited"
     assert infer(served, served.key)[0] == 200, "nor are other keys"
@@ -218,7 +218,7 @@ def test_wrong_keys_of_one_address(served: Served) -> None:
     assert found == [401] * 20 + [429] * 2
     code, text, headers = ask(served.service.http, "GET", "/v2", wrong, X_Forwarded_For="10.1.1.1")
     assert (code, "Too many requests for this server: they had wrong keys" in text) == (429, True)
-    assert 50 <= int(headers["retry-after"]) <= 60
+    assert 30 <= int(headers["retry-after"]) <= 60
     assert ask(served.service.http, "GET", "/v2", wrong, X_Forwarded_For="10.1.1.2")[0] == 401
     assert ask(served.service.http, "GET", "/v2", served.key, X_Forwarded_For="10.1.1.1")[0] == 200
 

@@ -29,9 +29,7 @@ from shoal.keys import make_key
 from tests.support.counting import write_counting
 from tests.support.service import Service, make_repository, wait_until
 
-SECONDS = 2.0  # within which a change of the file is followed
-SLACK = 1.0  # of a busy machine
-PATIENCE = 10.0  # seconds in which a very busy one stops answering a revoked key; 2 s otherwise
+PATIENCE = 10.0  # seconds within which a busy machine follows a change of the file; 2 s otherwise
 PROXY = ("--trusted-proxy", "127.0.0.1")
 _keys = list[str]()  # all keys of this module, which no log may have
 
@@ -70,6 +68,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def other_address() -> str:
     """Return an address that has sent no wrong keys yet: of one address, only 20 a minute are looked at."""
     return f"10.{random.randrange(256)}.{random.randrange(256)}.{random.randrange(256)}"
+
+
+def is_known(served: Served, key: str) -> bool:
+    return ask(served.service.http, "/v2", [f"Bearer {key}"])[0] == 200
 
 
 def ask(at: str, path: str, given: list[str], body: bytes | None = None) -> tuple[int, str, str]:
@@ -137,7 +139,7 @@ def test_grpc_wants_a_key_too(served: Served) -> None:
 def test_a_key_for_some_models(protocol: str, served: Served, tmp_path: Path) -> None:
     key = note(served.file.new(f"chain-{protocol}", ["ch*"]))
     url = served.service.grpc if protocol == "grpc" else served.service.http
-    time.sleep(SECONDS)
+    assert wait_until(lambda: is_known(served, key), PATIENCE)
     with Client(url, protocol=protocol, api_key=key) as client:
         assert client.infer("chain", X=[[3.0]])["Z"] == 12
         assert client.is_ready("chain")
@@ -186,46 +188,53 @@ class Caller(threading.Thread):
 
 def test_rotation_and_revocation_under_callers(served: Served) -> None:
     first = note(served.file.new("turning"))
-    time.sleep(SECONDS)
+    assert wait_until(lambda: is_known(served, first), PATIENCE)
     callers = [Caller(served.service, protocol, first) for protocol in ("grpc", "http") for _ in range(8)]
     for caller in callers:
         caller.start()
     for _ in range(2):
         time.sleep(1)
-        second = note(served.file.rotate("turning", timedelta(seconds=PATIENCE)))
-        time.sleep(SECONDS)  # until the service has it
+        second = note(served.file.rotate("turning", timedelta(seconds=2 * PATIENCE)))
+        assert wait_until(lambda key=second: is_known(served, key), PATIENCE)  # type: ignore[misc]
         for caller in callers:
             caller.key = second
-        time.sleep(PATIENCE)  # the first one has expired
+        time.sleep(2 * PATIENCE)  # the first one has expired
+        assert not is_known(served, first)
+        first = second
     assert [caller.failures for caller in callers] == [[]] * 16
     assert all(caller.num_answers > 20 for caller in callers)
     served.file.revoke("turning")
     revoked = time.monotonic()
-    time.sleep(SECONDS + SLACK)
-    assert wait_until(lambda: time.monotonic() - max(caller.last for caller in callers) > SECONDS, PATIENCE)
+
+    def num_refused() -> int:
+        return sum("wants a key" in failure for caller in callers for failure in caller.failures)
+
+    assert wait_until(lambda: num_refused() >= 20, PATIENCE)
+    time.sleep(1)
     for caller in callers:
         caller.is_stopped.set()
     for caller in callers:
         caller.join()
     assert all(caller.last - revoked < PATIENCE for caller in callers)
+    assert num_refused() <= 20 + len(callers), "those that were in flight are refused at their end"
     failures = [failure for caller in callers for failure in caller.failures]
-    assert 20 <= sum("wants a key" in failure for failure in failures) <= 24, "some were in flight"
-    assert all("wants a key" in failure or "they had wrong keys" in failure for failure in failures)
+    others = {each for each in failures if "wants a key" not in each and "they had wrong keys" not in each}
+    assert not others
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_streams_of_a_revoked_key_end(protocol: str, served: Served) -> None:
     key = note(served.file.new(f"stream-{protocol}"))
-    time.sleep(SECONDS)
+    assert wait_until(lambda: is_known(served, key), PATIENCE)
     url = served.service.grpc if protocol == "grpc" else served.service.http
     with Client(url, protocol=protocol, api_key=key) as client:
-        answers = iter(client.stream("count", COUNT=[1000], DELAY=[0.1]))
+        answers = iter(client.stream("count", COUNT=[10000], DELAY=[0.1]))
         next(answers)
         served.file.revoke(f"stream-{protocol}")
         revoked = time.monotonic()
         with pytest.raises(ServerError, match=r"wants a key|broke during a stream"):
             list(answers)
-        assert time.monotonic() - revoked < SECONDS + SLACK
+        assert time.monotonic() - revoked < PATIENCE
 
 
 def test_a_damaged_file_leaves_the_keys(served: Served) -> None:
@@ -236,10 +245,10 @@ def test_a_damaged_file_leaves_the_keys(served: Served) -> None:
 
     path.write_bytes(text[:40])
     try:
-        assert wait_until(is_damaged, SECONDS + SLACK)
+        assert wait_until(is_damaged, PATIENCE)
         with Client(served.service.grpc, api_key=served.key) as client:
             assert client.infer("chain", X=[[3.0]])["Z"] == 12
     finally:
         path.write_bytes(text)
-    assert wait_until(lambda: not is_damaged(), SECONDS + SLACK)
+    assert wait_until(lambda: not is_damaged(), PATIENCE)
     assert any("The keys stay as they were" in entry["message"] for entry in served.service.entries())

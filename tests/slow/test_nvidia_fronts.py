@@ -1,16 +1,18 @@
 """Fronts that others wrote, in front of ``shoal serve``: what they send is answered as through ``shoal.Client``.
 
 SHOAL_TRITON_SERVER names a clone of https://github.com/triton-inference-server/server, whose python/openai has the
-converter of Triton's OpenAI front (seen: e1db8a6). SHOAL_LITELLM names a virtual environment with LiteLLM.
+converter of Triton's OpenAI front (seen: e1db8a6). SHOAL_DYNAMO names a folder with the files of the wheel ai-dynamo
+(seen: 1.6.1). SHOAL_LITELLM names a virtual environment with LiteLLM.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from shoal import Client
 from shoal.composition.compose import compose
@@ -27,7 +31,7 @@ from shoal.llm.tiny import make_tiny
 from tests.slow.test_tensorrt_llm import SWAP
 from tests.support.service import Service
 
-SERVER, LITELLM = "SHOAL_TRITON_SERVER", "SHOAL_LITELLM"
+SERVER, DYNAMO, LITELLM = "SHOAL_TRITON_SERVER", "SHOAL_DYNAMO", "SHOAL_LITELLM"
 MODELS = ["llm_bls", "tensorrt_llm_bls", "ensemble"]
 PROMPT, NEW = "A cat sat", 12
 REQUESTS: list[dict[str, Any]] = [
@@ -149,3 +153,34 @@ def test_litellms_own_provider(model: str, service: Service, client: Client) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [expect(client, REQUESTS[0]).text] * 2
+
+
+def test_dynamos_own_handler_of_classify(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service is in the place of the server that Dynamo has in its process."""
+    if DYNAMO not in os.environ:
+        pytest.skip(f"{DYNAMO} names no folder with Dynamo")
+    names = ("MemoryType", "Model", "Server", "Tensor", "TritonError")
+    server = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
+    monkeypatch.setitem(sys.modules, "tritonserver", server)
+    is_no_probe = SimpleNamespace(is_probe=lambda request: False)
+    monkeypatch.setitem(sys.modules, "dynamo.common.backend.health_check", is_no_probe)
+    monkeypatch.syspath_prepend(os.environ[DYNAMO])
+    handlers = import_module("dynamo.triton.pooling_handlers")
+    text = (repository / "ensemble_all" / "config.pbtxt").read_text(encoding="utf-8")
+    texts = ["The cat sat.", "It is nonetheless imperative that epistemology be considered."]
+    with Service(repository, tmp_path / "log") as running, Client(running.grpc) as client:
+
+        async def infer(request: Any) -> AsyncIterator[Any]:
+            found = client.infer("ensemble_all", {name: array.tolist() for name, array in request.inputs.items()})
+            yield SimpleNamespace(outputs={name: array.copy() for name, array in found.items()})
+
+        model = SimpleNamespace(
+            name="ensemble_all", create_request=lambda: SimpleNamespace(inputs={}), async_infer=infer
+        )
+        config = text_format.Parse(text, ModelConfig())
+        with pytest.raises(ValueError, match=r"has 3 TYPE_FP32 output tensor\(s\).*--classify-output-name"):
+            handlers.ClassifyWorkerHandler(None, model, config)
+        handler = handlers.ClassifyWorkerHandler(None, model, config, classify_output_name="SCORE")
+        answer = asyncio.run(anext(handler.generate({"model": "ensemble_all", "input": texts})))
+        scores = client.infer("ensemble_all", {"excerpt": [[each] for each in texts]})["SCORE"]
+    assert [row["probs"] for row in answer["data"]] == scores.tolist()

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right(folder: Path) -> dict[tuple[int, ...], list[int]]:
-    """What ``generate`` continues each prompt with, alone."""
+    """Tokens with which ``generate`` continues each prompt, alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     found = {}
     for ids in prompts(64):

@@ -267,12 +267,14 @@ def test_a_killed_service_leaves_nothing(tmp_path: Path) -> None:
 
 
 def find_folders(pid: int) -> list[Path]:
-    return [path for path in Path("/tmp").glob(f"shoal-{pid}-*") if path.is_dir()]
+    return [path for path in Path(os.environ.get("TMPDIR", "/tmp")).glob(f"shoal-{pid}-*") if path.is_dir()]
 
 
-def test_a_start_ends_what_is_left(tmp_path: Path) -> None:
+def test_a_start_ends_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's process that hangs, of a killed service and a killed Triton; the process that watches is killed too."""
     repository = make_repository(tmp_path)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))  # services of other tests clean up in theirs
     service = Service(repository, tmp_path / "log")
     (folder,) = find_folders(service.process.pid)
     (server,), (stub, *_) = service.servers(), service.stubs()

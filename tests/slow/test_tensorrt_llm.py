@@ -6,6 +6,7 @@ that has inflight_batcher_llm/client, such as c2e65b8.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -28,9 +29,11 @@ from tritonclient.utils import np_to_triton_dtype
 
 import shoal
 from shoal import Client
+from shoal.component.spec import TensorSpec
 from shoal.composition.compose import compose
 from shoal.errors import InputError, ShoalError
-from shoal.llm import Llm
+from shoal.llm import AsyncLlm, Llm, Piece
+from shoal.llm.dialects import TensorrtLlm
 from shoal.llm.tiny import make_tiny
 from shoal.server.launch import serve
 from tests.slow.test_llm import SENTENCES
@@ -127,6 +130,42 @@ def test_curl_lines_of_a_guide(model: str, client: Client, service: Service) -> 
     ).stdout
     expected = answer(client, "你是什么语言模型?", max_tokens=1000, stop_words=["<|eot_id|>"])
     assert json.loads(found)["text_output"] == expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_shoals_client_asks_these_models(model: str, client: Client, service: Service, texts: dict[str, str]) -> None:
+    """Their answers say no reason, and the prompt is not in the text."""
+    llm, prompt = Llm(client, model), PROMPTS[0]
+    settings: dict[str, Any] = {"max_tokens": NEW, "min_tokens": 3, "seed": 5}
+    expected = Llm(client, "llm_bls").generate(prompt, **settings)
+    whole, *pieces = llm.generate(prompt, **settings), *llm.stream(prompt, **settings)
+    assert (whole.text, whole.finish_reason) == (texts[prompt], "")
+    assert (whole.num_input_tokens, whole.num_output_tokens) == expected[2:4]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert pieces[-1].num_output_tokens == whole.num_output_tokens
+    assert len(pieces) > 1
+    assert llm.generate_all(PROMPTS[:4], max_tokens=NEW)[3].text == texts[PROMPTS[3]]
+
+    async def ask_async() -> Piece:
+        async with shoal.AsyncClient(service.http, protocol="http") as other:
+            return await AsyncLlm(other, model).generate(prompt, **settings)
+
+    assert asyncio.run(ask_async()) == whole
+    with pytest.raises(InputError, match="The model has no setting top_logprobs"):
+        llm.generate(prompt, max_tokens=NEW, top_logprobs=2)
+    with pytest.raises(InputError, match="no default for max_tokens"):
+        llm.generate(prompt)
+    with pytest.raises(InputError, match="take texts alone"):
+        llm.generate([{"role": "user", "content": "A"}], max_tokens=NEW)
+
+
+def test_names_of_settings_in_older_releases() -> None:
+    names = ("text_input", "max_tokens", "beam_width", "random_seed", "min_length")
+    dialect = TensorrtLlm([TensorSpec(name, "TYPE_INT32", (1,)) for name in names])
+    inputs = dialect.to_inputs("A", {"max_tokens": 3, "seed": 1, "min_tokens": 2}, is_streaming=True)
+    assert inputs == {
+        "text_input": ["A"], "stream": [True], "max_tokens": [3], "random_seed": [1], "min_length": [2]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("model", MODELS)

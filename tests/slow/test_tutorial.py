@@ -18,9 +18,9 @@ from tests.support.once import ROOT
 from tests.support.published import publish
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, OPENAI = (
+TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, NVIDIA, OPENAI = (
     BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
-    for name in ("tutorial", "streaming", "language-models", "add-model", "openai")
+    for name in ("tutorial", "streaming", "language-models", "add-model", "nvidia", "openai")
 )
 COMMANDS = Path(sys.executable).parent
 
@@ -124,3 +124,11 @@ def test_every_block_of_the_openai_page_works(newcomer: Reader, tiny_bert: Path)
     rows = [row["OUTPUT__0"] for row in predicted["predictions"]]
     assert [row["probs"] for row in classified["data"]] == rows
     assert [len(row) for row in rows] == [3, 3]
+
+
+def test_every_block_about_nvidias_models_works(newcomer: Reader) -> None:
+    """The client and both lines for curl print the same text."""
+    _, asked = (newcomer.type(language, block) for language, block in NVIDIA)
+    text, *answers = asked.strip("\n").replace("}{", "}\n{").split("\n")
+    assert [json.loads(answer)["text_output"] for answer in answers] == [text] * 2
+    assert text

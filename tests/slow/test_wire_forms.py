@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ REFUSALS = {401, 403, 404, 405, 413}
 UNREADABLE = 400  # the HTTP library's, for what is not HTTP
 CLOSED = 0  # the connection, without an answer
 HOST = "localhost"
+PROXY = ("--trusted-proxy", "127.0.0.1")
 # How a path is written in a request's first line, and the Host. A path that is open to all is hidden in some.
 WAYS = {
     "plain": ("{path}", HOST),
@@ -53,6 +55,8 @@ class Served(NamedTuple):
         return [(http, http_routes, "/v2/health/live"), (metrics, metrics_routes, "/health/live")]
 
 
+# Each request comes from an address of its own: after some wrong keys, an address gets another refusal.
+addresses = (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(1))
 http_routes: list[Route] = []
 metrics_routes: list[Route] = []
 grpc_routes: list[Route] = []
@@ -78,14 +82,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     world.now = datetime(2026, 1, 1, tzinfo=UTC)  # so that a key has expired
     narrow = world.file.new("narrow", ["chain"], ["list"])
     bad = [given for given in bad_keys(world) if given != [f"{bearer(world.key)} "]]  # HTTP removes the space
-    with Service(make_repository(home), home / "log", "--keys", world.file.path) as service:
+    with Service(make_repository(home), home / "log", "--keys", world.file.path, *PROXY) as service:
         yield Served(service, bad, narrow)
 
 
 def send(address: str, method: str, target: str, host: str, given: list[str]) -> int:
     """Return the status of a request that is written as given; ``CLOSED`` for none."""
     lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *(f"Authorization: {value}" for value in given)]
-    lines += ["Content-Length: 2", "Connection: close", "", "{}"]
+    lines += [f"X-Forwarded-For: {next(addresses)}", "Content-Length: 2", "Connection: close", "", "{}"]
     name, port = address.split(":")
     with socket.create_connection((name, int(port)), timeout=30) as connection:
         try:
@@ -179,6 +183,7 @@ def test_no_method_answers_a_bad_key(way: str, served: Served) -> None:
             ask = channel.stream_stream(form.format(path=route.path, rest=route.path[1:], coded=coded))
             for given in served.bad:
                 metadata = [("authorization", value) for value in given if value.isascii()]
+                metadata.append(("x-forwarded-for", next(addresses)))
                 try:
                     list(ask(iter([b""]), metadata=metadata, timeout=30))
                 except grpc.RpcError as error:

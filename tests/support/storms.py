@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,9 @@ def grpc_storm(kind: str, address: str, source: str, number: int, size: int, eac
         if kind != "silent":
             threading.Thread(target=read, daemon=True).start()
     hold()
+    end = time.monotonic() + 45
+    while kind == "large" and found["answers"] < number * each and time.monotonic() < end:
+        time.sleep(0.1)
     with lock:
         return Counter(found)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from shoal.cli import app
 from shoal.client.failures import Server, connection_failure, explain, grpc_failure
 from shoal.client.flow import read_url
 from shoal.client.tls import Tls
-from shoal.errors import InputError
+from shoal.errors import InputError, ServerError
 from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.options import Options
 from tests.support.pairs import call_openssl, make_pair
@@ -264,3 +267,42 @@ def test_a_server_that_is_not_trusted(details: str, reason: str) -> None:
             f"No secure connection to the server at here:1 was made: {reason}. If the certificate is right, name its "
             "authority: --ca-cert FILE, in Python ca_cert=..."
         )
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_closed_client_leaves_no_connection(is_async: bool, folder: Path) -> None:
+    """A server ends a connection, and does not confirm its client's end of TLS."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "good.crt", folder / "good.key")
+    ends = []
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as plain:
+            below = plain.dup()
+            with context.wrap_socket(plain, server_side=True) as secure, below:
+                secure.recv(1000)
+                secure.sendall(b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+                below.settimeout(60)
+                with suppress(ConnectionResetError):
+                    while below.recv(1000):
+                        pass
+                ends.append(True)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+    options: dict[str, Any] = {"protocol": "http", "retries": 0, "ca_cert": folder / "good.crt"}
+
+    def ask() -> None:
+        with shoal.Client(url, **options) as client:
+            client.describe("m")
+
+    async def ask_async() -> None:
+        async with shoal.AsyncClient(url, **options) as client:
+            await client.describe("m")
+
+    with pytest.raises(ServerError, match="wants a key"):
+        asyncio.run(ask_async()) if is_async else ask()
+    serving.join()
+    assert ends

@@ -23,6 +23,7 @@ from shoal.gateway.control.health import Health
 from shoal.gateway.core.callers import Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.key_ring import KeyRing
+from shoal.gateway.core.routes import Route
 from shoal.gateway.key_file import KeyFile, read_span
 from shoal.gateway.v2.grpc_front import GrpcFront
 from shoal.gateway.v2.http_front import HttpFront
@@ -338,6 +339,24 @@ def test_without_keys_the_header_is_not_looked_at() -> None:
         routes = HttpFront(gate, {}).routes
         assert (await ask(routes, "GET", "/v2/health/live", gate, Authorization="Basic x")).status == 200
         assert gate.callers.find("1.2.3.4", (), ["Basic x"]).is_known
+
+    run(work())
+
+
+def test_a_key_that_is_revoked_during_a_request_gets_no_answer(world: World) -> None:
+    async def work() -> None:
+        gate = make_gate()
+        gate.callers.keys = ring = world.ring()
+
+        async def answer(*_: Any) -> web.Response:
+            world.file.revoke("team")
+            await ring.look()
+            return web.Response(text="secret")
+
+        routes = [Route("Slow", Scope.READ, "/slow", answer, "GET")]
+        response = await ask_http(gate, routes, "/slow", "GET", [bearer(world.key)])
+        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert response.text == '{"error": "A valid key is needed: Authorization: Bearer KEY"}'
 
     run(work())
 

@@ -33,10 +33,10 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_blocks_of_other_pages_are_run_by_tests() -> None:
     for page in OTHER_PAGES:
-        # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and four more.
+        # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and five more.
         others = (
-            "add-model", "environments", "index", "inference", "language-models", "openai", "placement", "rules",
-            "streaming", "training", "tutorial",
+            "add-model", "environments", "index", "inference", "language-models", "nvidia", "openai", "placement",
+            "rules", "streaming", "training", "tutorial",
         )  # fmt: skip
         if page.stem not in others:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -254,7 +255,9 @@ class AsyncHttp:
         headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
-        connector = aiohttp.TCPConnector(limit=0, ssl=tls.context if tls else True)
+        self._sockets = weakref.WeakSet[socket.socket]()
+        trust = tls.context if tls else True
+        connector = aiohttp.TCPConnector(limit=0, ssl=trust, socket_factory=self._open_socket)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def send(self, call: Call, seconds: float) -> Any:
@@ -301,8 +304,19 @@ class AsyncHttp:
         except self._aiohttp.ClientError as error:
             raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
 
+    def _open_socket(self, address: tuple[Any, ...]) -> socket.socket:
+        opened = socket.socket(*address[:3])
+        self._sockets.add(opened)
+        return opened
+
     async def close(self) -> None:
         await self._session.close()
+        # A connection with TLS that had ended before waits for the server to confirm it. The loop may stop earlier.
+        for opened in [*self._sockets]:
+            with suppress(OSError):  # it is closed
+                opened.shutdown(socket.SHUT_RDWR)
+        for _ in range(3):  # rounds of the loop: it reads the end of a connection, and closes it in the next round
+            await asyncio.sleep(0)
 
 
 class Http:
@@ -352,5 +366,4 @@ async def _end(transport: AsyncHttp) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
-    await asyncio.sleep(0)  # connections that were aborted are closed in the loop's next round
     asyncio.get_running_loop().stop()

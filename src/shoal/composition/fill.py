@@ -7,10 +7,7 @@ they are. Strings, comments and other text are told apart as in ``check``; the r
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from shoal.check.findings import Finding, Severity
 from shoal.check.models import Repository
 from shoal.check.repositories import parse_model
 from shoal.errors import ArtifactError, InputError, suggest
-from shoal.files import read_text
+from shoal.files import read_text, replace_file
 from shoal.repository.config import MAX_CONFIG
 
 # As in fill_template.py: keys that have a value without being given one.
@@ -116,7 +113,8 @@ def fill_template(path: Path, substitutions: str, *, keep_unset: bool = False) -
                 return place
             used.setdefault(key, []).append(number)
             value = values[key]
-            if not (not {quote, "\\"} & {*value} if quote else _PLAIN.fullmatch(value)):
+            is_fit = not {quote, "\\"} & {*value} if quote else _PLAIN.fullmatch(value)
+            if not is_fit:
                 wrong = "a quote or a backslash, within quotes" if quote else "no word or number, outside of quotes"
                 raise InputError(f"{path}:{number}: {key} is given as '{value}': {wrong}.", f"Give another {key}.")
             return value
@@ -177,17 +175,9 @@ def write_filled(path: Path, text: str) -> None:
     Raises:
         ArtifactError: the file cannot be written; the template is then as it was.
     """
-    path, aside = path.resolve(), ""
     try:
-        at, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(at, "wb") as file:  # noqa: PTH123  # pathlib opens no descriptor
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(path, aside)
-        Path(aside).replace(path)
+        replace_file(path.resolve(), text.encode())
     except OSError as error:
-        Path(aside).unlink(missing_ok=True) if aside else None
         raise ArtifactError(
-            f"{path} cannot be written: {error.strerror}.", "Make room, or name another file."
+            f"{path.resolve()} cannot be written: {error.strerror}.", "Make room, or name another file."
         ) from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ArtifactError, InputError, SetupError, suggest
-from shoal.files import parse_json, read_bytes
+from shoal.files import parse_json, read_bytes, replace_file
 from shoal.keys import hash_key, make_key
 
 ACTS = ("infer", "list", "metrics")  # what a key may do, besides asking whether models are ready
@@ -206,29 +206,13 @@ class KeyFile:
             fcntl.flock(folder, fcntl.LOCK_EX)
             keys = [] if is_new and not target.exists() else self.read()
             yield keys
-            _replace(target, json.dumps({"keys": [_to_json(key) for key in keys]}, indent=1) + "\n")
+            text = json.dumps({"keys": [_to_json(key) for key in keys]}, indent=1)
+            replace_file(target, f"{text}\n".encode())
             os.fsync(folder)
         except OSError as error:
             raise SetupError(f"{self.path} cannot be written: {error.strerror}.", "Name another --file.") from None
         finally:
             os.close(folder)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically by one that only its owner can read."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.unlink(missing_ok=True)
-    try:
-        at = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(at, "w", encoding="utf-8") as file:  # noqa: PTH123  # pathlib opens no descriptor
-            file.write(text)
-            file.flush()
-            os.fsync(at)
-        aside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
 
 
 # --- the file's JSON ---------------------------------------------------------------------------------------------

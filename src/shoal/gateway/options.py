@@ -86,8 +86,8 @@ class Options:
     certificate of these authorities. ``exposed`` names further models that clients may call, besides ensembles and
     models with the parameter ``public``. ``aliases`` gives models further names in OpenAI's API, by name. When the
     service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
-    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory of
-    each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
+    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
+    of each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
     ``response_cache`` share. All models together may take ``load_seconds`` to load; None stands for 600, or the highest
     parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the service
     pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model died is

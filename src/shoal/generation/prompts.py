@@ -29,6 +29,7 @@ MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
+_LISTS = frozenset({*_WORDS, *_BIAS})
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -271,7 +272,7 @@ class Prompts:
             raise InputError(counts, "Send a weight for each word.")
         found = [
             (token, weight)
-            for text, weight in zip(self._words({_BIAS[0]: words}, _BIAS[0]), weights, strict=True)
+            for text, weight in zip(self._words(row, _BIAS[0]), weights, strict=True)
             for token in self._ids(text)
         ]
         bias = np.zeros(max((token + 1 for token, _ in found), default=0), np.float32)
@@ -383,9 +384,8 @@ _DTYPES = {
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
     """Yield each row of inputs, ``[rows, 1]`` or for word lists ``[rows, words]``, as Python values by name."""
-    lists = {*_WORDS, *_BIAS}
     for index in range(next(array.shape[0] for array in inputs.values())):
-        values = {name: [*array[index]] if name in lists else array[index, 0] for name, array in inputs.items()}
+        values = {name: [*array[index]] if name in _LISTS else array[index, 0] for name, array in inputs.items()}
         yield {name: as_python(value) for name, value in values.items()}
 
 

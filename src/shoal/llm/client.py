@@ -88,7 +88,8 @@ class Llm:
 
     A prompt is a text, or a list of messages that the model's chat template turns into a text. Without ``model``, the
     server's default model is asked. The model has the tensors of ``llm``, of ``llamav2`` (one whole answer, without
-    reason and counts), or of NVIDIA's vLLM backend (texts alone).
+    reason and counts), of NVIDIA's vLLM backend (texts alone), or of TensorRT-LLM's ``ensemble`` and
+    ``tensorrt_llm_bls`` (texts alone, ``max_tokens`` needed, answers without reason).
     """
 
     def __init__(self, source: Client | Pipeline, model: str = "") -> None:

@@ -16,6 +16,7 @@ Messages: TypeAlias = Sequence[Mapping[str, str]]
 
 _LISTS = {"stop_words", "bad_words"}  # settings that are lists of texts
 _VLLM = {"stop_words": "stop", "top_logprobs": "logprobs"}  # vLLM's names where they differ
+_TENSORRT_LLM = {"seed": "random_seed", "min_tokens": "min_length"}  # names of releases up to 0.19
 
 
 class Dialect:
@@ -40,6 +41,10 @@ class Dialect:
             inputs[name] = [value]
         return inputs
 
+    def _check_known(self, names: Iterable[str]) -> None:
+        if missing := next((name for name in names if name not in self._names), None):
+            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+
     def read(self, answer: Mapping[str, Any]) -> Piece:
         """Convert an answer to a ``Piece``."""
         found = [_read(answer, name) for name in ("text_output", *Piece._fields[1:4])]
@@ -57,12 +62,11 @@ class Llamav2(Dialect):
     def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:  # noqa: ARG002
         """Return the inputs; the messages before the last one are the history."""
         given = _given(settings)
-        if missing := next((name for name in given if name not in self._names), None):
-            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+        self._check_known(given)
         inputs = {name: [value] for name, value in given.items()}
         if isinstance(prompt, str):
             return {"prompt": [prompt], **inputs}
-        _to_json(prompt)
+        _check_chat(prompt)
         *before, last = prompt
         if last["role"] != "user":
             raise InputError(f"The last message's role is {last['role']!r}.", "Send a user's message at the end.")
@@ -111,6 +115,27 @@ class Vllm(Dialect):
             super().check_end(last)
 
 
+class TensorrtLlm(Vllm):
+    """The tensors of TensorRT-LLM's ``ensemble`` and ``tensorrt_llm_bls``, with answers as of vLLM's backend."""
+
+    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+        """Return the inputs, so that the text has no prompt and each answer counts its own tokens."""
+        if not isinstance(prompt, str):
+            raise InputError("TensorRT-LLM's models take texts alone.", "Send the chat as one text, or ask llm.")
+        names = {name: theirs for name, theirs in _TENSORRT_LLM.items() if name not in self._names}
+        given = {names.get(name, name): value for name, value in _given(settings).items()}
+        self._check_known(given)
+        if "max_tokens" not in given:
+            raise InputError("TensorRT-LLM's models have no default for max_tokens.", "Send max_tokens.")
+        wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
+        return {
+            "text_input": [prompt],
+            "stream": [is_streaming],
+            **{name: [True] for name in wanted},
+            **{name: [value] for name, value in given.items()},
+        }
+
+
 _LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
 _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 
@@ -120,6 +145,8 @@ def find_dialect(inputs: Sequence[TensorSpec]) -> Dialect:
     names = {tensor.name for tensor in inputs}
     if "sampling_parameters" in names:
         return Vllm(inputs)
+    if {"text_input", "beam_width"} <= names:
+        return TensorrtLlm(inputs)
     return (Llamav2 if "prompt" in names and "text_input" not in names else Dialect)(inputs)
 
 
@@ -132,9 +159,13 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_json(messages: Messages) -> str:
+def _check_chat(messages: Messages) -> None:
     if any(isinstance(each, str) for each in messages):
         raise InputError("The prompt is a list of texts.", "Ask generate_all(prompts), or send one text.")
+
+
+def _to_json(messages: Messages) -> str:
+    _check_chat(messages)
     return json.dumps([dict(each) for each in messages])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, is_file
@@ -38,6 +38,8 @@ _NAMES = f"""{_NUMBERS} {_TRITON} attn_backend backend batched_logits_processor 
     scheduler_config skip_tokenizer_init speculative_config stream_interval tokenizer tokenizer_mode
     tokenizer_revision torch_compile_config trust_remote_code"""
 
+_Content: TypeAlias = tuple[Mapping[Any, Any], Mapping[str, int], str]
+
 
 def find(model: Model, _: Repository) -> Findings:
     """Find mistakes in a ``model.yaml``, and between it and ``config.pbtxt``."""
@@ -50,13 +52,18 @@ def find(model: Model, _: Repository) -> Findings:
         except (OSError, ValueError):
             yield CONFIG.at(Place(folder / FILE), "It cannot be read.", "Write it as UTF-8 text of at most 256 KiB.")
             continue
-        yield from find_yaml(folder / FILE, text)
-        yield from _beside(model, folder / FILE, text, codes[folder])
+        content = _read(text)
+        yield from _judge(folder / FILE, content)
+        yield from _beside(model, folder / FILE, content, codes[folder])
 
 
 def find_yaml(path: Path, text: str) -> Findings:
     """Find mistakes in the text of a ``model.yaml``; of another name, only whether it is YAML."""
-    fields, lines, problem = _read(text)
+    yield from _judge(path, _read(text))
+
+
+def _judge(path: Path, content: _Content) -> Findings:
+    fields, lines, problem = content
     if problem:
         yield CONFIG.at(Place(path, lines.get(problem, 0)), f"It is not YAML: {problem}.", "Fix that line.")
     if problem or (path.name != FILE and _TRITON not in fields):
@@ -84,9 +91,9 @@ def find_yaml(path: Path, text: str) -> Findings:
             yield CONFIG.at(place, what, "Write one of the two.")
 
 
-def _beside(model: Model, path: Path, text: str, code: str) -> Findings:
+def _beside(model: Model, path: Path, content: _Content, code: str) -> Findings:
     """Compare ``triton_config`` with the model's configuration and code."""
-    fields, lines, _ = _read(text)
+    fields, lines, _ = content
     triton = fields.get(_TRITON)
     if not isinstance(triton, dict):
         return
@@ -103,7 +110,7 @@ def _beside(model: Model, path: Path, text: str, code: str) -> Findings:
         yield CONFIG.at(model.at("model_transaction_policy"), what, fix)
 
 
-def _read(text: str) -> tuple[Mapping[Any, Any], Mapping[str, int], str]:
+def _read(text: str) -> _Content:
     """Read the fields, the lines of all names, and why it is not YAML, with the line of that as if it were a name."""
     try:
         import yaml

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.gateway.core.refusals import keyless
+
 if TYPE_CHECKING:
     from shoal.gateway.core.accounts import Account
 
@@ -79,6 +81,11 @@ class Callers:
     def is_valid(self, caller: Caller) -> bool:
         """Whether a caller may still do what it could when it was found."""
         return self.keys is None or not caller.is_known or self.keys.is_valid(caller)
+
+    def check_valid(self, caller: Caller) -> None:
+        """Raise ``RefusedError`` if the caller's key was revoked, changed or has expired since it was found."""
+        if not self.is_valid(caller):
+            raise keyless()
 
     @contextmanager
     def watch(self, caller: Caller, end: Callable[[], object]) -> Iterator[None]:

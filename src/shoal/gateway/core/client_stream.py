@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from aiohttp import web
 
@@ -16,15 +16,25 @@ from shoal.gateway.core.relay import Relay
 
 
 @contextmanager
-def open_for(gate: Gate, request: web.Request, caller: Caller, model: str) -> Iterator[Relay]:
+def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is_whole: bool) -> Iterator[Relay]:
     """Return a stream to Triton for an HTTP request; when the client disconnects, the models are asked to stop.
+
+    If the caller's key is revoked, its connection is closed; if the client gets a whole answer, it gets 401 at its end.
 
     Raises:
         RefusedError: the model is unavailable, or there are too many streams.
     """
-    with gate.traffic.reserve_stream(caller), gate.open_stream(caller, model, find_metadata(request)) as relay:
+
+    def drop() -> None:
         if request.transport is not None:
-            relay.drop = request.transport.abort
+            request.transport.abort()
+
+    with (
+        nullcontext() if is_whole else gate.callers.watch(caller, drop),
+        gate.traffic.reserve_stream(caller),
+        gate.open_stream(caller, model, find_metadata(request)) as relay,
+    ):
+        relay.drop = drop
         leaving = asyncio.create_task(_wait_left(request, relay))
         try:
             yield relay

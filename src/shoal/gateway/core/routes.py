@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -135,8 +134,9 @@ class HttpRoutes:
             caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
             visit.caller = caller
             route.check(caller)
-            with callers.watch(caller, partial(_abort, request)):
-                response: web.StreamResponse = await route.answer(request, caller, **groups)
+            response: web.StreamResponse = await route.answer(request, caller, **groups)
+            if not response.prepared:
+                callers.check_valid(caller)
         except ConnectionError:  # the client has disconnected: the response is dropped
             visit.why = "disconnected"
             return web.Response(status=400)
@@ -164,8 +164,3 @@ class HttpRoutes:
         if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY, Why.LIMIT):
             response.force_close()  # without waiting for the rest of the body
         return response
-
-
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()

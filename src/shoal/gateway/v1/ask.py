@@ -68,7 +68,7 @@ class Asker:
             messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
-        with open_for(self._gate, self.request, self._caller, self._spec.name) as relay:
+        with open_for(self._gate, self.request, self._caller, self._spec.name, is_whole=not is_streaming) as relay:
             for number, message in enumerate(messages):
                 try:
                     await relay.send(self._spec.name, str(number), message, num_bytes=self._num_bytes // len(messages))

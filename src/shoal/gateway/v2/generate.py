@@ -86,7 +86,7 @@ class Generate:
         """
         model, output = message.model_name, _Output(request, message.model_name, is_whole=is_whole)
         try:
-            with open_for(self._gate, request, caller, model) as relay:
+            with open_for(self._gate, request, caller, model, is_whole=is_whole) as relay:
                 await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
                 await relay.finish()
                 async for answer in relay:

@@ -103,8 +103,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                     await self._arrive(self._late, caller, context, seconds, most) or b"", caller, context
                 )
             )
-            if not self._gate.callers.is_valid(caller):  # the key was revoked meanwhile
-                raise keyless()
+            self._gate.callers.check_valid(caller)
             status, visit.sent = "OK", len(answer)
             context.set_trailing_metadata(tuple(visit.headers()))
             return answer

@@ -194,6 +194,7 @@ class HttpFront:
         except FailedError as error:
             content = json.dumps({"error": error.message}).encode()
             return web.Response(status=error.status, body=content, content_type="application/json")
+        self._gate.callers.check_valid(caller)
         response: web.StreamResponse = web.Response(body=reply.content, headers=_kept(reply.headers))
         if len(reply.content) > PIECE:
             response = web.StreamResponse(headers=_kept(reply.headers))
