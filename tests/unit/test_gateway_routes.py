@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.options import Limits
+from shoal.gateway.v1.errors import to_envelope
 from shoal.gateway.v2.grpc_front import GrpcFront
 from shoal.gateway.v2.http_front import HttpFront
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
@@ -140,7 +143,8 @@ def test_methods_callers_and_clients_that_left() -> None:
 
     async def work() -> None:
         gate = make_gate()
-        assert (await ask([route(say)], "POST", "/v2", gate)).status == 405
+        other = await ask([route(say)], "POST", "/v2", gate)
+        assert (other.status, other.headers["Allow"]) == (405, "GET")
         assert gate.refusals == {"method": 1}
         gate.callers.trusted_proxies = {"None"}  # the address of a mocked request
         response = await ask([route(say)], "GET", "/v2", gate, X_Forwarded_For="1.2.3.4")
@@ -172,6 +176,26 @@ def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bo
         assert gate.refusals == ({} if why in (Why.BUSY, Why.UNAVAILABLE) else {why.value: 1})
 
     run(work())
+
+
+def test_a_fault_of_the_gateway_is_a_refusal_without_a_word_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """In the form of the route's errors; the log has the traceback."""
+
+    async def fail(*_: Any) -> Any:
+        raise KeyError("/secret/path")
+
+    async def work() -> None:
+        gate = make_gate()
+        response = await ask([replace(route(fail), envelope=to_envelope)], "GET", "/v2", gate)
+        assert response.status == 500
+        error = json.loads(response.text)["error"]
+        assert error["message"] == "The server failed on this request, and its log says why."
+        assert (error["type"], error["code"]) == ("server_error", "server_error")
+        assert gate.refusals == {"fault": 1}
+
+    with caplog.at_level("ERROR"):
+        run(work())
+    assert "/secret/path" in caplog.text
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Why(Enum):
     LARGE = "large"
     ENCODING = "encoding"
     SLOW = "slow"
+    FAULT = "fault"  # of the gateway itself
 
 
 class RefusedError(Exception):

@@ -13,12 +13,14 @@ from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why, keyless
 from shoal.gateway.core.visits import begin_visit, current_visit
+from shoal.gateway.logs import log
 
 Envelope = Callable[[RefusedError, int], dict[str, Any]]  # makes the JSON of a refusal from it and its status
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
-    Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+    Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408, Why.FAULT: 500,
 }  # fmt: skip
+_BEGUN = "begun"  # in a request: its answer has begun
 # for web pages: what they may read of an answer, and what they may send
 _CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
 _PREFLIGHT = {
@@ -109,6 +111,7 @@ class HttpRoutes:
             visit.end(status, is_answered=status < 400)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        request[_BEGUN] = True
         response.headers.update(current_visit().headers())
         if self._cors:
             response.headers["Vary"] = "Origin"
@@ -128,13 +131,16 @@ class HttpRoutes:
             route, groups = self._find(request.rel_url.raw_path)
             visit.route, envelope = route.name, route.envelope
             if request.method not in route.method.split(", "):
-                raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
+                why = RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
+                response: web.StreamResponse = self._refuse(why, envelope)
+                response.headers["Allow"] = route.method
+                return response
             headers, callers = request.headers, self._gate.callers
             keys = *headers.getall("Authorization", ()), *map("Bearer {}".format, headers.getall("X-Api-Key", ()))
             caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
             visit.caller = caller
             route.check(caller)
-            response: web.StreamResponse = await route.answer(request, caller, **groups)
+            response = await route.answer(request, caller, **groups)
             if not response.prepared:
                 callers.check_valid(caller)
         except ConnectionError:  # the client has disconnected: the response is dropped
@@ -142,6 +148,12 @@ class HttpRoutes:
             return web.Response(status=400)
         except RefusedError as refused:
             return self._refuse(refused, envelope)
+        except Exception:
+            if request.get(_BEGUN):  # the end of the connection is all that can be said
+                raise
+            log.exception("A request for %s failed", visit.route)
+            fault = RefusedError(Why.FAULT, "The server failed on this request, and its log says why.")
+            return self._refuse(fault, envelope)
         else:
             return response
 

@@ -10,7 +10,7 @@ _CODES = {
     Why.BUSY: "rate_limit_exceeded", Why.UNAVAILABLE: "service_unavailable", Why.WRONG: "invalid_value",
     Why.ABSENT: "not_found", Why.CLOSED: "permission_denied", Why.METHOD: "method_not_allowed",
     Why.KEY: "invalid_api_key", Why.LARGE: "request_too_large", Why.ENCODING: "unsupported_media_type",
-    Why.SLOW: "request_timeout",
+    Why.SLOW: "request_timeout", Why.LIMIT: "rate_limit_exceeded", Why.FAULT: "server_error",
 }  # fmt: skip
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -41,6 +41,7 @@ _STATUS = {
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
     Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Why.FAULT: grpc.StatusCode.INTERNAL,
 }  # fmt: skip
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
 _PAUSE = 0.02  # seconds between two looks at a pool, or at a message
