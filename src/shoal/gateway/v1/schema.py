@@ -47,6 +47,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
 Texts = Annotated[list[str], Meta(max_length=64)]
 T = TypeVar("T", bound=Struct)
 
@@ -203,7 +204,7 @@ class CompletionRequest(Writing, kw_only=True):
 class EmbeddingsRequest(Body, kw_only=True):
     """Body of ``POST /v1/embeddings``."""
 
-    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: None = None
 
