@@ -44,6 +44,7 @@ def test_the_first_pipeline_is_the_same_in_python(tmp_path: Path) -> None:
     expected = read_config(shipped).message
     for step in expected.ensemble_scheduling.step:
         step.model_version = -1  # the file names version 1
+    del expected.parameters["api"]  # what it serves to OpenAI's clients, which is no part of the graph
     assert made.config().message == expected
     written = made.write(tmp_path / "ensemble_all")
     assert read_config(written).message == expected

@@ -134,6 +134,19 @@ def test_a_trusted_proxy_may_use_all_connections() -> None:
     serve(scene, Limits(client_share=0.5, trusted_proxies=("127.0.0.1",)))
 
 
+def test_what_cannot_be_read_is_not_repeated() -> None:
+    async def scene(bench: Bench) -> None:
+        reader, writer = await bench.connect()
+        writer.write(REQUEST.removesuffix(b"\r\n") + b"Authorization: Bearer shoal_secret\x01\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.0 400 ")
+        assert b"\r\nServer: shoal\r\n" in answer
+        assert answer.endswith(b'{"error": "The request cannot be read."}')
+        writer.close()
+
+    serve(scene)
+
+
 @pytest.mark.parametrize("sent", [b"", REQUEST[:10]])
 def test_a_head_must_arrive_in_time(sent: bytes) -> None:
     async def scene(bench: Bench) -> None:
@@ -326,10 +339,10 @@ def test_errors_of_accept(monkeypatch: pytest.MonkeyPatch, number: int, seconds:
 def test_a_fault_while_accepting_leaves_the_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = [ValueError("unexpected")]
 
-    def find(address: str) -> Caller:
+    def find(client: str, address: str) -> Caller:
         if faults:
             raise faults.pop()
-        return Caller(address)
+        return Caller(client, address)
 
     async def scene(bench: Bench) -> None:
         monkeypatch.setattr(listener, "Caller", find)

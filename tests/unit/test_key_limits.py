@@ -302,6 +302,28 @@ def test_a_file_that_was_renamed_meanwhile(tmp_path: Path) -> None:
     assert [list(lines(file)) for file in (tmp_path / "renamed", path)] == [[{"number": 0}], [{"number": 1}]]
 
 
+def test_lines_wait_while_a_file_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program has renamed it, and descriptors run out. A line with odd text is kept too."""
+    path, failures = tmp_path / "audit", iter([True, False, False])
+    audit = Audit(path)
+    path.rename(tmp_path / "renamed")
+    whole = audit._file._open
+
+    def fail() -> Any:
+        if next(failures):
+            raise OSError(24, "Too many open files")
+        return whole()
+
+    monkeypatch.setattr(audit._file, "_open", fail)
+    audit.write({"number": 0})
+    audit.write({"address": "\udcff\u2028"})
+    while not (path.exists() and path.read_text()):
+        os.sched_yield()
+    audit.close()
+    assert [*lines(path)] == [{"number": 0}, {"address": "\udcff\u2028"}]
+    assert not (tmp_path / "renamed").read_text()
+
+
 def test_an_audit_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"The audit file .* cannot be written: Is a directory\. Name another\."):
         Audit(tmp_path)

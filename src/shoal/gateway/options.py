@@ -11,6 +11,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
 from shoal.errors import InputError
+from shoal.gateway.addresses import read_address
 from shoal.repository.sizes import CACHE_MIB
 
 HEALTH_CONNECTIONS = 64  # kept free for the health port
@@ -58,6 +59,7 @@ class Limits:
                 ipaddress.ip_address(address)
             except ValueError:
                 raise InputError(f"--trusted-proxy {address!r} is not an IP address.", "Give one: 10.0.0.5") from None
+        object.__setattr__(self, "trusted_proxies", tuple(map(read_address, self.trusted_proxies)))
 
     @property
     def request_bytes(self) -> int:

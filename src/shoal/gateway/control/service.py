@@ -85,8 +85,8 @@ class Service:
                         await self._until_signal(supervisor.drain())
             finally:
                 await supervisor.stop(*([0.0] if self._signals > 1 else []))
-        if gate.audit is not None:
-            gate.audit.close()
+                if gate.audit is not None:
+                    gate.audit.close()
         return SECOND_SIGNAL if self._signals > 1 else 0
 
     def _make_gate(self, configs: Mapping[str, ModelConfig]) -> Gate:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.gateway.addresses import find_client, read_address
 from shoal.gateway.core.refusals import keyless
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ class Scope(Enum):
 class Caller:
     """Client of the service. Its shares of memory, streams and connections are counted under ``id``.
 
-    Without keys, a caller is an IP address. With keys, it is a key, whose text has the SHA-256 ``digest``; a client
-    without a valid one is not ``is_known``, and ``fault`` says why. ``models`` are the models that it may ask; None:
-    all that are exposed. ``name`` is the key's name, and ``retry_after`` the seconds for which an address that has sent
-    too many wrong keys has to wait.
+    Without keys, a caller is an IP address, or 64 bits of one. With keys, it is a key, whose text has the SHA-256
+    ``digest``; a client without a valid one is not ``is_known``, and ``fault`` says why. ``models`` are the models that
+    it may ask; None: all that are exposed. ``name`` is the key's name, and ``retry_after`` the seconds for which an
+    address that has sent too many wrong keys has to wait.
     """
 
     id: str
@@ -44,6 +45,11 @@ class Caller:
     fault: str = ""
     retry_after: float = 0.0
     account: Account | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def owner(self) -> str:
+        """Whose requests a caller may stop: those of its key or, without one, of its address."""
+        return self.id if self.digest else self.address
 
 
 ANYONE = Caller("")
@@ -72,11 +78,12 @@ class Callers:
         ``forwarded`` are the values of ``X-Forwarded-For``. The last address in them that is not a trusted proxy is the
         caller's. ``authorizations`` are the values of ``Authorization``.
         """
+        peer = read_address(peer) or peer
         if peer in self.trusted_proxies:
-            hops = [hop.strip() for line in forwarded for hop in line.split(",")]
-            while peer in self.trusted_proxies and hops:
-                peer = hops.pop()
-        return Caller(peer, peer) if self.keys is None else self.keys.find(peer, authorizations)
+            hops = [hop for line in forwarded for hop in line.split(",")]
+            while peer in self.trusted_proxies and hops and (hop := read_address(hops.pop())):
+                peer = hop
+        return Caller(find_client(peer), peer) if self.keys is None else self.keys.find(peer, authorizations)
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether a caller may still do what it could when it was found."""

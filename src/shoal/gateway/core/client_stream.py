@@ -13,6 +13,7 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import Connection
 from shoal.gateway.core.refusals import HEADERS
 from shoal.gateway.core.relay import Relay
+from shoal.gateway.core.visits import current_visit
 
 
 @contextmanager
@@ -25,12 +26,16 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is
         RefusedError: the model is unavailable, or there are too many streams.
     """
 
+    def end() -> None:
+        current_visit().why = "revoked or expired key"
+        drop()
+
     def drop() -> None:
         if request.transport is not None:
             request.transport.abort()
 
     with (
-        nullcontext() if is_whole else gate.callers.watch(caller, drop),
+        nullcontext() if is_whole else gate.callers.watch(caller, end),
         gate.traffic.reserve_stream(caller),
         gate.open_stream(caller, model, find_metadata(request)) as relay,
     ):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from shoal.gateway.addresses import find_client
 from shoal.gateway.core.accounts import Account, Failures
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.following import Followed
@@ -78,9 +79,11 @@ class KeyRing(Followed):
             if caller := self._make(public, address, digest):
                 return caller
             name, fault = self._explain(public, digest)
-        wait = self._failures.add(address) if given else 0.0
+        wait = self._failures.add(find_client(address)) if given else 0.0
         # also for what is open to all
-        return Caller(address, address, _OPEN, frozenset(), is_known=False, name=name, fault=fault, retry_after=wait)
+        return Caller(
+            find_client(address), address, _OPEN, frozenset(), is_known=False, name=name, fault=fault, retry_after=wait
+        )
 
     def _explain(self, public: str, digest: str) -> tuple[str, str]:
         """Return the name of a key that is not valid, if it once was, and why it is not."""

@@ -11,10 +11,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
+from typing import Any
 
 from aiohttp import web
 
 from shoal.errors import SetupError
+from shoal.gateway.addresses import find_client, read_address
 from shoal.gateway.core.callers import ANYONE, Caller
 from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.quotas import Quota
@@ -164,6 +166,22 @@ async def set_server_header(_: web.Request, response: web.StreamResponse) -> Non
     response.headers["Server"] = "shoal"
 
 
+class _Handler(web.RequestHandler):
+    """aiohttp's side of a connection. Bodies are inflated in http_front.py."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what aiohttp itself refuses: it would repeat what the client sent, which may be a key."""
+        super().handle_error(request, status, exc, message)
+        what = "The server failed on this request." if status >= 500 else "The request cannot be read."
+        answer = web.json_response({"error": what}, status=status, headers={"Server": "shoal"})
+        answer.force_close()
+        return answer
+
+
 class Listener:
     """A port for HTTP, within limits. Connections are counted when they are accepted, by their clients' addresses."""
 
@@ -171,11 +189,8 @@ class Listener:
         self, app: web.Application, limits: Limits, most: int, guard: PageGuard | None, tls: Certificates | None = None
     ) -> None:
         # Triton continues a request whose client has disconnected, so the handler continues too, and the request
-        # counts. Bodies are inflated in http_front.py.
-        self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=CLOSING_SECONDS, lingering_time=1.0,
-            auto_decompress=False,
-        )  # fmt: skip
+        # counts.
+        self._runner = web.AppRunner(app, shutdown_timeout=CLOSING_SECONDS)
         app.middlewares.extend([mark_busy, guard] if guard else [mark_busy])
         app.on_response_prepare.append(set_server_header)
         self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
@@ -208,19 +223,21 @@ class Listener:
                 await asyncio.sleep(_PERIOD)
             return
         try:
-            self._take(accepted, Caller(str(peer[0])))
+            self._take(accepted, Caller(find_client(str(peer[0])), read_address(str(peer[0]))))
         except Exception:  # the port stays open whatever goes wrong with one connection
             accepted.close()
             log.exception("A connection was closed by a fault of the service.")
 
     def _take(self, accepted: socket.socket, caller: Caller) -> None:
-        if not self._connections.has(ANYONE if caller.id in self._limits.trusted_proxies else caller):
+        if not self._connections.has(ANYONE if caller.address in self._limits.trusted_proxies else caller):
             accepted.close()
             log.warning("A connection was closed: there are too many.", extra={"most": 1})
             return
         server = self._runner.server
         assert server is not None
-        connection = Connection(server(), self._limits, accepted)
+        options: dict[str, Any] = {"access_log": None, "lingering_time": 1.0, "auto_decompress": False}
+        handler = _Handler(server, loop=asyncio.get_running_loop(), keepalive_timeout=IDLE_SECONDS, **options)
+        connection = Connection(handler, self._limits, accepted)
         self._connections.take(caller)
         self._open[connection] = asyncio.create_task(self._follow(connection, accepted, caller))
 

@@ -108,7 +108,7 @@ class HttpRoutes:
             return response
         finally:
             visit.received = request.content.total_bytes
-            visit.end(status, is_answered=status < 400)
+            visit.end(status, is_answered=status < 400 and not visit.why)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         request[_BEGUN] = True

@@ -64,6 +64,7 @@ class StreamRequest:
     caller: Caller = ANYONE
     upstream: Upstream | None = None  # to which it was sent
     has_begun: bool = False  # it has had an answer
+    is_stopping: bool = False
     sent: float = field(default_factory=time.monotonic)
 
     def mark(self, request: bytes) -> bytes:
@@ -150,6 +151,8 @@ class StreamRequests:
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         visit = current_visit()
         meter = self.tokens.meter(model, message, visit.count_tokens)
+        if meter is not None and caller.account and caller.account.limits.tokens_per_minute:
+            _check_counts(message)
         is_decoupled = self.is_decoupled(model)
         request = self.open[own_id] = StreamRequest(
             own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, held, caller, upstream
@@ -185,8 +188,8 @@ class StreamRequests:
         Raises:
             RefusedError: no such request is in flight.
         """
-        asked = caller.id, model, request_id
-        found = [each for each in self.open.values() if asked == (each.caller.id, each.model, each.request_id)]
+        asked = caller.owner, model, request_id
+        found = [each for each in self.open.values() if asked == (each.caller.owner, each.model, each.request_id)]
         if not (request_id and found):
             what = f"id {request_id!r:.60}" if request_id else "an empty id"
             raise RefusedError(
@@ -201,7 +204,8 @@ class StreamRequests:
 
         Nothing is sent if its model, or no model of its ensemble, has an input ``stop``.
         """
-        if self._stops.get(request.model):
+        if self._stops.get(request.model) and not request.is_stopping:
+            request.is_stopping = True
             task = asyncio.ensure_future(self._stop(request))
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
@@ -297,6 +301,15 @@ class TokenCounts:
             note(kind, number)
 
         return TokenMeter(count, is_by_answer=_is_set(message, "return_num_output_tokens"))
+
+
+def _check_counts(message: bytes) -> None:
+    """Raise ``RefusedError`` if a serialised request names outputs, and not those that count its tokens."""
+    outputs = {output.name for output in service_pb2.ModelInferRequest.FromString(message).outputs}
+    if outputs and (absent := sorted(_KINDS.keys() - outputs)):
+        raise RefusedError(
+            Why.WRONG, f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none."
+        )
 
 
 def _is_set(message: bytes, switch: str) -> bool:

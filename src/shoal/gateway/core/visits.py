@@ -106,14 +106,17 @@ def current_visit() -> Visit:
 class _File(RotatingFileHandler):
     """Audit file, which is rotated at 64 MiB, and opened again if another program has renamed it."""
 
+    is_failed = False  # the last line was not written
+
     def shouldRollover(self, record: Any) -> bool:  # noqa: N802 (logging's name)
         path, stream = Path(self.baseFilename), self.stream
         if stream is not None and not (path.exists() and os.path.samestat(path.stat(), os.fstat(stream.fileno()))):
-            stream.close()
             self.stream = self._open()
+            stream.close()
         return bool(super().shouldRollover(record))
 
     def handleError(self, _: Any) -> None:  # noqa: N802
+        self.is_failed = True
         log.error("The audit file cannot be written: %s", sys.exc_info()[1], extra={"most": 1})
 
 
@@ -136,7 +139,7 @@ class Audit:
     def write(self, entry: dict[str, Any]) -> None:
         """Write a line soon."""
         if len(self._lines) < _MOST_WAITING:
-            self._lines.append(hide_keys(json.dumps(entry, ensure_ascii=False)))
+            self._lines.append(hide_keys(json.dumps(entry)))
         else:
             log.error("Lines of the audit file are lost: it is written too slowly.", extra={"most": 1})
 
@@ -145,7 +148,10 @@ class Audit:
         while not is_last:
             is_last = self._is_closed.wait(_PERIOD)
             if lines := [self._lines.popleft() for _ in range(len(self._lines))]:
+                self._file.is_failed = False
                 self._file.handle(makeLogRecord({"msg": "\n".join(lines)}))
+                if self._file.is_failed:
+                    self._lines.extendleft(reversed(lines))
 
     def close(self) -> None:
         """Write what waits to be written."""
