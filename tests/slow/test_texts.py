@@ -193,17 +193,18 @@ def test_no_member_of_generate_is_taken_in_silence(model: str, service: Service,
     """Members that the model has no input for, many of them one letter away from one, are refused by name."""
     random = np.random.default_rng(0)
     known = [entry.name for entry in read_config(repository / model).spec.inputs]
-    given: dict[str, Any] = {
+    others: dict[str, dict[str, Any]] = {
         "llamav2": {"prompt": "the"},
         "llm-hf": {"input_ids": [5], "input_lengths": 1, "request_output_len": 1},
-    }.get(model, {"text_input": "the", "max_tokens": 1, "stream": False})
+    }
+    given = others.get(model, {"text_input": "the", "max_tokens": 1, "stream": False})
     assert generate(service, f"{model}/generate", given).startswith("{")
     names = {"top_n", "logprobs", "stopWords", "n_predict", "max_new_tokens_", "é", "a b", "__class__", "0"}
     while len(names) < 60:
-        name = [*str(random.choice(known))] if random.random() < 0.7 else []
-        for _ in range(random.integers(1, 3) if name else 7):
-            name.insert(int(random.integers(len(name) + 1)), chr(random.integers(ord("a"), ord("z") + 1)))
-        names.add("".join(name))
+        letters = [*str(random.choice(known))] if random.random() < 0.7 else []
+        for _ in range(random.integers(1, 3) if letters else 7):
+            letters.insert(int(random.integers(len(letters) + 1)), chr(random.integers(ord("a"), ord("z") + 1)))
+        names.add("".join(letters))
     for name in sorted(names - {*known}):
         for value in (1, "a", None):
             answer = generate(service, f"{model}/generate", given | {name: value})
