@@ -71,8 +71,9 @@ def test_a_key_that_sends_too_much_does_not_slow_the_others_down(service: tuple[
         assert [sender.failures for sender in senders] == [[], []]
         return [statistics.median(sender.seconds) for sender in senders]
 
-    alone = measure(SECONDS / 3)
+    before = measure(SECONDS / 3)
     with Sender(served, keys[2], 10 * CALLERS) as much:
         beside = measure(SECONDS)
     assert much.seconds
+    alone = [max(each) for each in zip(before, measure(SECONDS / 3), strict=True)]  # the machine may be busier now
     assert all(with_it <= 1.5 * without for with_it, without in zip(beside, alone, strict=True)), (alone, beside)
