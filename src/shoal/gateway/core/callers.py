@@ -47,9 +47,9 @@ class Caller:
     account: Account | None = field(default=None, repr=False, compare=False)
 
     @property
-    def owner(self) -> str:
-        """Whose requests a caller may stop: those of its key or, without one, of its address."""
-        return self.id if self.digest else self.address
+    def owner(self) -> tuple[str, str]:
+        """Mark of the requests that a caller may stop: those of its key or, without one, of its whole address."""
+        return self.id, "" if self.digest else self.address
 
 
 ANYONE = Caller("")

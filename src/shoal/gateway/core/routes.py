@@ -20,7 +20,6 @@ _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408, Why.FAULT: 500,
 }  # fmt: skip
-_BEGUN = "begun"  # in a request: its answer has begun
 # for web pages: what they may read of an answer, and what they may send
 _CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
 _PREFLIGHT = {
@@ -111,8 +110,9 @@ class HttpRoutes:
             visit.end(status, is_answered=status < 400 and not visit.why)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        request[_BEGUN] = True
-        response.headers.update(current_visit().headers())
+        visit = current_visit()
+        visit.has_begun = True
+        response.headers.update(visit.headers())
         if self._cors:
             response.headers["Vary"] = "Origin"
             if self._is_of_page(request):
@@ -149,7 +149,7 @@ class HttpRoutes:
         except RefusedError as refused:
             return self._refuse(refused, envelope)
         except Exception:
-            if request.get(_BEGUN):  # the end of the connection is all that can be said
+            if visit.has_begun:  # the end of the connection is all that can be said
                 raise
             log.exception("A request for %s failed", visit.route)
             fault = RefusedError(Why.FAULT, "The server failed on this request, and its log says why.")

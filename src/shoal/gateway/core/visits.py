@@ -35,7 +35,8 @@ class Visit:
     """A request, from its arrival to ``end``: who sent what, and what became of it.
 
     ``given`` are the ids that its client gave it; if it is one that is valid, it is kept. ``route`` is the name of what
-    was asked for, ``why`` the reason of a refusal, and ``received`` and ``sent`` are bytes.
+    was asked for, ``why`` the reason of a refusal, and ``received`` and ``sent`` are bytes. ``has_begun`` says that its
+    answer is on the way.
     """
 
     def __init__(self, audit: Audit | None = None, peer: str = "", given: Sequence[str] = (), route: str = "") -> None:
@@ -43,6 +44,7 @@ class Visit:
         self.id = given[0] if is_kept else f"{_PROCESS}{next(_numbers):012x}"
         self.caller, self.route, self.model, self.why = ANYONE, route, "", ""
         self.received = self.sent = self.num_messages = 0
+        self.has_begun = False
         self._audit, self._peer, self._tokens = audit, peer, Counter[str]()
         self._began, self._start = time.time(), time.monotonic()
 
