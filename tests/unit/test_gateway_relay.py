@@ -301,6 +301,9 @@ def test_a_clients_own_stop_request() -> None:
             await settle()
             (stop,) = bench.upstream.fake.calls[before:]
             assert service_pb2.ModelInferRequest.FromString(stop.written[0]).id == next(iter(relay.unanswered))
+            for _ in range(5):
+                assert not await other.send("llm", "same", make_stop(), num_bytes=1)
+            assert len(bench.requests._stopping) == 1, "one is enough"
             assert await other.send("llm", "same", make_stop(is_set=False), num_bytes=1)
             for request_id, words in [("unknown", "id 'unknown' to llm is in flight"), ("", "an empty id")]:
                 with pytest.raises(RefusedError, match=words):

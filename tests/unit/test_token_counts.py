@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.core.stream_requests import TokenCounts
+from shoal.gateway.core.accounts import Account
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.stream_requests import StreamRequests, TokenCounts
+from shoal.gateway.key_file import KeyLimits
+from tests.support.configs import make_configs
 
 COUNTS = tuple(TensorSpec(f"num_{kind}_tokens", "TYPE_UINT32", (1,)) for kind in ("input", "output"))
 SPEC = ModelSpec("llm", (), (TensorSpec("text_output", "TYPE_STRING", (1,)), *COUNTS), 1)
@@ -36,6 +43,30 @@ def test_each_token_counts_once() -> None:
     first.read(service_pb2.ModelInferResponse())  # an error, or the empty last answer
     second.read(answer(output=2))  # the client asked for one count only
     assert tokens.counts == {("llm", "input"): 305, ("llm", "output"): 6}
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+def test_a_key_with_a_limit_of_tokens_asks_for_its_counts(limit: int) -> None:
+    """Or names no outputs, so that it gets all."""
+    configs = make_configs(
+        llm="""max_batch_size: 1 model_transaction_policy { decoupled: true }
+        input { name: "text_input" data_type: TYPE_STRING dims: 1 }
+        output { name: "text_output" data_type: TYPE_STRING dims: 1 }
+        output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: 1 }
+        output { name: "num_output_tokens" data_type: TYPE_UINT32 dims: 1 }"""
+    )
+    requests = StreamRequests(configs)
+    caller = Caller("id", account=Account("one", KeyLimits(tokens_per_minute=limit)))
+    for names, is_refused in (
+        ([], False), (["text_output"], True), (["num_input_tokens"], True),
+        (["text_output", "num_input_tokens", "num_output_tokens"], False),
+    ):  # fmt: skip
+        message = service_pb2.ModelInferRequest(model_name="llm")
+        for name in names:
+            message.outputs.add(name=name)
+        expected = pytest.raises(RefusedError, match="the outputs num_") if is_refused and limit else nullcontext()
+        with expected:
+            requests.check(caller, "llm", message.SerializeToString())
 
 
 def test_rows_are_counted_each() -> None:

@@ -105,12 +105,14 @@ class Relay(Stream):
         none, are stopped.
 
         Raises:
-            RefusedError: the model is unavailable, too many requests to it are in flight, or there is nothing to stop.
+            RefusedError: the model is unavailable, too many requests to it are in flight, there is nothing to stop, or
+                the request's tokens would escape a limit.
         """
         self._traffic.find(model)
         if self._requests.is_stop(model, message):
             self._requests.stop_own(self.caller, model, request_id)
             return False
+        self._requests.check(self.caller, model, message)
         self._traffic.admit(model, num_bytes, self.caller)
         request = self._requests.begin(
             model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held,

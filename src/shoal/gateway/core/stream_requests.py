@@ -135,6 +135,21 @@ class StreamRequests:
         """Whether a serialised request to ``model`` is a client's stop request: it ends the request of the same id."""
         return self.may_stop(model, message) and _is_set(message, STOP)
 
+    def check(self, caller: Caller, model: str, message: bytes) -> None:
+        """Check that the tokens of a serialised request will be counted, if its key has a limit of them.
+
+        Raises:
+            RefusedError: it names outputs, and not those that count its tokens.
+        """
+        if not (caller.account and caller.account.limits.tokens_per_minute and self.tokens.meter(model)):
+            return
+        outputs = {output.name for output in service_pb2.ModelInferRequest.FromString(message).outputs}
+        if outputs and (absent := sorted(_KINDS.keys() - outputs)):
+            raise RefusedError(
+                Why.WRONG,
+                f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none.",
+            )
+
     def begin(
         self,
         model: str,
@@ -151,8 +166,6 @@ class StreamRequests:
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         visit = current_visit()
         meter = self.tokens.meter(model, message, visit.count_tokens)
-        if meter is not None and caller.account and caller.account.limits.tokens_per_minute:
-            _check_counts(message)
         is_decoupled = self.is_decoupled(model)
         request = self.open[own_id] = StreamRequest(
             own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, held, caller, upstream
@@ -301,15 +314,6 @@ class TokenCounts:
             note(kind, number)
 
         return TokenMeter(count, is_by_answer=_is_set(message, "return_num_output_tokens"))
-
-
-def _check_counts(message: bytes) -> None:
-    """Raise ``RefusedError`` if a serialised request names outputs, and not those that count its tokens."""
-    outputs = {output.name for output in service_pb2.ModelInferRequest.FromString(message).outputs}
-    if outputs and (absent := sorted(_KINDS.keys() - outputs)):
-        raise RefusedError(
-            Why.WRONG, f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none."
-        )
 
 
 def _is_set(message: bytes, switch: str) -> bool:
