@@ -12,6 +12,7 @@ from shoal.repository.apis import Api, find_served, read_labels
 from shoal.repository.config import ModelConfig
 from tests.support.configs import make_configs, parameter
 
+TEXT = "text_input:STRING"
 CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions")
 
 
@@ -46,7 +47,14 @@ def make(inputs: str, outputs: str, api: str = "", rows: int = 4) -> ModelConfig
         ("X:FP32:4", "Y:FP32", "", "none", ()),
         ("TEXT:STRING", "Y:FP64 Z:FP32:2:2", "", "none", ()),
         ("prompt:STRING", "generated_text:STRING", "", "language", CHATS),
-        ("text_input:STRING messages?:STRING", "text_output:STRING finish_reason:STRING", "", "language", CHATS),
+        (
+            "text_input:STRING messages?:STRING stream?:BOOL",
+            "text_output:STRING finish_reason:STRING",
+            "",
+            "language",
+            CHATS,
+        ),
+        (TEXT, "text_output:STRING finish_reason:STRING", "", "none", ()),
         ("text_input:STRING sampling_parameters:STRING", "text_output:STRING", "", "language", ("/v1/completions",)),
         ("text_input:STRING", "text_output:STRING", "", "none", ()),
     ],
@@ -66,7 +74,10 @@ def test_what_tensors_serve(inputs: str, outputs: str, api: str, served: str, pa
         ("classify=N", "'classify=N', and N is not an output of TYPE_FP32 with one dimension"),
         ("embeddings", "'embeddings', and several outputs of TYPE_FP32: A, B. Name one: embeddings=A"),
         ("rerank=A", "'rerank=A', but not two inputs of TYPE_STRING [1] for an output of [1]. Give it a query"),
-        ("language", "'language', and not the tensors of a language model. Give it those of one: text_input -> "),
+        (
+            "language",
+            "'language', and not the tensors of a language model. Give it those of one: stream and text_input -> ",
+        ),
     ],
 )
 def test_an_api_that_does_not_fit(api: str, words: str) -> None:

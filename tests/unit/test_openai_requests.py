@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,7 +14,9 @@ from shoal.gateway.v1 import schema
 from shoal.gateway.v1.errors import ApiError, to_envelope
 from shoal.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
 from shoal.gateway.v1.responses import ResponseRequest
+from shoal.gateway.v1.tables import answer_rerank, answer_score
 from shoal.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
+from shoal.repository.apis import Api, Served
 
 USER = {"role": "user", "content": "Hello"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -63,18 +66,18 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("chat temperature", [0, 2.5, -1, None], ["hot", [], True], "temperature"),  # the pipeline knows the bounds
     ("chat seed", [0, -1, 2**63], [1.5, "1"], "seed"),
     ("chat stop", ["a", ["a"] * 64, [], None], [["a"] * 65, 5], "stop"),
-    ("chat stop", [["a"]], [["a", 5]], "stop[1]"),
+    ("chat stop", [["a"], ["a" * 4096]], [["a", 5], ["a", "b" * 4097]], "stop[1]"),
     ("chat top_logprobs", [0, 20], [-1, 1.5], "top_logprobs"),
     ("chat stream", [True, False, None], ["yes", 1], "stream"),
     ("chat stream_options", [{}, {"include_usage": True}, None], [5, []], "stream_options"),
-    ("chat stream_options", [{"include_obfuscation": False}], [{"include_usage": 1}], "stream_options.include_usage"),
+    ("chat stream_options", [{"include_usage": None}], [{"include_usage": 1}], "stream_options.include_usage"),
     ("completion prompt", ["a", ["a"] * 128], [[], ["a"] * 129, None, 5], "prompt"),
     ("completion prompt", ["a"], [[[1, 2]], [1, 2]], "prompt[0]"),
     ("completion logprobs", [0, 5, None], [-1, True], "logprobs"),
     ("embeddings input", ["a", ["a"] * 2048], ["", [], ["a"] * 2049], "input"),
     ("embeddings input", [["a", "b"]], [["", "a"]], "input[0]"),
     ("embeddings input", ["a"], [[1, 2], [[1]]], "input[0]"),
-    ("embeddings encoding_format", ["float", "base64"], ["int8", None], "encoding_format"),
+    ("embeddings encoding_format", ["float", "base64", None], ["int8", 5], "encoding_format"),
     ("classify input", ["a", ["a"] * 2048], [[], ["a"] * 2049], "input"),
     ("rerank documents", [["a"] * 2048], [[], ["a"] * 2049, "a"], "documents"),
     ("rerank top_n", [1, 99, None], [0, -1], "top_n"),
@@ -242,3 +245,16 @@ def test_envelopes(why: Why) -> None:
     assert other["error"]["type"].endswith(("_error", "request_too_large"))
     named = to_envelope(ApiError("No.", "input[3]", "some_code", why), status)["error"]
     assert (named["param"], named["code"]) == ("input[3]", "some_code")
+
+
+def test_a_text_beside_many_others_is_bounded() -> None:
+    """Its copies are, which no limit of the body counts."""
+    query, documents = "x" * 2**19, ["a"] * 16
+    rerank = ask("rerank", {"query": query, "documents": documents})
+    score = ask("score", {"text_1": query, "text_2": documents})
+    served = Served(Api.RERANK, "first", "SCORE", second="second")
+    nobody: Any = None
+    for answering in (answer_rerank(rerank, nobody, served), answer_score(score, nobody, served)):
+        with pytest.raises(ApiError, match="once for each second one, has more than 4194304 characters") as refused:
+            asyncio.run(answering)
+        assert refused.value.why is Why.LARGE

@@ -16,7 +16,7 @@ from shoal.repository.config import ModelConfig
 
 _MOST_LABELS = 2**20  # bytes of the file
 _LANGUAGE = (  # inputs and outputs of models that write text
-    ({"text_input"}, {"text_output", "finish_reason"}),  # llm, llm_bls
+    ({"text_input", "stream"}, {"text_output", "finish_reason"}),  # llm, llm_bls
     ({"text_input", "sampling_parameters"}, {"text_output"}),  # NVIDIA's vLLM backend
     ({"prompt"}, {"generated_text"}),  # llamav2
 )

@@ -136,7 +136,8 @@ class HttpRoutes:
                 response.headers["Allow"] = route.method
                 return response
             headers, callers = request.headers, self._gate.callers
-            keys = *headers.getall("Authorization", ()), *map("Bearer {}".format, headers.getall("X-Api-Key", ()))
+            keys, others = headers.getall("Authorization", []), headers.getall("X-Api-Key", [])
+            keys += [key for key in map("Bearer {}".format, others) if [key] != keys]  # some clients send both
             caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
             visit.caller = caller
             route.check(caller)

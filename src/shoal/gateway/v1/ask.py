@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 
 from shoal.client.calls import Answer, Call, Method, join, split, to_arrays
@@ -20,7 +22,7 @@ from shoal.errors import InputError, ServerError
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.client_stream import find_metadata, has_left, open_for
 from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.refusals import FailedError, RefusedError, Why
+from shoal.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusedError, Why
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.v1.errors import ApiError
 from shoal.llm.client import Settings
@@ -28,7 +30,7 @@ from shoal.llm.dialects import Dialect, Messages, find_dialect
 from shoal.pieces import Piece
 
 Take = Callable[[int, Piece], Awaitable[None]]
-_AT_ONCE = 4  # requests in flight for the rows of one
+_AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
 _SETTINGS = {*Settings.__annotations__, "messages"}
 _STEP = re.compile(r"^in ensemble '[^']*', ")
 
@@ -51,6 +53,7 @@ class Asker:
     ) -> None:
         """Continue prompts, each in a request of its own; ``take`` gets each piece, with the number of its prompt.
 
+        A few prompts are in flight at a time, so that many of them do not take the places of other callers.
         All answers are read to their ends, even if one fails or the client leaves: Triton 24.10 can crash when a stream
         is abandoned.
 
@@ -68,32 +71,50 @@ class Asker:
             messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
+        tag, numbers = secrets.token_hex(8), iter(range(len(messages)))  # ids that no stop request of the caller has
         with open_for(self._gate, self.request, self._caller, self._spec.name, is_whole=not is_streaming) as relay:
-            for number, message in enumerate(messages):
+
+            async def send_next() -> None:
+                """Send the next prompt, or say that no more come."""
+                nonlocal failure
+                number = next(numbers, None)
+                if number is None or failure is not None or has_left(self.request):
+                    await relay.finish()
+                    return
+                size = self._num_bytes // len(messages)
                 try:
-                    await relay.send(self._spec.name, str(number), message, num_bytes=self._num_bytes // len(messages))
+                    await relay.send(self._spec.name, f"{tag}-{number}", messages[number], num_bytes=size)
                 except RefusedError as refused:
-                    failure = refused
-                    relay.leave()
-                    break
-            await relay.finish()
+                    await fail(refused)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    pass  # the server has ended, and so do the answers
+
+            async def fail(refused: RefusedError) -> None:
+                nonlocal failure
+                failure = refused
+                relay.leave()
+                await relay.finish()
+
+            for _ in range(_AT_ONCE):
+                await send_next()
             try:
                 async for answer in relay:
                     if failure is not None:
                         continue
                     if answer.lost is not None or answer.message.error_message or answer.request is None:
-                        failure = answer.lost or _to_error(answer.message.error_message)
-                        relay.leave()
+                        await fail(answer.lost or _to_error(answer.message.error_message))
                         continue
-                    number = int(answer.request.request_id)
+                    number = int(answer.request.request_id.rpartition("-")[2])
                     if not (answer.is_last and answer.is_empty):
                         last[number] = dialects[number].read(self._read(answer.message.infer_response))
                         with relay.write(answer.message.ByteSize()):
                             await take(number, last[number])
-                    if answer.is_last and (end := self._find_end(dialects[number], last[number])):
-                        await take(number, end)
+                    if answer.is_last:
+                        if end := self._find_end(dialects[number], last[number]):
+                            await take(number, end)
+                        await send_next()
             except FailedError as error:
-                failure = _to_error(error.message)
+                failure = _to_refusal(error)
         if failure is None and not has_left(self.request):
             failure = next((cut for each in zip(dialects, last, strict=True) if (cut := self._find_cut(*each))), None)
         if failure is not None:
@@ -132,6 +153,8 @@ class Asker:
 
         async def ask(part: Call) -> Answer:
             async with room:
+                if has_left(self.request):
+                    raise ConnectionResetError
                 return await self._ask(part)
 
         tasks = [asyncio.create_task(ask(part)) for part in calls]
@@ -157,7 +180,7 @@ class Asker:
                 self._caller, call.model, body, send, is_waited_for=lambda: not has_left(self.request)
             )
         except FailedError as error:
-            raise _to_error(error.message) from None
+            raise _to_refusal(error) from None
         return self._read(_parse(content), call)
 
     def _read(self, message: Any, call: Call | None = None) -> Answer:
@@ -169,6 +192,13 @@ def _parse(content: bytes) -> Any:
     from tritonclient.grpc import service_pb2
 
     return service_pb2.ModelInferResponse.FromString(content)
+
+
+def _to_refusal(error: FailedError) -> RefusedError:
+    """Return the refusal for Triton's answer with an error: of a full queue, say, one to try again after."""
+    if error.status is grpc.StatusCode.UNAVAILABLE:
+        return RefusedError(Why.UNAVAILABLE, error.message, RETRY_SECONDS)
+    return _to_error(error.message)
 
 
 def _to_error(message: str) -> ApiError:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -112,6 +113,7 @@ class ApiFront:
         return to_response({"object": "list", "data": models})
 
     async def _answer_model(self, _: web.Request, caller: Caller, model: str) -> web.Response:
+        model = unquote(model)
         self._find(model, caller)
         return to_response(self._describe(model, caller))
 
@@ -177,8 +179,8 @@ class ApiFront:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
             work = partial(decode, kind, body)
             asked = await asyncio.to_thread(work) if len(body) > SMALL else work()
-            path = "" if model else request.rel_url.raw_path
-            found = self._find(model or asked.model, caller, path or f"/v1/models/{model}:predict")
+            path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
+            found = self._find(unquote(model) or asked.model, caller, path)
             asker = Asker(self._gate, request, caller, self._specs[found], len(body))
             del body, work
             return await answer(asked, asker)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1.ask import Asker
-from shoal.gateway.v1.schema import Name, Texts
+from shoal.gateway.v1.schema import Name, StopTexts
 from shoal.gateway.v1.writing import Event, Form, Json, answer
 from shoal.pieces import Piece
 
@@ -76,7 +76,7 @@ class MessageRequest(CountRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: Texts | None = None
+    stop_sequences: StopTexts | None = None
     stream: bool | None = None
     metadata: dict[str, str | None] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -212,7 +213,7 @@ class _Response(Form):
         }  # fmt: skip
         return {
             **_NOTHING, "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
-            "status": status, "completed_at": self.created if is_over and not is_cut else None,
+            "status": status, "completed_at": int(time.time()) if is_over and not is_cut else None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": asked.instructions, "max_output_tokens": asked.max_output_tokens,
             "output": [self._item(status)] if output is None else output,

@@ -48,7 +48,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Annotated[list[str], Meta(max_length=64)]
+StopText = Annotated[str, Meta(max_length=4096)]
+StopTexts = Annotated[list[StopText], Meta(max_length=64)]
 T = TypeVar("T", bound=Struct)
 
 
@@ -80,7 +81,7 @@ class Message(Struct, forbid_unknown_fields=True):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of an answer that comes in pieces."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: bool = False
 
 
@@ -115,7 +116,7 @@ class Writing(Body, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: int | None = None
-    stop: str | Texts | None = None
+    stop: StopText | StopTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: int | None = None
@@ -132,7 +133,7 @@ class Writing(Body, kw_only=True):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
@@ -205,7 +206,7 @@ class EmbeddingsRequest(Body, kw_only=True):
     """Body of ``POST /v1/embeddings``."""
 
     input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: None = None
 
     @property
@@ -292,7 +293,7 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
     reason = f": {_TOOLS}" if names[-1] == "role" and _OF_TOOLS.search(what) else reason
     if reason or what.startswith("Expected `null`"):
         return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
-    if place.startswith(("input[", "prompt[")):
+    if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
         return ApiError(
             f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",
             place,

@@ -14,9 +14,17 @@ import numpy as np
 from aiohttp import web
 
 from shoal.component.spec import ModelSpec
+from shoal.gateway.core.refusals import Why
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError
-from shoal.gateway.v1.schema import ClassifyRequest, EmbeddingsRequest, PredictRequest, RerankRequest, ScoreRequest
+from shoal.gateway.v1.schema import (
+    MOST_BODY,
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from shoal.gateway.v1.writing import to_response
 from shoal.repository.apis import Served
 
@@ -88,6 +96,9 @@ async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web
 
 
 async def _score(first: list[str], second: list[str], asker: Asker, served: Served) -> list[float]:
+    if sum(map(len, first)) > MOST_BODY:
+        what = f"The first text, once for each second one, has more than {MOST_BODY} characters."
+        raise ApiError(f"{what} Send fewer at a time.", why=Why.LARGE)
     array = await _infer({served.text: first, served.second: second}, asker, served)
     scores: list[float] = array[:, 0].tolist()
     return scores
@@ -101,7 +112,7 @@ async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, t
         alike[tuple(sorted(row))].append(number)
     if not spec.is_batched and len(rows) > 1:
         raise ApiError(f"{spec.name} takes one instance at a time.", "instances")
-    predictions: list[Any] = [None] * len(rows)
+    found: list[tuple[list[int], dict[str, Any]]] = []
     for names, numbers in alike.items():
         picked = [rows[number] for number in numbers]
         values = {name: [row[name] for row in picked] if spec.is_batched else picked[0][name] for name in names}
@@ -110,13 +121,16 @@ async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, t
         for name, array in columns.items():
             if len(array) != len(numbers):
                 raise ApiError(f"{spec.name} does not answer each row with a row of {name}.", "instances")
-        for at, number in enumerate(numbers):
-            predictions[number] = {name: _to_python(array[at]) for name, array in columns.items()}
+        found.append((numbers, columns))
 
     def encode() -> bytes:
+        predictions: list[Any] = [None] * len(rows)
+        for numbers, columns in found:
+            for at, number in enumerate(numbers):
+                predictions[number] = {name: _to_python(array[at]) for name, array in columns.items()}
         return msgspec.json.encode({"predictions": predictions})
 
-    return await _to_response(encode, len(rows) * len(spec.outputs))
+    return await _to_response(encode, sum(array.size for _, columns in found for array in columns.values()))
 
 
 def _to_row(number: int, instance: str | dict[str, Any], text: str) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Form:
 
     def count(self, number: int, piece: Piece) -> None:
         """Count the tokens of a piece."""
-        self._counts[number] = piece.num_input_tokens, piece.num_output_tokens
+        self._counts[number] = piece.num_input_tokens or 0, piece.num_output_tokens or 0
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """Return the whole answer; each piece is the whole answer to one prompt."""
