@@ -178,6 +178,14 @@ def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bo
     run(work())
 
 
+def test_a_path_with_a_newline_is_one_that_no_route_has() -> None:
+    async def work() -> None:
+        response = await ask([route(say)], "GET", "/v2/a%0Ab")
+        assert (response.status, response.text) == (404, '{"error": "no /v2/a%0Ab"}')
+
+    run(work())
+
+
 def test_a_fault_of_the_gateway_is_a_refusal_without_a_word_of_it(caplog: pytest.LogCaptureFixture) -> None:
     """In the form of the route's errors; the log has the traceback."""
 

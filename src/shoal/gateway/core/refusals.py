@@ -13,6 +13,7 @@ from shoal.client.failures import Kind, grpc_failure
 from shoal.gateway.logs import log
 
 RETRY_SECONDS = 5.0  # about the time of a restart
+FAULT = "The server failed on this request, and its log says why."
 # Request headers that are passed on, besides those that describe the encoding.
 HEADERS = ("traceparent", "tracestate", "x-request-id")
 # The extensions of Triton that are open to clients.

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.refusals import RefusedError, Why, keyless
+from shoal.gateway.core.refusals import FAULT, RefusedError, Why, keyless
 from shoal.gateway.core.visits import begin_visit, current_visit
 from shoal.gateway.logs import log
 
@@ -92,7 +92,7 @@ class HttpRoutes:
         # before those of the listener, so that what these refuse is noted too
         self.app = web.Application(middlewares=[self._note])
         self.app.on_response_prepare.append(self._add_headers)
-        self.app.router.add_route("*", "/{path:.*}", self._answer)
+        self.app.router.add_route("*", r"/{path:[\s\S]*}", self._answer)  # a name may have a newline
 
     @web.middleware
     async def _note(
@@ -153,8 +153,7 @@ class HttpRoutes:
             if visit.has_begun:  # the end of the connection is all that can be said
                 raise
             log.exception("A request for %s failed", visit.route)
-            fault = RefusedError(Why.FAULT, "The server failed on this request, and its log says why.")
-            return self._refuse(fault, envelope)
+            return self._refuse(RefusedError(Why.FAULT, FAULT), envelope)
         else:
             return response
 

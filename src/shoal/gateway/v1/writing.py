@@ -12,9 +12,10 @@ import msgspec
 from aiohttp import web
 
 from shoal.gateway.core.client_stream import has_left
-from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.refusals import FAULT, RefusedError, Why
 from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1.ask import Asker
+from shoal.gateway.logs import log
 from shoal.gateway.v1.errors import to_envelope
 from shoal.pieces import Piece, join_pieces
 
@@ -116,6 +117,12 @@ async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form)
         if not events.has_begun:
             raise
         return await events.finish(form.fail(refused).encode() + form.end)
+    except Exception as error:
+        if not events.has_begun or isinstance(error, ConnectionError):
+            raise
+        log.exception("An answer of %s failed", asker.model)
+        fault = RefusedError(Why.FAULT, FAULT)
+        return await events.finish(form.fail(fault).encode() + form.end)
     return await events.finish(b"".join(event.encode() for event in form.last_events()) + form.end)
 
 
