@@ -14,8 +14,8 @@ from aiohttp import web
 from shoal.gateway.core.client_stream import has_left
 from shoal.gateway.core.refusals import FAULT, RefusedError, Why
 from shoal.gateway.core.routes import find_status
-from shoal.gateway.v1.ask import Asker
 from shoal.gateway.logs import log
+from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import to_envelope
 from shoal.pieces import Piece, join_pieces
 
