@@ -414,8 +414,10 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
 
 def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
     assert service.process.stdout is not None
-    said = [service.process.stdout.readline().split() for _ in range(10)]
-    commands = [line[1:] for line in said if line[:2] == ["shoal", "infer"]]
+    commands: list[list[str]] = []
+    while len(commands) < 5:
+        line = service.process.stdout.readline().split()
+        commands += [line[1:]] if line[:2] == ["shoal", "infer"] else []
     assert sorted(command[command.index("--model") + 1] for command in commands) == [
         "llamav2",
         "llamav2.plain",

@@ -42,7 +42,7 @@ def look_at_long(component: Any) -> Any:
 def look_at_two(component: Any) -> bool:
     """Return whether the longer of two requests is still answered when the shorter one, which came later, has ended."""
     long = component.stream(token_inputs([5], 900))
-    (seat,) = open_seats(component)
+    (seat,) = (each for each in open_seats(component) if each.stream.is_open)  # the trial's may not be gone yet
     tokens_of(component.stream(token_inputs([9], 2)))
     is_open = bool(seat.stream.is_open)
     long.close()

@@ -66,9 +66,8 @@ def open_seats(component: Any) -> list[Any]:
     """The requests that the component's engine, on transformers or ONNX Runtime, computes or lets wait."""
     engine = component.engine
     if hasattr(engine, "_seats"):
-        seats = {*engine._seats.values(), *engine._waiting}
-    else:
-        seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
+        return [*engine._seats.values(), *engine._waiting]  # also those that have ended, and hold pages yet
+    seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
     return [seat for seat in seats if seat.stream.is_open]
 
 
