@@ -416,7 +416,7 @@ def test_refusals(name: str, is_streaming: bool, client: openai.OpenAI) -> None:
 
 
 def test_refusals_of_bodies(service: Service) -> None:
-    """What no client sends, and what other models serve."""
+    """Requests that no client sends, and for what other models serve."""
     path, good = "/v1/chat/completions", json.dumps({"model": "llm", **chat("Hello")}).encode()
     assert post(service, path, good)[0] == 200
     found = {

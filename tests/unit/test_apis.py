@@ -1,4 +1,4 @@
-"""What a model serves in OpenAI's API: found from its tensors, or said by its parameter ``api``."""
+"""Services of models in OpenAI's API: found from the tensors, or said by the parameter ``api``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``shoal doctor`` finds of a file of keys."""
+"""Findings of ``shoal doctor`` about a file of keys."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Tls(NamedTuple):
         ca_cert = ca_cert or os.environ.get("SSL_CERT_FILE", "")
         context = _read(ca_cert, lambda: ssl.create_default_context(cafile=ca_cert or None))
         if client_cert:
-            _read(client_cert, lambda: context.load_cert_chain(client_cert, password=_refuse_password))
+            _read(client_cert, lambda: context.load_cert_chain(client_cert, password=refuse_password))
         ca, own = (_read(path, Path(path).read_bytes) if path else None for path in (ca_cert, client_cert))
         return cls(context, ca, own)
 
@@ -63,5 +63,6 @@ def _read(path: str, read: Callable[[], T]) -> T:
         ) from None
 
 
-def _refuse_password() -> str:
-    raise ValueError("the key has a password")  # OpenSSL would ask for it at the terminal
+def refuse_password() -> str:
+    """Raise ``ValueError``, as the password of a private key: OpenSSL would ask for it at the terminal."""
+    raise ValueError("the key has a password")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import grpc  # type: ignore[import-untyped]
 
+from shoal.client.tls import refuse_password
 from shoal.errors import InputError
 from shoal.files import read_bytes
 from shoal.gateway.core.following import Followed
@@ -79,7 +80,7 @@ class Certificates(Followed):
         context.set_ciphers(_CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         try:
-            context.load_cert_chain(self._cert, self._key, password=_refuse_password)
+            context.load_cert_chain(self._cert, self._key, password=refuse_password)
             _shake_hands(context, self._cert)
             if self._client_ca:
                 context.load_verify_locations(self._client_ca)
@@ -105,10 +106,6 @@ def _read(option: str, path: Path, mark: str) -> bytes:
     except OSError as error:
         raise InputError(f"{option} {path} cannot be used: {error.strerror or error}.", "Give a PEM file.") from None
     return content
-
-
-def _refuse_password() -> str:
-    raise ValueError("the key has a password")  # OpenSSL would ask for it at the terminal
 
 
 def _shake_hands(context: ssl.SSLContext, cert: Path) -> None:
