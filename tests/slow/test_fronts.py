@@ -192,6 +192,16 @@ def test_web_pages_of_others_are_refused(service: Service, headers: dict[str, st
         with pytest.raises(urllib.error.HTTPError, match="403") as caught:
             urllib.request.urlopen(request, timeout=20)
         assert "is not on this machine" in json.loads(caught.value.read())["error"]
+    for path in ("/v1", "/v1/models", "/v1/nothing", "/v1/messages", "/v1/messages/batches"):
+        request = urllib.request.Request(f"http://{service.http}{path}", None, headers, method=method)
+        with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+            urllib.request.urlopen(request, timeout=20)
+        found = json.loads(caught.value.read())
+        assert "is not on this machine" in found["error"]["message"]
+        is_anthropic = "messages" in path
+        assert found["error"]["type"] == "permission_error"
+        assert found.get("type") == ("error" if is_anthropic else None)
+        assert found["error"].get("code") == (None if is_anthropic else "permission_denied")
 
 
 def test_pages_of_this_machine_and_forms_are_answered(service: Service) -> None:

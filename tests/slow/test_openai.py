@@ -57,6 +57,7 @@ def test_models(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.models.retrieve("nothing")
     assert refused.value.code == "model_not_found"
+    assert "Models: embedder, gpt-4o, labeller, llamav2, llm, " in refused.value.message
 
 
 # --- chats ----------------------------------------------------------------------------------------------------------
@@ -381,7 +382,7 @@ def test_rankings(service: Service) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {  # what is asked, and the code and the place of the refusal
     "role": ({"messages": [{"role": "robot", "content": "a"}]}, "invalid_value", "messages[0].role"),
     "no messages": ({"messages": []}, "invalid_value", "messages"),
-    "no content": ({"messages": [{"role": "user", "content": ""}]}, "invalid_value", "messages"),
+    "no content": ({"messages": [{"role": "user", "content": ""}]}, "invalid_value", "messages[0].content"),
     "missing": ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
@@ -436,6 +437,7 @@ def test_refusals_of_bodies(service: Service) -> None:
             "ids": post(service, "/v1/embeddings", b'{"model": "embedder", "input": [[1, 2]]}'),
             "fails": post(service, "/v1/embeddings", b'{"model": "embedder", "input": "break"}'),
             "path": post(service, "/v1/images/generations", b"{}"),
+            "no path": post(service, "/v1", b"{}"),
         }.items()
     }
     assert found == {
@@ -446,8 +448,26 @@ def test_refusals_of_bodies(service: Service) -> None:
         "typo": (400, "unknown_parameter", "temprature"),
         "no model": (400, "missing_required_parameter", "model"), "other": (400, "invalid_value", "model"),
         "ids": (400, "invalid_value", "input[0]"), "fails": (400, "invalid_value", None),
-        "path": (404, "unknown_url", None),
+        "path": (404, "unknown_url", None), "no path": (404, "unknown_url", None),
     }  # fmt: skip
+
+
+def test_refusals_name_places_as_the_route_has_them(service: Service) -> None:
+    """The field of the request, where the pipeline has another name for it; Anthropic's paths have its form."""
+    empty = [{"role": "user", "content": "a"}, {"role": "user", "content": ""}]
+    for path, body, place in (
+        ("/v1/responses", {"input": empty}, "input[1].content"),
+        ("/v1/responses", {"input": empty, "instructions": "a"}, "input[1].content"),
+        ("/v1/responses", {"input": "a " * 2000}, "input"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 10**6}, "max_output_tokens"),
+        ("/v1/completions", {"prompt": "a " * 2000}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "stop": ["a" * 4000, "b" * 4000]}, "stop"),
+    ):  # fmt: skip
+        status, found = post(service, path, json.dumps({"model": "llm", **body}).encode())
+        assert (status, found["error"]["param"]) == (400, place), found
+    status, found = post(service, "/v1/messages/batches", b"{}")
+    assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -457,15 +477,18 @@ def test_keys(repository: Path, tmp_path: Path) -> None:
     """Models of other keys are neither listed nor asked; without a key, there is OpenAI's own exception."""
     file = KeyFile(tmp_path / "keys.json")
     key, short = file.new("some", models=("llm*", "prompt")), file.new("few", models=("embedder",), may=("infer",))
-    with Service(repository, tmp_path / "log", "--keys", file.path) as service:
+    with Service(repository, tmp_path / "log", "--keys", file.path, "--alias", "gpt-4o=llm_bls") as service:
         with connect(service, api_key=key) as client:
-            assert {model.id for model in client.models.list()} == {"llm", "llm_bls", "llm-hf"}
+            assert {model.id for model in client.models.list()} == {"llm", "llm_bls", "llm-hf", "gpt-4o"}
             assert client.chat.completions.create(model="llm", **chat("Hello")).choices[0].message.content
             with pytest.raises(openai.PermissionDeniedError) as closed:
                 client.embeddings.create(model="embedder", input="a")
             assert closed.value.code == "permission_denied"
+            assert "This key is not for the model 'embedder'. Models: gpt-4o, llm, llm-hf, " in closed.value.message
         with connect(service, api_key=short) as client:
             assert client.embeddings.create(model="embedder", input="a", encoding_format="float").data
+            with pytest.raises(openai.PermissionDeniedError, match=r"not for the model 'gpt-4o'\. Models: embedder\."):
+                client.chat.completions.create(model="gpt-4o", **chat("Hello"))
             with pytest.raises(openai.PermissionDeniedError):
                 client.models.list()
         with connect(service, api_key="sk-nothing") as client, pytest.raises(openai.AuthenticationError) as unknown:

@@ -257,6 +257,8 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--host", "0.0.0.0"], "Give --keys FILE"),
         (["--expose", "nobody"], "--expose nobody names no model"),
         (["--alias", "gpt-4o"], "--alias 'gpt-4o' is not NAME=MODEL with a new name."),
+        (["--alias", "x:predict=chain"], "--alias 'x:predict=chain' is not NAME=MODEL with a new name."),
+        (["--alias", "my/x=chain"], "--alias 'my/x=chain' is not NAME=MODEL with a new name."),
         (["--trusted-proxy", "me"], "--trusted-proxy 'me' is not an IP address"),
         (["--client-share", "2"], "--client-share 2 is out of range"),
     ],

@@ -15,7 +15,7 @@ import pytest
 
 from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
-from tests.support.published import publish
+from tests.support.published import LABELS, publish
 from tests.unit.test_pages import BLOCK
 
 TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, NVIDIA, OPENAI = (
@@ -124,6 +124,7 @@ def test_every_block_of_the_openai_page_works(newcomer: Reader, tiny_bert: Path)
     rows = [row["OUTPUT__0"] for row in predicted["predictions"]]
     assert [row["probs"] for row in classified["data"]] == rows
     assert [len(row) for row in rows] == [3, 3]
+    assert {row["label"] for row in classified["data"]} <= {*LABELS.values()}
 
 
 def test_every_block_about_nvidias_models_works(newcomer: Reader) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +11,8 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from shoal.gateway.core.listener import PageGuard
+from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.routes import find_status
 
 OURS = "Host", "127.0.0.1:8000"
 
@@ -25,7 +26,10 @@ def ask(
     async def run() -> web.StreamResponse:
         return await PageGuard(allowed)(make_mocked_request(method, path, CIMultiDict(headers)), answer)
 
-    response = asyncio.run(run())
+    try:
+        response = asyncio.run(run())
+    except RefusedError as refused:
+        return find_status(refused), refused.words
     assert isinstance(response, web.Response)
     return response.status, str(response.text)
 
@@ -73,7 +77,7 @@ def test_who_is_on_this_machine_is_answered(headers: list[tuple[str, str]]) -> N
 def test_foreign_pages_are_refused(headers: list[tuple[str, str]], what: str, method: str) -> None:
     status, text = ask(headers, method)
     assert status == 403
-    assert json.loads(text)["error"].startswith(what)
+    assert text.startswith(what)
 
 
 def test_a_foreign_name_in_the_target_is_refused() -> None:

@@ -18,6 +18,8 @@ from shoal.gateway.core import listener
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.listener import Listener, PageGuard, listen
+from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.routes import find_status
 from shoal.gateway.options import IDLE_SECONDS, Limits, Options
 from tests.support.pairs import make_pair
 from tests.support.virtual_time import run, settle
@@ -31,13 +33,24 @@ class Bench:
     """A listener whose application answers ``/`` at once and ``/slow`` after 100 s, in virtual time."""
 
     def __init__(self, limits: Limits, most: int, tls: Certificates | None = None) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._refuse])
         app.router.add_get("/", self._answer)
         app.router.add_get("/slow", self._answer_late)
         app.router.add_get("/large", self._answer_at_length)
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
         self.listener = Listener(app, limits, most, PageGuard([]), tls)
+
+    @staticmethod
+    @web.middleware
+    async def _refuse(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer what the listener refuses, as ``HttpRoutes`` does."""
+        try:
+            return await handler(request)
+        except RefusedError as refused:
+            return web.Response(status=find_status(refused))
 
     async def _answer(self, _: web.Request) -> web.Response:
         return web.Response(text="answered")

@@ -153,8 +153,13 @@ def test_labels_may_be_given_where_a_file_has_none(tmp_path: Path) -> None:
     draft = draft_forest(source, "triage", labels=["easy", "hard", "odd"], max_batch_size=8)
     assert draft.message.parameters["labels"].string_value == '["easy", "hard", "odd"]'
     assert draft.message.max_batch_size == 8
+    assert draft.message.output[0].label_filename == "labels.txt"
+    assert draft.files["labels.txt"] == b"easy\nhard\nodd\n"
     plain = draft_forest(source, "triage")
     assert "labels" not in plain.message.parameters
+    assert (plain.message.output[0].label_filename, [*plain.files]) == ("", ["1/checkpoint.tl"])
+    broken = draft_forest(source, "triage", labels=["easy", "very\nhard", "odd"])  # a line of the file is a label
+    assert (broken.message.output[0].label_filename, [*broken.files]) == ("", ["1/checkpoint.tl"])
     assert "the file does not name the classes: give labels, or use their numbers" in plain.said
 
 

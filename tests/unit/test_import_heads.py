@@ -21,10 +21,12 @@ def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return publish(tiny_bert, tmp_path_factory.mktemp("published"))
 
 
-def test_labels_that_name_nothing_are_left_out(published: Path, tmp_path: Path) -> None:
+def test_labels_that_transformers_makes_are_labels(published: Path, tmp_path: Path) -> None:
     config, said = add(tmp_path, published / "unnamed", "unnamed", head="classification", max_batch_size=8)
-    assert "labels" not in config.spec.parameters
-    assert "its configuration names no labels" in said
+    assert config.spec.parameters["labels"] == '["LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3"]'
+    assert config.message.output[0].label_filename == "labels.txt"
+    assert (config.folder / "labels.txt").read_text(encoding="utf-8") == "LABEL_0\nLABEL_1\nLABEL_2\nLABEL_3\n"
+    assert "labels: LABEL_0, LABEL_1, LABEL_2, LABEL_3" in said
     assert config.spec.max_batch_size == 8
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1 import schema
+from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError, to_envelope
 from shoal.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
 from shoal.gateway.v1.responses import ResponseRequest
 from shoal.gateway.v1.tables import answer_rerank, answer_score
 from shoal.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
 from shoal.repository.apis import Api, Served
+from tests.support.configs import make_configs
+from tests.support.once import ROOT
 
 USER = {"role": "user", "content": "Hello"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -64,16 +70,20 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("chat max_tokens", [1, HUGE - 1, None], [0, -1, HUGE, 2**64, 1.5, "5"], "max_tokens"),
     ("chat max_completion_tokens", [1, HUGE - 1], [0, HUGE], "max_completion_tokens"),
     ("chat temperature", [0, 2.5, -1, None], ["hot", [], True], "temperature"),  # the pipeline knows the bounds
-    ("chat seed", [0, -1, 2**63], [1.5, "1"], "seed"),
+    ("chat seed", [0, -1, 2**63 - 1, -(2**63)], [1.5, "1", 2**63, -(2**63) - 1, 10**400], "seed"),
+    ("chat top_k", [0, HUGE - 1, None], [-1, HUGE, 2**64, 1.5], "top_k"),
+    ("chat min_tokens", [0, HUGE - 1, None], [-1, HUGE, 2**64], "min_tokens"),
+    ("message top_k", [0, HUGE - 1, None], [-1, HUGE], "top_k"),
+    ("response top_logprobs", [0, HUGE - 1, None], [-1, HUGE], "top_logprobs"),
     ("chat stop", ["a", ["a"] * 64, [], None], [["a"] * 65, 5], "stop"),
     ("chat stop", [["a"], ["a" * 4096]], [["a", 5], ["a", "b" * 4097]], "stop[1]"),
-    ("chat top_logprobs", [0, 20], [-1, 1.5], "top_logprobs"),
+    ("chat top_logprobs", [0, 20], [-1, 1.5, HUGE], "top_logprobs"),
     ("chat stream", [True, False, None], ["yes", 1], "stream"),
     ("chat stream_options", [{}, {"include_usage": True}, None], [5, []], "stream_options"),
     ("chat stream_options", [{"include_usage": None}], [{"include_usage": 1}], "stream_options.include_usage"),
     ("completion prompt", ["a", ["a"] * 128], [[], ["a"] * 129, None, 5], "prompt"),
     ("completion prompt", ["a"], [[[1, 2]], [1, 2]], "prompt[0]"),
-    ("completion logprobs", [0, 5, None], [-1, True], "logprobs"),
+    ("completion logprobs", [0, 5, None], [-1, True, HUGE], "logprobs"),
     ("embeddings input", ["a", ["a"] * 2048], ["", [], ["a"] * 2049], "input"),
     ("embeddings input", [["a", "b"]], [["", "a"]], "input[0]"),
     ("embeddings input", ["a"], [[1, 2], [[1]]], "input[0]"),
@@ -148,6 +158,15 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("response", {"tools": [{"type": "web_search"}]}, "tools"),
     ("response", {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
     ("response", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ("response", {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+    ("response", {"context_management": [{"type": "compaction"}]}, "context_management"),
+    ("response", {"background_options": {}}, "background_options"),
+    ("response", {"image": {}}, "image"),
+    ("chat", {"moderation": {"model": "a"}}, "moderation"),
+    ("message", {"container": "a"}, "container"),
+    ("message", {"output_config": {"effort": "low"}}, "output_config"),
+    ("message", {"mcp_servers": []}, "mcp_servers"),
+    ("message", {"speed": "fast"}, "speed"),
     ("message", {"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.type"),
     ("message", {"tools": [{"name": "a"}]}, "tools"),
 ]
@@ -176,11 +195,82 @@ def test_unknown_and_missing_parameters(kind: str) -> None:
 
 
 def test_parameters_that_matter_to_openai_alone() -> None:
-    values = {name: {"a": "b"} if name == "metadata" else False if name == "store" else "a" for name in schema.IDLE}
+    given: dict[str, Any] = {"metadata": {"a": "b"}, "prompt_cache_options": {"ttl": "30m"}, "store": False}
+    values = {name: given.get(name, "a") for name in schema.IDLE}
     for kind in ("chat", "completion", "embeddings", "response", "classify"):
         ask(kind, values)
         ask(kind, dict.fromkeys(schema.IDLE))
     assert ask("chat", values).settings() == {}
+
+
+def test_a_stored_prompt_is_refused() -> None:
+    refused = refuse("response", {"prompt": {"id": "a"}})
+    assert (refused.code, refused.message) == (NOT_SERVED, "prompt is not supported. Leave it out.")
+
+
+CLIENTS = {  # types of the requests of OpenAI's and Anthropic's Python clients
+    "chat": ("openai.types.chat.completion_create_params", "CompletionCreateParamsBase"),
+    "completion": ("openai.types.completion_create_params", "CompletionCreateParamsBase"),
+    "embeddings": ("openai.types.embedding_create_params", "EmbeddingCreateParams"),
+    "response": ("openai.types.responses.response_create_params", "ResponseCreateParamsBase"),
+    "message": ("anthropic.types.message_create_params", "MessageCreateParamsBase"),
+    "count": ("anthropic.types.message_count_tokens_params", "MessageCountTokensParams"),
+}
+KNOWN = {"openai": (3, 57), "anthropic": (2, 14)}  # newest versions whose fields are sorted
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_every_field_of_the_clients_is_known(kind: str) -> None:
+    """Each is obeyed, does nothing, or is refused by name."""
+    module, name = CLIENTS[kind]
+    package = module.partition(".")[0]
+    pytest.importorskip(package)
+    if tuple(map(int, version(package).split(".")[:2])) > KNOWN[package]:
+        pytest.skip(f"{package} is newer than the fields that are sorted here")
+    fields = [*getattr(import_module(module), name).__annotations__]
+    assert "model" in fields
+    if kind == "message":  # those of its beta
+        fields += import_module("anthropic.types.beta.message_create_params").MessageCreateParamsBase.__annotations__
+    known, _ = KINDS[kind]
+    unknown = {*fields} - {field.name for field in msgspec.structs.fields(known)} - {"betas"}  # a header
+    assert {refuse(kind, {field: []}).code for field in unknown} <= {NOT_SERVED}
+
+
+def test_the_page_names_what_is_not_served_and_what_does_nothing() -> None:
+    page = (ROOT / "docs" / "openai.md").read_text(encoding="utf-8")
+    nothing, refused = page.split("## What does nothing")[1].split("## Errors")[0].split("| refused |")
+    assert [name for name in schema.IDLE if f"`{name}`" not in nothing] == []
+    assert [name for name in schema._UNSUPPORTED if f"`{name}`" not in refused] == []
+
+
+def test_places_of_a_models_refusals() -> None:
+    """The route's own fields, whatever models call them."""
+    spec = make_configs(a='backend: "python" max_batch_size: 4')["a"].spec
+    nobody: Any = None
+
+    def refuse_as(kind: str, changed: dict[str, Any], message: str) -> tuple[str | None, str]:
+        asker = Asker(nobody, nobody, nobody, spec, 0, getattr(ask(kind, changed), "places", schema.Places("")))
+        refused = asker._to_error(message)
+        return refused.param, refused.message.partition(" ")[0]
+
+    empty, long = "messages[1] has an empty content.", "The prompt has 9 tokens; the model's context is 5."
+    assert refuse_as("chat", {}, empty) == ("messages[1].content", "messages[1]")
+    assert refuse_as("chat", {}, long) == ("messages", "The")
+    assert refuse_as("response", {"input": [USER]}, empty) == ("input[1].content", "input[1]")
+    assert refuse_as("response", {"input": [USER], "instructions": "a"}, empty) == ("input[0].content", "input[0]")
+    assert refuse_as("response", {"instructions": "a"}, empty) == ("input", "input")
+    assert refuse_as("response", {"instructions": "a"}, empty.replace("1", "0")) == ("instructions", "instructions")
+    assert refuse_as("response", {}, long) == ("input", "The")
+    assert refuse_as("message", {"system": "a"}, empty) == ("messages[0].content", "messages[0]")
+    assert refuse_as("completion", {}, long) == ("prompt", "The")
+    assert refuse_as("completion", {}, "text_input is no text.") == ("prompt", "prompt")
+    assert refuse_as("completion", {}, "in ensemble 'llm', top_logprobs is 21.")[0] == "logprobs"
+    assert refuse_as("message", {}, "stop_words has 5000 bytes.")[0] == "stop_sequences"
+    beyond = "max_tokens is 10, and the context has 5."
+    for kind, place in (("chat", "max_tokens"), ("response", "max_output_tokens"), ("message", "max_tokens")):
+        assert refuse_as(kind, {place: 10}, beyond)[0] == place
+    assert refuse_as("chat", {"max_completion_tokens": 10}, beyond)[0] == "max_completion_tokens"
+    assert refuse_as("predict", {}, "prompt is no text.") == (None, "prompt")
 
 
 BODIES = {  # bodies that no client sends
@@ -189,9 +279,9 @@ BODIES = {  # bodies that no client sends
     '{"model": "\\ud800", "messages": []}': "invalid_json",
     '{"model": "m", "messages": [{"role": "user", "content": "\\udfff\\ud800"}]}': "invalid_json",
     '{"model": "m", "temperature": 1e999, "messages": []}': WRONG,
-    '{"messages":' + "[" * 64 + "]" * 64 + "}": "invalid_json",
+    '{"messages":' + "[" * 32 + "]" * 32 + "}": "invalid_json", '{"messages":' + "[" * 31 + "]" * 31 + "}": WRONG,
     '{"messages":' + "[" * 10**6: "invalid_json",
-    '{"messages":' * 65 + "1" + "}" * 65: "invalid_json",
+    '{"messages":' * 33 + "1" + "}" * 33: "invalid_json",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from shoal.composition.artifacts import (
 )
 from shoal.composition.changes import find_changes, find_notes, name_placement
 from shoal.composition.environments import find_environments
+from shoal.composition.labels import find_labels
 from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
@@ -112,9 +113,12 @@ def compose(
         precisions = choose_precisions(models, artifacts, plan)
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_contents(artifacts)
+        labels = {model.name: find_labels(model, members) for model in models}
         with aside(target) as folder:
             for model in models:
                 _write_files(model, folder / model.name, artifacts)
+                for name, source in labels[model.name].values():
+                    _copy(source, folder / model.name / name)
             files = _hash_files(folder)
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
@@ -123,6 +127,8 @@ def compose(
             for model in models:
                 message = type(model.message)()
                 message.CopyFrom(model.message)
+                for tensor in message.output:
+                    tensor.label_filename, _ = labels[model.name].get(tensor.name, (tensor.label_filename, None))
                 if model.name in precisions:
                     write_dtype(message, model, precisions[model.name].dtype)
                 if model.name in warm_ups.requests:
@@ -163,9 +169,7 @@ def compose(
 
 def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> None:
     for source in version_files(model.folder):
-        copy = folder / source.relative_to(model.folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, copy)
+        _copy(source, folder / source.relative_to(model.folder))
     for source in list_made(model):
         version = folder / source.name
         version.mkdir(parents=True, exist_ok=True)
@@ -176,6 +180,11 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
             if artifacts and not artifact.find([source]):
                 for path in artifact.find([artifacts]):
                     shutil.copyfile(path, version / path.name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
 
 
 def version_files(model: Path) -> Iterator[Path]:

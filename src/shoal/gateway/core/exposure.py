@@ -8,7 +8,7 @@ from shoal.gateway.core.callers import ANYONE, Caller
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.visits import current_visit
 
-_MOST_LISTED = 20  # models named in a refusal
+MOST_LISTED = 20  # models named in a refusal
 
 
 class Exposure:
@@ -62,7 +62,7 @@ class Exposure:
             )
 
     def _known(self, caller: Caller) -> str:
-        return ", ".join([name for name in sorted(self._exposed) if self.is_exposed(name, caller)][:_MOST_LISTED])
+        return ", ".join([name for name in sorted(self._exposed) if self.is_exposed(name, caller)][:MOST_LISTED])
 
     def _absent(self, model: str, caller: Caller) -> RefusedError:
         known = self._known(caller)

@@ -20,6 +20,7 @@ from shoal.gateway.addresses import find_client, read_address
 from shoal.gateway.core.callers import ANYONE, Caller
 from shoal.gateway.core.certificates import Certificates
 from shoal.gateway.core.quotas import Quota
+from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.logs import log
 from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options, is_loopback
 
@@ -131,7 +132,11 @@ class PageGuard:
     async def __call__(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Pass a request on, or refuse it (aiohttp's interface)."""
+        """Pass a request on (aiohttp's interface).
+
+        Raises:
+            RefusedError: the request is refused.
+        """
         headers = request.headers
         hosts, origins = [*headers.getall("Host", []), request.host], headers.getall("Origin", [])
         sites = [site.strip().lower() for site in headers.getall("Sec-Fetch-Site", [])]
@@ -141,9 +146,8 @@ class PageGuard:
             what = f"Origin {', '.join(origins)!r:.60}"
         else:
             return await handler(request)
-        log.warning("A request was refused: %s.", what, extra={"most": 1})
         message = f"{what} is not on this machine. Ask for localhost, or start the service with --allow-host NAME."
-        return web.json_response({"error": message}, status=403)
+        raise RefusedError(Why.CLOSED, message)
 
     def _is_known(self, authority: str) -> bool:
         host = _read_host(authority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -102,7 +103,10 @@ class HttpRoutes:
         given = request.headers.getall("X-Request-Id", [])
         visit, status = begin_visit(self._gate.audit, str(request.remote), given), 500
         try:
-            response = await handler(request)
+            try:
+                response = await handler(request)
+            except RefusedError as refused:  # by the listener
+                response = self._refuse(refused, self._find_envelope(request.rel_url.raw_path))
             status, visit.sent = response.status, response.body_length or response.content_length or 0
             return response
         finally:
@@ -164,6 +168,11 @@ class HttpRoutes:
             if found := pattern.fullmatch(path):
                 return route, found.groupdict(default="")
         raise self._refuse_path(path)
+
+    def _find_envelope(self, path: str) -> Envelope:
+        with contextlib.suppress(RefusedError):
+            return self._find(path)[0].envelope
+        return to_error
 
     def _refuse(self, refused: RefusedError, envelope: Envelope) -> web.Response:
         self._gate.note_refusal(refused)

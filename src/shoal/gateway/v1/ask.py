@@ -25,26 +25,34 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusedError, Why
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.v1.errors import ApiError
+from shoal.gateway.v1.schema import Places
 from shoal.llm.client import Settings
 from shoal.llm.dialects import Dialect, Messages, find_dialect
 from shoal.pieces import Piece
 
 Take = Callable[[int, Piece], Awaitable[None]]
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
-_SETTINGS = {*Settings.__annotations__, "messages"}
+_SETTINGS = {*Settings.__annotations__}
+_PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
+_FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
 _STEP = re.compile(r"^in ensemble '[^']*', ")
 
 
 class Asker:
-    """One HTTP request of a caller to the model ``spec``; the body had ``num_bytes``."""
+    """One HTTP request of a caller to the model ``spec``; the body had ``num_bytes``.
 
-    def __init__(self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, num_bytes: int) -> None:
+    ``places`` are the request's fields by which refusals of the model are explained.
+    """
+
+    def __init__(
+        self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, num_bytes: int, places: Places
+    ) -> None:
         self.request, self.model = request, spec.name
-        self._gate, self._caller, self._spec, self._num_bytes = gate, caller, spec, num_bytes
+        self._gate, self._caller, self._spec, self._num_bytes, self._places = gate, caller, spec, num_bytes, places
 
     def at(self, spec: ModelSpec) -> Asker:
         """Return an asker of a step of the model."""
-        return Asker(self._gate, self.request, self._caller, spec, self._num_bytes)
+        return Asker(self._gate, self.request, self._caller, spec, self._num_bytes, self._places)
 
     # --- language models -------------------------------------------------------------------------------------------
 
@@ -67,7 +75,7 @@ class Asker:
                 inputs = dialect.to_inputs(prompt, settings, is_streaming=is_streaming)
                 arrays = to_arrays(self._spec.inputs, inputs, is_batched=self._spec.is_batched)
             except InputError as error:
-                raise _to_error(f"{error.what} {error.fix}") from None
+                raise self._to_error(f"{error.what} {error.fix}") from None
             messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
@@ -102,7 +110,7 @@ class Asker:
                     if failure is not None:
                         continue
                     if answer.lost is not None or answer.message.error_message or answer.request is None:
-                        await fail(answer.lost or _to_error(answer.message.error_message))
+                        await fail(answer.lost or self._to_error(answer.message.error_message))
                         continue
                     number = int(answer.request.request_id.rpartition("-")[2])
                     if not (answer.is_last and answer.is_empty):
@@ -114,7 +122,7 @@ class Asker:
                             await take(number, end)
                         await send_next()
             except FailedError as error:
-                failure = _to_refusal(error)
+                failure = self._to_refusal(error)
         if failure is None and not has_left(self.request):
             failure = next((cut for each in zip(dialects, last, strict=True) if (cut := self._find_cut(*each))), None)
         if failure is not None:
@@ -148,7 +156,7 @@ class Asker:
             call = Call(Method.INFER, spec.name, arrays, spec=spec)
             calls = split(call, spec.max_batch_size) if spec.is_batched else [call]
         except InputError as error:
-            raise _to_error(f"{error.what} {error.fix}") from None
+            raise self._to_error(f"{error.what} {error.fix}") from None
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(part: Call) -> Answer:
@@ -167,7 +175,7 @@ class Asker:
         try:
             return answers[0] if len(answers) == 1 else join(call, calls, answers)
         except InputError as error:
-            raise _to_error(f"{error.what} {error.fix}") from None
+            raise self._to_error(f"{error.what} {error.fix}") from None
 
     async def _ask(self, call: Call) -> Answer:
         body = to_grpc(call).message.SerializeToString()
@@ -180,33 +188,35 @@ class Asker:
                 self._caller, call.model, body, send, is_waited_for=lambda: not has_left(self.request)
             )
         except FailedError as error:
-            raise _to_refusal(error) from None
+            raise self._to_refusal(error) from None
         return self._read(_parse(content), call)
 
     def _read(self, message: Any, call: Call | None = None) -> Answer:
         answer: Answer = from_grpc(call or Call(Method.INFER, self._spec.name, spec=self._spec), message)
         return answer
 
+    def _to_refusal(self, error: FailedError) -> RefusedError:
+        """Return the refusal for Triton's answer with an error: of a full queue, say, one to try again after."""
+        if error.status is grpc.StatusCode.UNAVAILABLE:
+            return RefusedError(Why.UNAVAILABLE, error.message, RETRY_SECONDS)
+        return self._to_error(error.message)
+
+    def _to_error(self, message: str) -> ApiError:
+        """Return the refusal with a component's message, whose first word may be an input, as the request has it."""
+        message, places = _STEP.sub("", message), self._places
+        if re.search(r"the model's context is|context has", message):
+            place = places.max_tokens if "max_tokens" in message else places.prompt
+            return ApiError(message, place or None, "context_length_exceeded")
+        found = _FIRST.match(message)
+        word, index = found.groups() if found else ("", None)
+        if found and places.prompt and word in _PROMPTS:
+            place = places.find(int(index)) if index else places.prompt
+            message = place.removesuffix(".content") + message[len(found[0]) :]
+            return ApiError(message, place)
+        return ApiError(message, places.settings.get(word, word if word in _SETTINGS else None))
+
 
 def _parse(content: bytes) -> Any:
     from tritonclient.grpc import service_pb2
 
     return service_pb2.ModelInferResponse.FromString(content)
-
-
-def _to_refusal(error: FailedError) -> RefusedError:
-    """Return the refusal for Triton's answer with an error: of a full queue, say, one to try again after."""
-    if error.status is grpc.StatusCode.UNAVAILABLE:
-        return RefusedError(Why.UNAVAILABLE, error.message, RETRY_SECONDS)
-    return _to_error(error.message)
-
-
-def _to_error(message: str) -> ApiError:
-    """Return the refusal with a component's message; the first word may name the parameter."""
-    message = _STEP.sub("", message)
-    word = message.partition(" ")[0].partition("[")[0]
-    if re.search(r"the model's context is|context has", message):
-        return ApiError(message, "max_tokens" if "max_tokens" in message else "messages", "context_length_exceeded")
-    if word == "stop_words":
-        return ApiError(message, "stop")
-    return ApiError(message, word if word in _SETTINGS else None)

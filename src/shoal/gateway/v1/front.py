@@ -14,6 +14,7 @@ from aiohttp import web
 from shoal.client.calls import find_text_input
 from shoal.gateway.core.bodies import read_body
 from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.exposure import MOST_LISTED
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import Envelope, Route
@@ -25,7 +26,7 @@ from shoal.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, wr
 from shoal.gateway.v1.errors import ApiError, to_envelope
 from shoal.gateway.v1.messages import CountRequest, answer_message, to_anthropic
 from shoal.gateway.v1.responses import answer_response
-from shoal.gateway.v1.schema import MOST_BODY, ClassifyRequest, PredictRequest, decode
+from shoal.gateway.v1.schema import MOST_BODY, ClassifyRequest, Places, PredictRequest, decode
 from shoal.gateway.v1.tables import answer_classify, answer_embeddings, answer_predict, answer_rerank, answer_score
 from shoal.gateway.v1.tokens import (
     DetokenizeRequest,
@@ -92,7 +93,13 @@ class ApiFront:
             *map(make, OPERATIONS),
             Route("Description", Scope.OPEN, "/v1/openapi.json", self._answer_document, "GET", to_envelope),
             Route("Description", Scope.OPEN, "/v1/docs", self._answer_page, "GET", to_envelope),
-            Route("OpenAI's API", Scope.OPEN, "/v1/(?P<rest>.*)", self._refuse_path, "GET, POST, DELETE", to_envelope),
+            *(
+                Route(f"{name}'s API", Scope.OPEN, path, self._refuse_path, "GET, POST, DELETE", envelope)
+                for name, path, envelope in (
+                    ("Anthropic", r"/v1/messages(/[\s\S]*)", to_anthropic),
+                    ("OpenAI", r"/v1(/[\s\S]*)?", to_envelope),
+                )
+            ),
         ]
 
     async def _answer_document(self, *_: Any) -> web.Response:
@@ -108,9 +115,9 @@ class ApiFront:
     # --- models ----------------------------------------------------------------------------------------------------
 
     async def _answer_models(self, _: web.Request, caller: Caller) -> web.Response:
-        names = [*self._served, *self._aliases]
-        models = [self._describe(name, caller) for name in sorted(names) if self._is_exposed(name, caller)]
-        return to_response({"object": "list", "data": models})
+        return to_response({
+            "object": "list", "data": [self._describe(name, caller) for name in self._list_models(caller)],
+        })  # fmt: skip
 
     async def _answer_model(self, _: web.Request, caller: Caller, model: str) -> web.Response:
         model = unquote(model)
@@ -133,8 +140,10 @@ class ApiFront:
         predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
         return [*served.paths, *more, *predict]
 
-    def _is_exposed(self, name: str, caller: Caller) -> bool:
-        return self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)
+    def _list_models(self, caller: Caller) -> list[str]:
+        """Return the names by which a caller may ask models."""
+        names = sorted([*self._served, *self._aliases])
+        return [name for name in names if self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)]
 
     def _find(self, name: str, caller: Caller, path: str = "") -> str:
         """Return the model of a name, which serves ``path``, if that is given.
@@ -147,7 +156,9 @@ class ApiFront:
             self._gate.exposure.check_exposed(model, caller)
         except RefusedError as refused:
             code = "model_not_found" if refused.why is Why.ABSENT else ""
-            raise ApiError(refused.message, "model", code, refused.why) from None
+            what = refused.message.rpartition(" Models: ")[0].replace(repr(model[:100]), repr(name[:100]))
+            known = ", ".join(self._list_models(caller)[:MOST_LISTED])
+            raise ApiError(f"{what} Models: {known}.", "model", code, refused.why) from None
         if path and path not in (serves := self._list_routes(name)):
             raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
@@ -181,6 +192,7 @@ class ApiFront:
             asked = await asyncio.to_thread(work) if len(body) > SMALL else work()
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
             found = self._find(unquote(model) or asked.model, caller, path)
-            asker = Asker(self._gate, request, caller, self._specs[found], len(body))
+            places = getattr(asked, "places", Places(""))
+            asker = Asker(self._gate, request, caller, self._specs[found], len(body), places)
             del body, work
             return await answer(asked, asker)

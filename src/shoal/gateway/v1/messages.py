@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1.ask import Asker
-from shoal.gateway.v1.schema import Name, StopTexts
+from shoal.gateway.v1.schema import Count, Name, Number, Places, StopTexts
 from shoal.gateway.v1.writing import Event, Form, Json, answer
 from shoal.pieces import Piece
 
@@ -60,7 +60,16 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
     tool_choice: None = None
+    output_config: None = None
+    speed: Literal["standard"] | None = None
     cache_control: dict[str, str] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        return Places(settings={"stop_words": "stop_sequences"}, before="system" if self.system else "")
 
     @property
     def conversation(self) -> list[dict[str, str]]:
@@ -72,14 +81,17 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class MessageRequest(CountRequest, kw_only=True):
     """Body of ``POST /v1/messages``."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    max_tokens: Count
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Number | None = None
     stop_sequences: StopTexts | None = None
     stream: bool | None = None
     metadata: dict[str, str | None] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    diagnostics: None = None
+    inference_geo: None = None
 
     @property
     def is_streaming(self) -> bool:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.chat import describe_places
-from shoal.gateway.v1.schema import Body, Count, TextFormat
+from shoal.gateway.v1.schema import Body, Count, Number, Places, TextFormat
 from shoal.gateway.v1.writing import Event, Form, Json, answer
 from shoal.pieces import Piece
 
@@ -30,6 +30,7 @@ class Part(Struct, forbid_unknown_fields=True):
 
     type: Literal["input_text", "output_text"]
     text: str
+    prompt_cache_breakpoint: dict[str, str] | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     logprobs: list[Any] | None = None
 
@@ -75,7 +76,7 @@ class ResponseRequest(Body, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Number | None = None
     include: Annotated[list[Literal["message.output_text.logprobs"]], Meta(max_length=8)] | None = None
     stream: bool | None = None
     stream_options: ResponseOptions | None = None
@@ -90,6 +91,8 @@ class ResponseRequest(Body, kw_only=True):
     conversation: None = None
     prompt: None = None
     background: Literal[False] | None = None
+    moderation: None = None
+    context_management: None = None
 
     @property
     def is_streaming(self) -> bool:
@@ -105,6 +108,12 @@ class ResponseRequest(Body, kw_only=True):
         else:
             found += [(item.role, _join(item)) for item in self.input]
         return [{"role": "system" if role == "developer" else role, "content": text} for role, text in found]
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        before, is_list = "instructions" if self.instructions else "", not isinstance(self.input, str)
+        return Places("input", {"max_tokens": "max_output_tokens"}, before, is_list)
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""

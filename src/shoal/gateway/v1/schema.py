@@ -7,7 +7,8 @@ why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: the
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,13 +19,16 @@ from shoal.gateway.v1.errors import ApiError
 from shoal.gateway.v2.screening import screen_nesting
 
 MOST_BODY = 2**22  # bytes
+MOST_NESTED = 32  # brackets of JSON within each other
 IDLE = (
-    "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store",
+    "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "store",
 )  # fmt: skip
 _TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "answers follow no grammar"
-_AS_CHAT = "prompts are those of chats to answer"
+_AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
+_FREE = "nothing is billed"
 _UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
@@ -38,7 +42,12 @@ _UNSUPPORTED = {
     "truncation": "prompts are never cut", "format": _FORMS,
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
     "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
-    "dimensions": "embeddings have the size that their model gives them",
+    "dimensions": "embeddings have the size that their model gives them", "background_options": _NO_STATE,
+    "moderation": "nothing is moderated", "image": _TEXTS, "context_management": _WHOLE, "compaction": _WHOLE,
+    "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _TOOLS,
+    "mcp_servers": _TOOLS, "output_config": _FORMS, "output_format": _FORMS, "thread": _NO_STATE,
+    "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
+    "fallback_credit_token": _FREE, "billing_policy": _FREE,
 }  # fmt: skip
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
 _OF_TOOLS = re.compile("'(tool|function)'")  # roles
@@ -47,10 +56,34 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
 StopText = Annotated[str, Meta(max_length=4096)]
 StopTexts = Annotated[list[StopText], Meta(max_length=64)]
 T = TypeVar("T", bound=Struct)
+
+
+class Places(NamedTuple):
+    """Fields of a request by which a model's refusals are explained: those with its prompt, and with settings.
+
+    Without a prompt, ``prompt`` is empty. ``before`` is the field whose text is the first message, empty if there is
+    none; ``is_list`` says whether the field ``prompt`` has the other messages.
+    """
+
+    prompt: str = "messages"
+    settings: Mapping[str, str] = {"stop_words": "stop"}
+    before: str = ""
+    is_list: bool = True
+
+    @property
+    def max_tokens(self) -> str:
+        """The field with the greatest number of tokens."""
+        return self.settings.get("max_tokens", "max_tokens")
+
+    def find(self, index: int) -> str:
+        """Return the place of a message's content."""
+        at = index - bool(self.before)
+        return self.before if at < 0 else f"{self.prompt}[{at}].content" if self.is_list else self.prompt
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -58,6 +91,7 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
     text: str
     type: Literal["text"] = "text"
+    prompt_cache_breakpoint: dict[str, str] | None = None
 
 
 class Message(Struct, forbid_unknown_fields=True):
@@ -99,6 +133,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     store: Literal[False] | None = None
@@ -115,13 +150,13 @@ class Writing(Body, kw_only=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopText | StopTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: int | None = None
+    top_k: Number | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Number | None = None
     n: Literal[1] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
 
@@ -155,7 +190,7 @@ class ChatRequest(Writing, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Number | None = None
     response_format: TextFormat | None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -168,6 +203,13 @@ class ChatRequest(Writing, kw_only=True):
     reasoning_effort: Literal["none"] | None = None
     verbosity: None = None
     web_search_options: None = None
+    moderation: None = None
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return Places(settings={"stop_words": "stop", "max_tokens": longest})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
@@ -186,7 +228,7 @@ class CompletionRequest(Writing, kw_only=True):
     """Body of ``POST /v1/completions``."""
 
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Number | None = None
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
@@ -195,6 +237,11 @@ class CompletionRequest(Writing, kw_only=True):
     def prompts(self) -> list[str]:
         """The texts to continue."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        return Places("prompt", {"stop_words": "stop", "top_logprobs": "logprobs"})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
@@ -263,7 +310,7 @@ def decode(kind: type[T], body: bytes) -> T:
         ApiError: the body is not JSON, or not such a request; the error names the place.
     """
     try:
-        screen_nesting(body)
+        screen_nesting(body, MOST_NESTED)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(kind, str(error)) from None
@@ -280,22 +327,27 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
     if unknown := _UNKNOWN.match(what):
         name = unknown[1]
         param = f"{place}.{name}" if place else name
-        if name in _UNSUPPORTED:
-            return ApiError(f"{param} is not supported: {_UNSUPPORTED[name]}.", param, "unsupported_parameter")
+        if reason := _find_reason(param):
+            return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
         known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
         near = f" {suggest(name[:60], known)}" if known else ""
         return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
     if missing := _MISSING.match(what):
         place = f"{place}.{missing[1]}" if place else missing[1]
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
-    names = [name.partition("[")[0] for name in place.split(".")]
-    reason = next((f": {_UNSUPPORTED[name]}" for name in names if name in _UNSUPPORTED), "")
-    reason = f": {_TOOLS}" if names[-1] == "role" and _OF_TOOLS.search(what) else reason
+    reason = _TOOLS if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
     if reason or what.startswith("Expected `null`"):
-        return ApiError(f"{place} is not supported{reason}. Leave it out.", place, "unsupported_parameter")
+        why = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
+        return ApiError(f"{place} {why}", place, "unsupported_parameter")
     if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
         return ApiError(
             f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",
             place,
         )
     return ApiError(f"{place or 'The request'}: {what[:200]}.", place or None)
+
+
+def _find_reason(place: str) -> str:
+    """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
+    names = (name.partition("[")[0] for name in place.split("."))
+    return next((_UNSUPPORTED[name] for name in names if name in _UNSUPPORTED), "")

@@ -111,7 +111,7 @@ async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, t
     for number, row in enumerate(rows):
         alike[tuple(sorted(row))].append(number)
     if not spec.is_batched and len(rows) > 1:
-        raise ApiError(f"{spec.name} takes one instance at a time.", "instances")
+        raise ApiError("The model takes one instance at a time.", "instances")
     found: list[tuple[list[int], dict[str, Any]]] = []
     for names, numbers in alike.items():
         picked = [rows[number] for number in numbers]
@@ -120,7 +120,7 @@ async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, t
         columns = {name: array if spec.is_batched else array[None] for name, array in answer.items()}
         for name, array in columns.items():
             if len(array) != len(numbers):
-                raise ApiError(f"{spec.name} does not answer each row with a row of {name}.", "instances")
+                raise ApiError(f"The model does not answer each row with a row of {name}.", "instances")
         found.append((numbers, columns))
 
     def encode() -> bytes:

@@ -171,10 +171,10 @@ def _has_nan(content: bytes) -> bool:
     return b"NaN" in content or b"Infinity" in content
 
 
-def screen_nesting(content: bytes) -> None:
-    """Raise ``RefusedError`` if brackets are nested too deeply, whether or not ``content`` is valid JSON."""
-    if len(content) > SMALL or content.count(b"[") + content.count(b"{") > MOST_NESTED:
-        scan(content)
+def screen_nesting(content: bytes, most: int = MOST_NESTED) -> None:
+    """Raise ``RefusedError`` if brackets are nested deeper than ``most``, whether or not ``content`` is valid JSON."""
+    if len(content) > SMALL or content.count(b"[") + content.count(b"{") > most:
+        scan(content, most=most)
 
 
 class Span(NamedTuple):
@@ -185,14 +185,14 @@ class Span(NamedTuple):
     num_values: int
 
 
-def scan(content: bytes, level: int = 0) -> tuple[list[Span], int]:
+def scan(content: bytes, level: int = 0, most: int = MOST_NESTED) -> tuple[list[Span], int]:
     """Find the lists of JSON whose brackets are the ``level``-th ones from outside, and count the commas.
 
     Return these lists, and the number of commas outside strings. For content that is not
     valid JSON, the result is right up to the first error, where parsers stop.
 
     Raises:
-        RefusedError: brackets are nested too deeply, or there are too many such lists.
+        RefusedError: brackets are nested deeper than ``most``, or there are too many such lists.
     """
     depth = deepest = num_commas = num_quotes = 0
     starts, ends, is_escaped = list[tuple[int, int]](), list[tuple[int, int]](), False
@@ -219,8 +219,8 @@ def scan(content: bytes, level: int = 0) -> tuple[list[Span], int]:
             ends += zip((at + places[is_end] + 1).tolist(), commas[is_end].tolist(), strict=True)
             if len(starts) > MOST_LISTS:
                 raise RefusedError(Why.WRONG, f"The JSON has more than {MOST_LISTS} lists besides its inputs' data.")
-    if deepest > MOST_NESTED:
-        raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {MOST_NESTED} are read.")
+    if deepest > most:
+        raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {most} are read.")
     spans = [
         Span(start, end, after - before + 1)
         for (start, before), (end, after) in zip(starts, ends, strict=False)

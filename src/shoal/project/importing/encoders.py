@@ -5,10 +5,9 @@ Also contains the PyTorch modules that are exported.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
 from shoal.files import read_json as read_plain_json
 from shoal.progress import OnProgress
-from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage
+from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage, write_labels
 from shoal.project.scaffold.clone import draft_like
 from shoal.text.tokens import LENGTHS
 
@@ -62,7 +61,7 @@ def draft_encoder(
     ``normalise`` is true. The defaults of ``pooling`` and ``normalise`` are read from the encoder's files for
     sentence-transformers; without these files ``pooling`` must be given, and ``normalise`` is false. ``classification``
     returns ``[num_classes]``, the probabilities from the checkpoint's own trained head; the class names become the
-    parameter ``labels``. ``regression`` returns ``[1]``, the score from that head.
+    parameter ``labels``, and the file of ``label_filename``. ``regression`` returns ``[1]``, the score from that head.
 
     ``format`` is ``torchscript`` or ``onnx``. If ``tokenizer`` is given, a second model folder of that name is drafted,
     which converts texts to at most ``max_length`` tokens each. The default of ``max_length`` is the encoder's maximum,
@@ -100,7 +99,7 @@ def draft_encoder(
     message = make_config(
         name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
         [TensorSpec(out, "TYPE_FP32", (made.width,))], artifact=file, max_batch_size=max_batch_size,
-        parameters={ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}", **made.parameters},
+        parameters={ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"},
     )  # fmt: skip
     said = [
         encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
@@ -111,7 +110,8 @@ def draft_encoder(
         length = _find_length(encoder, max_length)
         beside = _copy_tokenizer(tokenizer, encoder, tokens, length, scratch)
         said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
-    return Imported(message, {f"1/{file}": scratch / file}, tuple(said), beside)
+    labels = write_labels(message, made.labels) if made.labels else {}
+    return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
 
 
 # --- what was published ------------------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def _read_published(place: str, name: str, revision: str | None) -> Any:
 class _Made:
     """A module to export; its output has size ``width`` per row, and ``what`` describes the output.
 
-    ``notes`` are for the user, ``parameters`` for the module's ``config.pbtxt``.
+    ``notes`` are for the user; ``labels`` are the names of its classes, if there are any.
     """
 
     module: Trunked
     width: int
     what: str
     notes: tuple[str, ...] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
 
 
 def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _Made:
@@ -275,14 +275,13 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
     if head == REGRESSION:
         return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head", pairs)
     activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
-    labels = [str(config.id2label.get(index, "")) for index in range(width)]
-    is_named = all(labels) and labels != [f"LABEL_{index}" for index in range(width)]
+    labels = tuple(str(config.id2label.get(index, "")) for index in range(width))
+    is_named = all(labels)
     what = f"{width} probabilities, the {activation} of its own trained head"
     notes = [f"labels: {', '.join(labels)}" if is_named else "its configuration names no labels"]
     if activation == SIGMOID:
         notes.append("one sigmoid per class: its configuration says multi_label_classification")
-    parameters = {"labels": json.dumps(labels, ensure_ascii=False)} if is_named else {}
-    return _Made(Headed(encoder.model, activation), width, what, (*notes, *pairs), parameters)
+    return _Made(Headed(encoder.model, activation), width, what, (*notes, *pairs), labels if is_named else ())
 
 
 # --- its tokens --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from shoal.files import MAX_BINARY, read_bytes
 from shoal.forests.checkpoints import Forest, Task
 from shoal.project.importing.boosters import read_lightgbm, read_xgboost
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
-from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, write_labels
 from shoal.project.importing.isolated_reader import CHECKPOINT, load_checkpoint, read_apart, refuse
 from shoal.project.importing.verify_forest import Found, write_proven
 
@@ -37,7 +36,8 @@ def draft_forest(
 
     ``source`` is a file (XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``, Treelite ``.tl``, scikit-learn ``.skops``)
     or an object of one of these libraries. ``labels`` are the class names, in order; they become the parameter
-    ``labels``, a JSON list. Their default is the estimator's own class names; files of XGBoost and LightGBM have none.
+    ``labels``, a JSON list, and the file of ``label_filename``. Their default is the estimator's own class names; files
+    of XGBoost and LightGBM have none.
 
     Raises:
         InputError: an option does not fit the model, or ``source`` is not a forest.
@@ -59,8 +59,6 @@ def draft_forest(
     parameters = {"model_type": "treelite_checkpoint", "storage_type": "AUTO", "output_class": "false"}
     if found.is_classifier:
         parameters |= {"output_class": "true", "predict_proba": "true", "threshold": "0.5"}
-    if chosen is not None:
-        parameters["labels"] = json.dumps(chosen, ensure_ascii=False)
     message = make_config(
         name,
         "fil",
@@ -71,7 +69,8 @@ def draft_forest(
         parameters=parameters,
     )
     said = (found.what, *_describe(forest, found, width, chosen), *found.said, *proven)
-    return Imported(message, {f"1/{CHECKPOINT}": content}, said)
+    beside = {} if chosen is None else write_labels(message, chosen)
+    return Imported(message, {f"1/{CHECKPOINT}": content, **beside}, said)
 
 
 def _find_forest(source: Any) -> Found:

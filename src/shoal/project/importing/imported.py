@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from shoal.component.spec import TensorSpec
 from shoal.progress import OnProgress
 
+LABELS = "labels.txt"
 MAX_BATCH_SIZE = 512  # default for a model whose file sets no limit
 
 
@@ -68,3 +70,15 @@ def make_config(
     for key, value in given.items():
         message.parameters[key].string_value = value
     return message
+
+
+def write_labels(message: Any, labels: Sequence[str]) -> dict[str, bytes]:
+    """Name the classes of a model's only output in its parameter ``labels``, and in the file for Triton; return that.
+
+    Triton's file has a label per line: if a label is empty or has a line break, there is only the parameter.
+    """
+    message.parameters["labels"].string_value = json.dumps([*labels], ensure_ascii=False)
+    if any(label.splitlines() != [label] for label in labels):
+        return {}
+    message.output[0].label_filename = LABELS
+    return {LABELS: "".join(f"{label}\n" for label in labels).encode()}

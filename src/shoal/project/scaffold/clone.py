@@ -14,6 +14,7 @@ from shoal.check.findings import Place, Severity
 from shoal.component.artifact_files import read_json
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import version_files
+from shoal.composition.labels import find_labels
 from shoal.errors import InputError
 from shoal.files import parse_json
 from shoal.project.scaffold import text
@@ -58,7 +59,7 @@ def draft_like(
     config = as_config(message, source.folder)
     folder = f"{category or source.folder.parent.name}/{name}"
     _check_artifacts(source, artifacts or {})
-    files = {**_find_files(source.folder), **{f"1/{file}": path for file, path in (artifacts or {}).items()}}
+    files = {**_find_files(source), **{f"1/{file}": path for file, path in (artifacts or {}).items()}}
     here = {path.removeprefix("1/") for path in files}
     missing = [file for file in config.artifacts if file.is_required and here.isdisjoint(file.names)]
     spec = config.spec
@@ -87,9 +88,10 @@ def _find_model(like: str, available: Mapping[str, ModelConfig]) -> ModelConfig:
     return available[like]
 
 
-def _find_files(model: Path) -> dict[str, Path]:
+def _find_files(model: ModelConfig) -> dict[str, Path]:
     """Find the files to copy, by their paths in the model folder."""
-    files = {str(path.relative_to(model)): path for path in version_files(model)}
+    files = {str(path.relative_to(model.folder)): path for path in version_files(model.folder)}
+    files |= dict(find_labels(model, {}).values())
     if len(files) > 1:
         files.pop("1/.gitkeep", None)
     return files
