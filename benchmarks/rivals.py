@@ -264,7 +264,7 @@ def judge(vllm: str, port: str, weights: Path, streams: int, prompts: int, folde
     run(command, env=ENVIRONMENT)
     found = dict(json.loads(out.read_text(encoding="utf-8")))
     if any(found["errors"]):
-        raise RuntimeError(f"{port}: {next(error for error in found["errors"] if error)}")
+        raise RuntimeError(f"{port}: {next(filter(None, found['errors']))}")
     return found
 
 

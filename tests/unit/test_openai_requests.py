@@ -301,6 +301,11 @@ def test_settings() -> None:
     assert ask("completion", {"logprobs": 2}).settings() == {"return_logprobs": True, "top_logprobs": 2}
     assert ask("response", {"max_output_tokens": 3, "top_p": 0.5}).settings() == {"max_tokens": 3, "top_p": 0.5}
     assert ask("message", {"stop_sequences": ["a"]}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
+    exact = ask("chat", {"ignore_eos": True, "max_completion_tokens": 5}).settings()
+    assert exact == {"max_tokens": 5, "min_tokens": 5}
+    for beside in ({}, {"max_tokens": 5, "stop": "a"}, {"max_tokens": 5, "min_tokens": 2}):
+        with pytest.raises(ApiError, match="ignore_eos needs max_tokens, and neither stop nor min_tokens beside it"):
+            ask("completion", {"ignore_eos": True, **beside}).settings()
     for changed, place in (({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"), (
         {"top_logprobs": 2}, "top_logprobs",
     ), ({"stream_options": {"include_usage": True}}, "stream_options")):  # fmt: skip

@@ -142,7 +142,8 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 class Writing(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
-    ``top_k``, ``repetition_penalty`` and ``min_tokens`` are vLLM's additions.
+    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions. Load generators send the
+    last one for answers of exactly ``max_tokens`` tokens; here it is a ``min_tokens`` of as many.
     """
 
     max_tokens: Count | None = None
@@ -157,6 +158,7 @@ class Writing(Body, kw_only=True):
     top_k: Number | None = None
     repetition_penalty: float | None = None
     min_tokens: Number | None = None
+    ignore_eos: bool | None = None
     n: Literal[1] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
 
@@ -180,8 +182,16 @@ class Writing(Body, kw_only=True):
             "min_tokens",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
-        found = {**given, "max_tokens": self.max_tokens, "stop_words": words or None}
+        found = {**given, "max_tokens": self.find_max_tokens(), "stop_words": words or None}
+        if self.ignore_eos:
+            if found["max_tokens"] is None or words or self.min_tokens is not None:
+                raise ApiError("ignore_eos needs max_tokens, and neither stop nor min_tokens beside it.", "ignore_eos")
+            found["min_tokens"] = found["max_tokens"]
         return {name: value for name, value in found.items() if value is not None}
+
+    def find_max_tokens(self) -> int | None:
+        """Return the greatest number of new tokens."""
+        return self.max_tokens
 
 
 class ChatRequest(Writing, kw_only=True):
@@ -211,16 +221,20 @@ class ChatRequest(Writing, kw_only=True):
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         return Places(settings={"stop_words": "stop", "max_tokens": longest})
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings by the names that language models have for them."""
+    def find_max_tokens(self) -> int | None:
+        """Return the greatest number of new tokens."""
         most = [number for number in (self.max_tokens, self.max_completion_tokens) if number is not None]
         if len({*most}) > 1:
             raise ApiError(
                 f"max_tokens is {most[0]} and max_completion_tokens is {most[1]}. Send one of them.", "max_tokens"
             )
+        return most[0] if most else None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
-        found = super().settings() | ({"max_tokens": most[0]} if most else {})
+        found = super().settings()
         return found | ({"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
 
 
