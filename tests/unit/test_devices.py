@@ -206,3 +206,18 @@ def test_a_server_without_metrics_answers_all_the_same(
     metrics._thread.join(5)
     assert "model double publishes no metrics" in caplog.text
     metrics.close()
+
+
+def test_on_a_gpu_torch_does_not_use_cudnns_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a plan for each new length of text, which takes longer than the text."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    chosen: list[int] = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        Device("gpu", 0, "torch").prepare()
+        assert chosen == [0]
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
