@@ -239,7 +239,7 @@ def test_long_batches_are_not_a_fault(service: Service, home: Path) -> None:
 )
 def test_encodings_that_cannot_be_read(service: Service, encoding: str, body: bytes, status: int, words: str) -> None:
     found, headers, content = ask(service, "/v2/models/chain/infer", body, Content_Encoding=encoding)
-    assert (found, headers["Server"]) == (status, "shoal")
+    assert (found, headers["Server"], headers["X-Content-Type-Options"]) == (status, "shoal", "nosniff")
     assert words in json.loads(content)["error"]
 
 
