@@ -1,9 +1,9 @@
 """Services of tests with keys and TLS, whatever their clients can do.
 
-With the variable ``SHOAL_TEST_KEYS``, ``tests.support.service.Service`` starts with ``--keys``, ``--tls-cert`` and
-``--tls-key``, and the addresses that it gives to clients are those of a ``Secured``: it sends what it gets over TLS to
-the service, with a key in the head of each request. The key is the canary of such a run: nothing that the service sends
-or writes may have it.
+With the variable ``SHOAL_TEST_KEYS``, ``tests.support.service.Service`` starts with ``--keys``, ``--tls-cert``,
+``--tls-key`` and ``--audit``, and the addresses that it gives to clients are those of a ``Secured``: it sends what it
+gets over TLS to the service, with a key in the head of each request. The key is the canary of such a run: nothing that
+the service sends or writes may have it. A client that ends its half of a connection ends both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from shoal.gateway.key_file import ACTS, KeyFile
 from shoal.processes import processes
@@ -30,15 +29,8 @@ _PIECE = 2**16
 _LONG_LINE = 2**15  # bytes of a line that are passed on before its end
 
 
-class _Marking(Protocol):
-    """What a client sends on one connection, with the key added."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Take what has come; return what can be passed on."""
-
-
 class _Http1:
-    """The key follows the first line of each request, in place of the client's own.
+    """Adds the key to a connection: it follows the first line of each request, in place of the client's own.
 
     After a body in chunks, or a line without an end, the rest of the connection passes as it is.
     """
@@ -79,7 +71,7 @@ class _Http1:
 
 
 class _Http2:
-    """The key is the last field of each request's head, as a literal that no table remembers."""
+    """Adds the key to a connection, as the last field of each request's head: a literal that no table remembers."""
 
     def __init__(self, key: str) -> None:
         name, value = b"authorization", f"Bearer {key}".encode()
@@ -101,6 +93,9 @@ class _Http2:
             yield frame
 
 
+_Kind = type[_Http1] | type[_Http2]
+
+
 class Secured:
     """Key and certificate of a service whose log is ``log``, and the addresses for its clients."""
 
@@ -109,10 +104,10 @@ class Secured:
         cert, key = make_pair(folder)
         file = KeyFile(folder / "keys.json")
         self._key = file.new("tests", may=ACTS)
-        self.options = ["--keys", file.path, "--tls-cert", cert, "--tls-key", key]
+        self.options = ["--keys", file.path, "--tls-cert", cert, "--tls-key", key, "--audit", folder / "audit"]
         self._context = {kind: ssl.create_default_context(cafile=cert) for kind in (_Http1, _Http2)}
         self._context[_Http2].set_alpn_protocols(["h2"])
-        self._leaks = list[str]()
+        self._leaks = set[str]()
         self._loop = asyncio.new_event_loop()
         self._tasks, self._servers = set[asyncio.Task[None]](), list[asyncio.Server]()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -120,11 +115,11 @@ class Secured:
 
     def serve(self, http: str, grpc: str, metrics: str) -> list[str]:
         """Return addresses that stand for those of the service."""
-        kinds = {http: _Http1, grpc: _Http2, metrics: _Http1}
+        kinds: dict[str, _Kind] = {http: _Http1, grpc: _Http2, metrics: _Http1}
         serving = (self._listen(address, kind) for address, kind in kinds.items())
         return [asyncio.run_coroutine_threadsafe(each, self._loop).result() for each in serving]
 
-    async def _listen(self, address: str, kind: Callable[[str], _Marking]) -> str:
+    async def _listen(self, address: str, kind: _Kind) -> str:
         host, _, port = address.rpartition(":")
 
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +196,7 @@ class Secured:
             nonlocal last
             last = last[-len(self._secret) :] + data
             if self._secret in last:
-                self._leaks.append(f"an answer: {last[:200]!r}")
+                self._leaks.add(f"an answer: {last[:200]!r}")
             return data
 
         return look
@@ -220,7 +215,7 @@ class Secured:
         for path in files:
             with suppress(OSError):  # it is gone, or another user's
                 if path.is_file() and not path.is_symlink() and self._secret in path.read_bytes():
-                    self._leaks.append(str(path))
+                    self._leaks.add(str(path))
 
     def end(self) -> None:
         """Close all connections.
@@ -240,4 +235,4 @@ class Secured:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        assert not self._leaks, f"The key of the tests is in {', '.join(self._leaks)}"
+        assert not self._leaks, f"The key of the tests is in {', '.join(sorted(self._leaks))}"

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -184,9 +185,11 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._secured and self.process.poll() is None:
-            self._secured.search(self.process.pid)
         if self.process.poll() is None:
+            if self._secured:
+                with suppress(OSError):
+                    self.get("/metrics")  # which passes where the key is looked for
+                self._secured.search(self.process.pid)
             self.stop()
         if self._secured:
             self._secured.search(self.process.pid)
