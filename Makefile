@@ -64,8 +64,8 @@ VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/tes
 VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
                        test_whole.py test_bls_lasts.py)
 VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile_random \
-                       test_llm_clients test_log_probs test_openai_whole test_option_served test_option_service \
-                       test_refused_memory test_rows test_service_load test_storms test_streams test_streams_left \
+                       test_llm_clients test_log_probs test_openai_whole test_option_served test_refused_memory \
+                       test_rows test_service_load test_storms test_streams test_streams_left \
                        test_streams_served test_supervisor test_texts test_whole))
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py

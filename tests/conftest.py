@@ -65,6 +65,7 @@ def fp32() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("without_keys")
     if mark is not None and os.environ.get(VARIABLE):
