@@ -1,6 +1,7 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
 # make test         lint, types, unit and served tests: at most 8 minutes on two cores
-# make test-slow    the other tests: pages as typed, environments, faults, trainings; about 35 minutes
+# make test-slow    the other tests: pages as typed, environments, faults, trainings, and some of them again with keys
+#                   and TLS (SHOAL_TEST_KEYS=1); about 40 minutes
 # make verify       the full figures behind the claims, recorded under benchmarks/results; hours, one of them a soak.
 #                   SUBJECT=claims (or another of those below) runs one of them
 # make bench        what Triton and `shoal serve` add to a request: two of the subjects of `make verify`, in minutes
@@ -28,19 +29,24 @@ test: lint
 # Two workers at once delay each other's servers by seconds: a test that fails then is run again, alone. What fails twice
 # fails, and so does a run that left a process behind (exit code 6).
 test-slow: $(VENV)/.wheels
-	$(BIN)/pytest --numprocesses 2 tests/slow || \
-		{ test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none tests/slow; }
+	$(call TWICE,$(BIN)/pytest,tests/slow)
+	$(call TWICE,SHOAL_TEST_KEYS=1 $(BIN)/pytest,$(KEYED))
+
+TWICE = $(1) --numprocesses 2 $(2) || { test $$? -eq 1 && $(1) --last-failed --last-failed-no-failures none $(2); }
+KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts test_hostile test_openai test_other_clients test_service \
+         test_stalled test_standard_clients test_wire_forms))
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm latency front
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm keys latency front
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
 
+verify-keys: export SHOAL_TEST_KEYS := 1
 verify-%: $(VENV)/.installed $(VENV)/.wheels
 	$(if $(VERIFY_$*),$(BIN)/$(VERIFY_$*),$(error There is no subject $*. Known: $(SUBJECTS)))
 
@@ -57,6 +63,10 @@ VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
 VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
                        test_whole.py test_bls_lasts.py)
+VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile_random \
+                       test_llm_clients test_log_probs test_openai_whole test_option_served test_refused_memory \
+                       test_rows test_service_load test_storms test_streams test_streams_left \
+                       test_streams_served test_supervisor test_texts test_whole))
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 

@@ -22,6 +22,7 @@ from shoal.client.client import Client
 from shoal.machine import describe_machine, library_versions
 from shoal.server.launch import Server
 from tests.support.report import Regions, Report
+from tests.support.secured import VARIABLE
 
 pytest_plugins = [
     f"tests.support.{name}" for name in ("artifacts", "bulk", "commands", "disks", "environments", "skeletons")
@@ -62,6 +63,13 @@ def fp32() -> Iterator[None]:
         patch.setattr("shoal.repository.placement.computes_bf16", lambda: False)
         patch.setattr("shoal.readability.fit.has_fast_bf16", lambda device: False)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("without_keys")
+    if mark is not None and os.environ.get(VARIABLE):
+        pytest.skip(mark.args[0])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import os
+import socket
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,24 @@ def test_requests_a_minute(served: Served) -> None:
     refusal = r"Too many requests for the key three: .* Try again in \d+ s\."
     with Client(served.service.grpc, api_key=key, timeout=5) as client, pytest.raises(ShoalError, match=refusal):
         client.infer("other", X=[[3.0]])
+
+
+@pytest.mark.parametrize("path", ["/v2/models/other/infer", "/v2/models/other/generate", "/v1/models/other:predict"])
+def test_a_body_is_not_read_for_nothing(path: str, served: Served) -> None:
+    """Megabytes of a key that is over its limits are refused as soon as they begin, and small requests at their end."""
+    key = make(served, f"over-{next(_numbers)}", limits={"requests_per_minute": 1})
+    assert infer(served, key)[0] == 200
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
+    host, port = served.service.http.split(":")
+    for more in (b"Content-Length: 3000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n20000\r\n" + bytes(2**17)):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(head.encode() + more)
+            answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 429 "), answer
+        assert b"Connection: close" in answer
+        assert b"its limit is 1 requests a minute" in answer
+    assert infer(served, key)[0] == 429
+    assert infer(served, served.key)[0] == 200
 
 
 def test_each_message_of_a_stream_is_a_request(served: Served) -> None:

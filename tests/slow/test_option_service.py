@@ -28,6 +28,7 @@ from tests.support.counting import write_counting
 from tests.support.options import Elsewhere
 from tests.support.service import SHOAL, Service, make_repository, wait_until
 
+pytestmark = pytest.mark.without_keys("its options say who may ask without keys")
 SERVICES = {
     "plain": "",
     "other": "--allow-host gpu.example --host 127.0.0.2"

@@ -17,6 +17,7 @@ from tests.support.storms import Peak, Storm, memory_mib
 
 MEMORY_MIB = 1024.0  # what the service holds for clients by default
 HERE = "127.0.0.1"
+ONE_KEY = "the storm and the other callers have one key, and so the same share"
 BODIES = {"announce": 200, "stall": 1000, "inflate": 40}
 
 
@@ -107,6 +108,7 @@ def test_messages_of_which_the_end_does_not_come(service: Service, scale: Scale)
     assert peak.mib - before < MEMORY_MIB
 
 
+@pytest.mark.without_keys(ONE_KEY)
 @pytest.mark.parametrize(("kind", "number"), [("silent", 2100), ("answered", 256)])
 def test_streams_that_hold_their_places(service: Service, kind: str, number: int) -> None:
     with Storm(kind, service.grpc, number, 0) as storm:
@@ -123,6 +125,7 @@ def test_streams_that_hold_their_places(service: Service, kind: str, number: int
     assert refused >= number - 128 - storm.found.get("DEADLINE_EXCEEDED", 0) - storm.found.get("CANCELLED", 0)
 
 
+@pytest.mark.without_keys(ONE_KEY)
 def test_streams_of_large_messages(service: Service, scale: Scale, record: Callable[..., None]) -> None:
     """Another storm adds next to nothing to what the one before left."""
     number, left = scale(4, full=20), []

@@ -378,6 +378,7 @@ def ask_as(caller: str, way: str, service: Service, inputs: dict[str, Any], requ
     return Asked(answer.id, found.as_numpy("finish_reason").item().decode(), found.as_numpy("sequence_length").item())
 
 
+@pytest.mark.without_keys("its callers are addresses, which here have one key")
 @pytest.mark.parametrize(
     ("way", "stop_way"),
     [("grpc", "json"), ("json", "binary"), ("binary", "generate"), ("generate", "stream"), ("stream", "grpc")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from shoal.client.client import Client
 from shoal.errors import ShoalError
 from shoal.processes import Process, find_process, processes
 from tests.support.planted import write
+from tests.support.secured import VARIABLE, Secured
 
 # What a component does is written in a file of the test's: hang, spin, raise, garbage, leak, busy SECONDS; or the
 # seconds that it sleeps.
@@ -105,13 +108,18 @@ def make_repository(folder: Path, *, num_instances: int = 1) -> Path:
 class Service:
     """``shoal serve`` over a repository, as a process of its own, in this environment or that of another ``python``.
 
-    ``descriptors`` is how many it may open.
+    ``descriptors`` is how many it may open. With ``SHOAL_TEST_KEYS``, it has keys and TLS (see ``secured.py``), unless
+    ``arguments`` say something about either.
     """
 
     def __init__(
         self, repository: Path, log: Path, *arguments: object, python: str = sys.executable, descriptors: int = 0
     ) -> None:
         ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+        self._secured: Secured | None = None
+        if os.environ.get(VARIABLE) and {"--keys", "--tls-cert"}.isdisjoint(map(str, arguments)):
+            self._secured = Secured(log)
+            arguments = *(each for each in arguments if each != "--open"), *self._secured.options
         command = [python, *MAIN, "serve", repository, *ports, *arguments]
         if descriptors:
             command = ["prlimit", f"--nofile={descriptors}", *command]
@@ -121,7 +129,8 @@ class Service:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready: "), log.read_text(encoding="utf-8")
-        self.http, self.grpc, self.metrics = line.split()[2::2]
+        addresses = line.split()[2::2]
+        self.http, self.grpc, self.metrics = self._secured.serve(*addresses) if self._secured else addresses
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of a page of the metrics port."""
@@ -177,7 +186,14 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
+            if self._secured:
+                with suppress(OSError):
+                    self.get("/metrics")  # which passes where the key is looked for
+                self._secured.search(self.process.pid)
             self.stop()
+        if self._secured:
+            self._secured.search(self.process.pid)
+            self._secured.end()
         assert self.process.stdout is not None
         self.process.stdout.close()
         assert not self.regions()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
@@ -29,11 +30,12 @@ from tests.support.virtual_time import run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs ``good``, ``other``, ``old``; ``secret.key`` has a password."""
+    """Pairs ``good``, ``other``, ``old``, ``edwards``; ``secret.key`` has a password."""
     found = tmp_path_factory.mktemp("pairs")
     for name in ("good", "other"):
         make_pair(found, name)
     make_pair(found, "old", is_old=True)
+    make_pair(found, "edwards", "-newkey", "ed25519")
     make_pair(found, "clients", "-newkey", "rsa:2048", "-addext", "extendedKeyUsage=clientAuth")
     call_openssl(found, "ec", "-in", "good.key", "-out", "secret.key", "-aes128", "-passout", "pass:long enough")
     (found / "text").write_text("no certificate")
@@ -54,6 +56,49 @@ BAD = [
     ("broken", "good.key", "--tls-cert broken and --tls-key good.key cannot be used: "),
     (".", "good.key", "--tls-cert . cannot be used: "),
 ]  # fmt: skip
+
+
+CURVE = ("-newkey", "ec", "-pkeyopt")
+KINDS = {
+    "rsa-2048": (("-newkey", "rsa:2048"), ""), "p-256": ((*CURVE, "ec_paramgen_curve:P-256"), ""),
+    "p-384": ((*CURVE, "ec_paramgen_curve:P-384"), ""),
+    "rsa-1024": (("-newkey", "rsa:1024"), "the key has too few bits"),
+    "p-521": ((*CURVE, "ec_paramgen_curve:P-521"), "gRPC's clients take RSA keys, and those on the curves P-256"),
+    "k1": ((*CURVE, "ec_paramgen_curve:secp256k1"), "gRPC's clients take RSA"),
+    "ed25519": (("-newkey", "ed25519"), "gRPC's clients take RSA"),
+    "ed448": (("-newkey", "ed448"), "gRPC's clients take RSA"),
+    "rsa-pss": (("-newkey", "rsa-pss", "-pkeyopt", "rsa_keygen_bits:2048"), "gRPC's clients take RSA"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_keys_are_those_of_clients(kind: str, tmp_path: Path) -> None:
+    """Clients of gRPC and of HTTP reach a server with each key that is taken; the others are refused at once."""
+    options, reason = KINDS[kind]
+    cert, key = make_pair(tmp_path, "localhost", *options)
+    if reason:
+        with pytest.raises(InputError) as caught:
+            Certificates(cert, key)
+        assert str(caught.value).startswith(f"--tls-cert {cert} and --tls-key {key} cannot be used: {reason}")
+        return
+    certificates = Certificates(cert, key)
+
+    async def call() -> grpc.StatusCode:
+        server = grpc.aio.server()
+        port = server.add_secure_port("127.0.0.1:0", certificates.credentials())
+        await server.start()
+        trusted = grpc.ssl_channel_credentials(cert.read_bytes())
+        try:
+            async with grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel:
+                await channel.unary_unary("/none")(b"", timeout=60)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        finally:
+            await server.stop(None)
+        raise AssertionError
+
+    assert asyncio.run(call()) == grpc.StatusCode.UNIMPLEMENTED
+    assert asyncio.run(shake_hands(certificates, cert)) == "localhost"
 
 
 @pytest.mark.parametrize(("cert", "key", "message"), BAD)
@@ -165,6 +210,9 @@ def test_a_changed_pair_is_taken_and_a_broken_one_is_not(
         await look(2)
         assert await name() == "other"
         put("old", "crt", "key")
+        await look(2)
+        assert await name() == "other"
+        put("edwards", "crt", "key")  # of a kind that gRPC's clients do not take
         await look(2)
         assert await name() == "other"
         put("good", "crt", "key")

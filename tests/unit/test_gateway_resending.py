@@ -49,8 +49,8 @@ class Bench:
 
         return send
 
-    def ask(self, body: bytes, server: int = 0) -> asyncio.Task[str]:
-        work = self.resending.run("m", body, self.servers[server], self.call(body), lambda: self.is_waited_for)
+    def ask(self, body: bytes, server: int = 0, model: str = "m") -> asyncio.Task[str]:
+        work = self.resending.run(model, body, self.servers[server], self.call(body), lambda: self.is_waited_for)
         return asyncio.create_task(work)
 
     async def kill(self, number: int, *, next_after: float | None = 2.0) -> None:
@@ -124,6 +124,23 @@ def test_the_only_request_in_flight_is_quarantined() -> None:
         assert service.resending.quarantine.has("m", b"x")
         assert service.active.suspected
         assert not service.servers[0].is_repeat
+
+    run(work())
+
+
+def test_a_question_is_sent_again_and_never_quarantined() -> None:
+    """It has no model; others ask it with the same bytes."""
+
+    async def work() -> None:
+        service = await bench()
+        asked = service.ask(b"x", model="")
+        await service.kill(0)
+        assert await asked == "x from 1"
+        asked = service.ask(b"x", 1, model="")
+        await service.kill(1)
+        await service.kill(2, next_after=None)
+        assert await is_lost(asked)
+        assert not service.resending.quarantine.has("", b"x")
 
     run(work())
 

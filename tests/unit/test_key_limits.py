@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
+from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import Call, Method
 from shoal.client.failures import Kind, grpc_failure, http_failure
@@ -20,11 +24,14 @@ from shoal.gateway.core.accounts import MOST_FAILURES, Account, Failures, Window
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.key_ring import KeyRing
 from shoal.gateway.core.refusals import FailedError, RefusedError, Why
-from shoal.gateway.core.visits import Audit, Visit
+from shoal.gateway.core.visits import Audit, Visit, begin_visit
 from shoal.gateway.key_file import KeyFile, KeyLimits
+from shoal.gateway.options import Limits
+from shoal.gateway.v2.grpc_stream import GrpcStream
+from shoal.gateway.v2.rules import read_rules
 from shoal.keys import hide_keys, make_key, read_id
-from tests.support.virtual_time import run
-from tests.unit.test_gateway_routes import CONFIGS, make_gate
+from tests.support.virtual_time import run, settle
+from tests.unit.test_gateway_routes import CONFIGS, MINE, make_gate
 from tests.unit.test_keys import World, bearer, edit
 
 
@@ -352,3 +359,41 @@ def test_a_client_waits_for_as_long_as_it_was_told(protocol: str) -> None:
     pauses = [Attempts(Call(Method.INFER, "m"), settings).pause(failure) for _ in range(99)]
     assert all(pause is not None and 13 <= pause <= 13 * 1.2 for pause in pauses)
     assert Attempts(Call(Method.INFER, "m", timeout=10.0), settings).pause(failure) is None, "its time is up before"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_message_that_waited_for_a_client_that_left(is_cancelled: bool, tmp_path: Path) -> None:
+    """It waits in the service until there is memory for it; it then reaches no model, and has its line."""
+
+    async def work() -> None:
+        gate, leave, sent = make_gate(Limits(max_request_mib=100 / 2**20)), list[Any](), asyncio.Queue[bytes]()
+        gate.audit = Audit(tmp_path / "audit")
+        context = SimpleNamespace(
+            invocation_metadata=lambda: (), add_done_callback=leave.append, read=sent.get, write=None
+        )
+        visit = begin_visit(gate.audit, "10.0.0.1", ["s"], "Streamed inference")
+        visit.caller = MINE
+        stream = GrpcStream(gate, read_rules(CONFIGS), MINE, context)
+        message = service_pb2.ModelInferRequest(model_name="plain", id="x" * 60)
+        running = asyncio.ensure_future(stream.run([message.SerializeToString()]))
+        sent.put_nowait(message.SerializeToString())
+        await settle()
+        call = gate.active.upstream.fake.calls[0]  # type: ignore[union-attr]
+        assert len(call.written) == 1
+        leave[0](None)
+        if is_cancelled:
+            call.finish(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            with pytest.raises(RefusedError):
+                await running
+        else:
+            call.say(next(iter(stream._relay.unanswered)), is_final=True)
+            await settle()
+            call.finish()
+            await running
+        await settle()
+        assert len(call.written) == 1
+        gate.audit.close()
+
+    run(work())
+    statuses = [json.loads(line)["status"] for line in (tmp_path / "audit").read_text().splitlines()]
+    assert statuses == ["UNAVAILABLE" if is_cancelled else "OK", "CANCELLED"]

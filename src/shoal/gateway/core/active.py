@@ -54,7 +54,7 @@ class Active:
         """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""
         if not self.closed:
             return lost(model)
-        message = f"The server is stopping, and ended this request to {model}."
+        message = f"The server is stopping, and ended this request{f' to {model}' if model else ''}."
         return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
 
     def is_open(self, model: str) -> bool:

@@ -11,9 +11,10 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.upstream import join
+from shoal.gateway.core.visits import current_visit
 from shoal.gateway.options import MOST_INFLATION
 
-_FEW = 2**16  # inflated bytes that are allowed at any ratio
+_FEW = 2**16  # bytes of a body that are read whatever a key's limits are, and inflated bytes allowed at any ratio
 one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabytes
 
 
@@ -23,8 +24,8 @@ async def read_body(request: web.Request, gate: Gate, held: Reservation, most: i
     The body may have ``most`` bytes, or as many as the limits say if these are fewer.
 
     Raises:
-        RefusedError: the body is too large, arrives too slowly or has an unknown encoding, or the memory for requests
-            is full.
+        RefusedError: the body is too large, arrives too slowly or has an unknown encoding, the memory for requests is
+            full, or the caller's key has used up a limit. A request to stop others, which is small, is always read.
         ConnectionError: the client has disconnected.
     """
     most, encoding = min(most, gate.limits.request_bytes), request.headers.get("Content-Encoding", "identity").lower()
@@ -32,8 +33,14 @@ async def read_body(request: web.Request, gate: Gate, held: Reservation, most: i
         raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
     if (request.content_length or 0) > most:
         raise _too_large(most)
+    _check_limits(gate, held, request.content_length or 0)
     parts = await _receive(request, gate, held, most)
     return parts if encoding == "identity" else [await _inflate(await join(parts), encoding, gate, held, most)]
+
+
+def _check_limits(gate: Gate, held: Reservation, num_bytes: int) -> None:
+    if num_bytes > _FEW:
+        gate.traffic.check_limits(held.caller, current_visit().model)
 
 
 def _too_large(most: int) -> RefusedError:
@@ -50,6 +57,7 @@ async def _receive(request: web.Request, gate: Gate, held: Reservation, most: in
                 if held.num_bytes + len(part) > most:
                     raise _too_large(most)
                 gate.traffic.grow(held, len(part))
+                _check_limits(gate, held, held.num_bytes)
                 parts.append(part)
                 timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
     except TimeoutError:

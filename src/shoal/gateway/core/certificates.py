@@ -17,6 +17,14 @@ from shoal.gateway.options import Options
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2; each has forward secrecy, and authenticates what it encrypts
 _MOST_BYTES = 2**20
+# the kinds of key that gRPC's clients (BoringSSL) take, as a certificate says them in DER: RSA, P-256 and P-384
+_RSA, _EC = "300d06092a864886f70d0101010500", "06072a8648ce3d0201"
+_KINDS = [bytes.fromhex(kind) for kind in (_RSA, f"3013{_EC}06082a8648ce3d030107", f"3010{_EC}06052b81040022")]
+_WRONG_KIND = "gRPC's clients take RSA keys, and those on the curves P-256 and P-384"
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "the key is another certificate's", "EE_KEY_TOO_SMALL": "the key has too few bits",
+    "NO_SHARED_CIPHER": _WRONG_KIND,
+}  # fmt: skip
 _FLIGHTS = 4  # at most, in each direction of a handshake
 
 
@@ -89,10 +97,8 @@ class Certificates(Followed):
             raise InputError(f"--tls-cert {self._cert}: {error.verify_message}.", "Renew it.") from None
         except (ssl.SSLError, ValueError, OSError) as error:
             reason = getattr(error, "reason", None) or str(error)
-            if reason == "KEY_VALUES_MISMATCH":
-                reason = "the key is another certificate's"
             raise InputError(
-                f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}.",
+                f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {_REASONS.get(reason, reason)}.",
                 "Give a certificate and its key, in PEM, without a password.",
             ) from None
         return _Read(context, grpc.ssl_server_certificate_configuration([(key, cert)], authorities))
@@ -113,6 +119,7 @@ def _shake_hands(context: ssl.SSLContext, cert: Path) -> None:
 
     Raises:
         SSLError: the handshake failed.
+        ValueError: clients over gRPC do not take a key of this kind.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -124,3 +131,6 @@ def _shake_hands(context: ssl.SSLContext, cert: Path) -> None:
         for end in ends:
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
+    shown = ends[0].getpeercert(binary_form=True) or b""
+    if not any(kind in shown for kind in _KINDS):
+        raise ValueError(_WRONG_KIND)

@@ -26,6 +26,8 @@ from shoal.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
+# of all answers: no name and version of the HTTP library, and no types that browsers guess
+_HEADERS = {"Server": "shoal", "X-Content-Type-Options": "nosniff"}
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
@@ -165,9 +167,9 @@ def _read_host(authority: str) -> str:
     return found[1].strip("[]").rstrip(".") if found else ""
 
 
-async def set_server_header(_: web.Request, response: web.StreamResponse) -> None:
-    """Replace the name and version of the HTTP library in the header ``Server``."""
-    response.headers["Server"] = "shoal"
+async def set_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Set the headers that all answers have."""
+    response.headers.update(_HEADERS)
 
 
 class _Handler(web.RequestHandler):
@@ -181,7 +183,7 @@ class _Handler(web.RequestHandler):
         """Answer what aiohttp itself refuses: it would repeat what the client sent, which may be a key."""
         super().handle_error(request, status, exc, message)
         what = "The server failed on this request." if status >= 500 else "The request cannot be read."
-        answer = web.json_response({"error": what}, status=status, headers={"Server": "shoal"})
+        answer = web.json_response({"error": what}, status=status, headers=_HEADERS)
         answer.force_close()
         return answer
 
@@ -196,7 +198,7 @@ class Listener:
         # counts.
         self._runner = web.AppRunner(app, shutdown_timeout=CLOSING_SECONDS)
         app.middlewares.extend([mark_busy, guard] if guard else [mark_busy])
-        app.on_response_prepare.append(set_server_header)
+        app.on_response_prepare.append(set_headers)
         self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
         self._open: dict[Connection, asyncio.Task[None]] = {}
 

@@ -37,18 +37,18 @@ class Reservation:
     """Memory reservation of one request; it grows as bytes arrive, and is released as a whole."""
 
     def __init__(self, quota: Quota, caller: Caller) -> None:
-        self._quota, self._caller, self.num_bytes = quota, caller, 0
+        self._quota, self.caller, self.num_bytes = quota, caller, 0
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether the reservation may grow by ``num_bytes``."""
-        return self._quota.has(self._caller, num_bytes)
+        return self._quota.has(self.caller, num_bytes)
 
     def grow(self, num_bytes: int) -> None:
         """Grow the reservation by ``num_bytes``, or shrink it if that is negative.
 
         This works beyond the limit too, because an answer is held in any case.
         """
-        self._quota.take(self._caller, num_bytes)
+        self._quota.take(self.caller, num_bytes)
         self.num_bytes += num_bytes
 
     def __enter__(self) -> Self:
@@ -59,5 +59,5 @@ class Reservation:
 
     def release(self) -> None:
         """Release the whole reservation."""
-        self._quota.give_back(self._caller, self.num_bytes)
+        self._quota.give_back(self.caller, self.num_bytes)
         self.num_bytes = 0

@@ -98,7 +98,7 @@ class FailedError(Exception):
 
 def lost(model: str) -> RefusedError:
     """Build the refusal for a request that was in flight when its model's process ended, and that is not resent."""
-    message = f"The process of {model} ended while it had this request."
+    message = f"{f'The process of {model}' if model else 'The server'} ended while it had this request."
     return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
 
 
@@ -150,6 +150,6 @@ def trim_config(config: dict[str, Any]) -> dict[str, Any]:
 def log_failure(model: str, request_id: str, message: str) -> None:
     """Log a request that failed because of the server or the model."""
     log.warning(
-        "A request to %s failed: %s", model, message.splitlines()[0] if message else "no reason given",
+        "A request to %s failed: %s", model or "the server", message.splitlines()[0] if message else "no reason given",
         extra={"model": model, "request_id": request_id},
     )  # fmt: skip

@@ -49,7 +49,8 @@ class Resending:
     """Runs calls to the active server and, if ``is_allowed``, once more on the next server if they were lost.
 
     Such calls are sent again one at a time. A request that was the only one in flight, or that was lost twice, may have
-    killed the process. It is not sent again, and its bytes are quarantined.
+    killed the process. It is not sent again, and its bytes are quarantined. Questions, which have no model, are not
+    under suspicion: all clients ask them with the same bytes.
     """
 
     def __init__(self, active: Active, *, is_allowed: bool) -> None:
@@ -97,7 +98,8 @@ class Resending:
         """
         self._active.suspect()
         if is_last:
-            self.quarantine.add(model, body)
+            if model:
+                self.quarantine.add(model, body)
             await self._active.wait_for_next(model, upstream)  # the next request in turn finds a healthy server
             return False
         if self._is_allowed:
@@ -105,7 +107,7 @@ class Resending:
         else:
             await asyncio.sleep(TOGETHER_SECONDS)
             next_one = None
-        if upstream.num_lost == 1 and next_one is not upstream:
+        if model and upstream.num_lost == 1 and next_one is not upstream:
             self.quarantine.add(model, body)
             return False
         return next_one is not None

@@ -92,21 +92,26 @@ class Traffic:
             raise RefusedError(Why.BUSY, "Too many requests for this server: they fill its memory.", 1.0)
         held.grow(num_bytes)
 
+    def check_limits(self, caller: Caller, model: str) -> None:
+        """Raise ``RefusedError`` if a caller's key has used up one of its limits, which are for inference."""
+        if caller.account is not None:
+            try:
+                caller.account.check()
+            except RefusedError:
+                self.count(model, "refused")
+                raise
+
     def admit(self, model: str, num_bytes: int, caller: Caller) -> None:
         """Count a request to a model as in flight.
 
         Raises:
             RefusedError: too many requests to the model are in flight, or the request would wait too long, or the
-                caller's key has used up a limit, which is for inference alone.
+                caller's key has used up a limit.
         """
         admission = self._models.get(model, self._models[""])
         account = caller.account if model else None
         if account is not None:
-            try:
-                account.check()
-            except RefusedError:
-                self.count(model, "refused")
-                raise
+            self.check_limits(caller, model)
         wait = admission.refuse(num_bytes, caller)
         if wait is not None:
             self.count(model, "refused")

@@ -44,7 +44,7 @@ class Visit:
         self.id = given[0] if is_kept else f"{_PROCESS}{next(_numbers):012x}"
         self.caller, self.route, self.model, self.why = ANYONE, route, "", ""
         self.received = self.sent = self.num_messages = 0
-        self.has_begun = False
+        self.has_begun = self._is_over = False
         self._audit, self._peer, self._tokens = audit, peer, Counter[str]()
         self._began, self._start = time.time(), time.monotonic()
 
@@ -74,7 +74,10 @@ class Visit:
             yield from self.caller.account.headers()
 
     def end(self, status: int | str, *, is_answered: bool) -> None:
-        """Count it, and write its line; ``status`` is HTTP's, or gRPC's."""
+        """Count it, and write its line, once; ``status`` is HTTP's, or gRPC's."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self.caller.account is not None:
             self.caller.account.outcomes["answered" if is_answered else "refused" if self.why else "failed"] += 1
         if self._audit is None:

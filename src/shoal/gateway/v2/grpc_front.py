@@ -342,7 +342,7 @@ def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificate
     try:
         server.add_secure_port(address, tls.credentials())
     except RuntimeError:
-        raise SetupError("gRPC does not take this certificate.", "Give one with an RSA or P-256 key.") from None
+        raise SetupError("gRPC does not take this certificate.", "Give one with an RSA, P-256 or P-384 key.") from None
     return server
 
 

@@ -107,8 +107,11 @@ class GrpcStream:
         relay, size, request_id = self._relay, len(message), ""
         visit = self._visit.begin_message(size)
         most = self._gate.limits.request_bytes
-        await self._wait(lambda: not relay.unanswered or relay.num_bytes + size <= most)
         try:
+            await self._wait(lambda: not relay.unanswered or relay.num_bytes + size <= most)
+            if relay.has_left:
+                visit.end("CANCELLED", is_answered=False)
+                return
             held = self._gate.reserve_memory(self._caller)
             try:
                 self._gate.traffic.grow(held, size)
@@ -125,6 +128,9 @@ class GrpcStream:
                 visit.end("OK", is_answered=True)
                 if is_end_wanted or not self._gate.requests.is_decoupled(model):
                     await self._write(_make_end(model, request_id))
+        except asyncio.CancelledError:
+            visit.end("CANCELLED", is_answered=False)
+            raise
         except RefusedError as refused:
             self._gate.note_refusal(refused)
             visit.refuse(refused)
