@@ -36,7 +36,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm latency front
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm openai latency front
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
@@ -57,6 +57,7 @@ VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
 VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
                        test_whole.py test_bls_lasts.py)
+VERIFY_openai       := pytest --verify tests/slow/openai
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 

@@ -14,93 +14,21 @@ import random
 import signal
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import openai
 import pytest
 
 from shoal.client.client import Client
-from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post, to_request
+from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, post, read_events
 from tests.support.service import Service, wait_until
 
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log", "--alias", "gpt-4o=llm_bls") as running:
-        yield running
-
-
 # --- the description ------------------------------------------------------------------------------------------------
-
-
-class Judge:
-    """Sends requests, and validates each answer and each event by the service's own description."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        with urllib.request.urlopen(f"http://{service.http}/v1/openapi.json", timeout=30) as reply:
-            self._document = json.loads(reply.read())
-        self._validators: dict[str, Any] = {}
-        self.counts: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.num_events = 0
-
-    def ask(self, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, list[Any]]:
-        """Status, and the answer or the events."""
-        content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(to_request(self._service, path, content, kind), timeout=60) as reply:
-                status, media, text = reply.status, reply.headers.get_content_type(), reply.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                status, media, text = error.code, error.headers.get_content_type(), error.read()
-        known = self._document["paths"]
-        name = next(
-            each for each in known
-            if path == each or (
-                "{model}" in each and path.startswith("/v1/models/")
-                and path.endswith(":predict") == each.endswith(":predict")
-            )
-        )  # fmt: skip
-        (operation,) = known[name].values()
-        answers = operation["responses"]
-        schema = (answers.get(str(status)) or answers[f"{status // 100}XX"])["content"][media]["schema"]
-        self.counts[name, status] += 1
-        found = read_events(text) if media == "text/event-stream" else [json.loads(text)]
-        for each in found:
-            self._validate(schema, each)
-        self.num_events += len(found) if media == "text/event-stream" else 0
-        return status, found
-
-    def _validate(self, schema: Any, value: Any) -> None:
-        key = json.dumps(schema)
-        if key not in self._validators:
-            whole = {**schema, "components": self._document["components"]}
-            self._validators[key] = jsonschema.Draft202012Validator(whole)
-        self._validators[key].validate(value)
-
-
-def read_events(text: bytes) -> list[Any]:
-    """Read the data of server-sent events; a name is that in the data, and [DONE] is left out."""
-    found = []
-    for block in text.decode().split("\n\n")[:-1]:
-        fields = dict(line.split(": ", 1) for line in block.split("\n"))
-        if fields["data"] != "[DONE]":
-            found.append(json.loads(fields["data"]))
-            assert "event" not in fields or fields["event"] == found[-1]["type"]
-    return found
 
 
 def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
@@ -162,7 +90,7 @@ def test_every_answer_is_as_described(service: Service, scale: Any) -> None:
             assert judge.ask(path, content, kind)[0] == status
     paths = {path for path, status in judge.counts if status == 200}
     refused = {path for path, status in judge.counts if status >= 400}
-    assert paths == judge._document["paths"].keys()
+    assert paths == judge.document["paths"].keys()
     assert refused == paths - {"/v1/models"}
     assert judge.num_events > 200, judge.counts
 

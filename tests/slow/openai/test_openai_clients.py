@@ -19,19 +19,8 @@ from tokenizers import Tokenizer
 from shoal.client.client import Client
 from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
-from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post
+from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log", "--alias", "gpt-4o=llm_bls") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
