@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -123,6 +124,13 @@ def to_request(
 ) -> urllib.request.Request:
     """POST of a body; GET without one."""
     return urllib.request.Request(f"http://{service.http}{path}", body, {"Content-Type": kind})
+
+
+def open_stream(service: Service, body: Any, path: str = "/v1/chat/completions") -> http.client.HTTPConnection:
+    """Send a request, and do not read its answer yet."""
+    connection = http.client.HTTPConnection(service.http, timeout=900)
+    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return connection
 
 
 def post(service: Service, path: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:

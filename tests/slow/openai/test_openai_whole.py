@@ -6,7 +6,6 @@ The requests are sent without OpenAI's client, which would not send many of them
 from __future__ import annotations
 
 import base64
-import http.client
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ import openai
 import pytest
 
 from shoal.client.client import Client
-from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, post, read_events
+from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, open_stream, post, read_events
 from tests.support.service import Service, wait_until
 
 # --- the description ------------------------------------------------------------------------------------------------
@@ -165,13 +164,6 @@ def test_one_answer_on_all_ways(service: Service, scale: Any) -> None:
 # --- leaving and stopping -------------------------------------------------------------------------------------------
 
 
-def open_stream(service: Service, body: Any, path: str = "/v1/chat/completions") -> http.client.HTTPConnection:
-    """Send a request, and do not read its answer yet."""
-    connection = http.client.HTTPConnection(service.http, timeout=120)
-    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    return connection
-
-
 def test_clients_that_leave(service: Service, scale: Any) -> None:
     """Before the first token, within the stream and while waiting for a place: the engine stops, and neighbours are
     right.
@@ -222,20 +214,26 @@ def test_clients_that_leave(service: Service, scale: Any) -> None:
     assert service.metric("shoal_tokens_total") == written
 
 
-def test_fifty_streams_when_the_service_stops(repository: Path, tmp_path: Path) -> None:
-    """SIGTERM: each stream ends with [DONE] and all its tokens; new requests get 503, in OpenAI's form."""
-    with Service(repository, tmp_path / "log", "--grace", "240", "--max-wait", "200") as service:
-        bodies = [{"model": CHATS[at % 2], **chat(f"Hello {at}", max_tokens=200), "stream": True} for at in range(50)]
+def test_streams_when_the_service_stops(repository: Path, tmp_path: Path, scale: Any) -> None:
+    """SIGTERM: each stream ends with [DONE] and all its tokens, also those that wait for a place; new requests get 503,
+    in OpenAI's form.
+    """
+    number = scale(50, full=1000)
+    limits = ["--grace", "900", "--max-wait", "800", "--max-streams", "2048", "--client-share", "1"]
+    with Service(repository, tmp_path / "log", *limits) as service:
+        bodies = [chat(f"Hello {at}", max_tokens=200, model=CHATS[at % 2], stream=True) for at in range(number)]
         connections = [open_stream(service, body) for body in bodies]
-        replies = [each.getresponse() for each in connections]
-        assert [reply.status for reply in replies] == [200] * 50
+        assert wait_until(
+            lambda: service.metric("shoal_requests_total") + service.metric("shoal_streams") >= number, 60
+        )
+        assert service.metric("shoal_streams") > number / 2
         service.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: "SIGTERM" in service.log.read_text(encoding="utf-8"), 30)
         body = json.dumps({"model": "llm", **chat("Hello")}).encode()
         status, found = post(service, "/v1/chat/completions", body)
         assert (status, found["error"]["code"]) == (503, "service_unavailable"), found
-        with ThreadPoolExecutor(50) as pool:
-            texts = [*pool.map(lambda reply: reply.read(), replies)]
+        with ThreadPoolExecutor(number) as pool:
+            texts = [*pool.map(lambda connection: connection.getresponse().read(), connections)]
         for each in connections:
             each.close()
         assert service.process.wait(120) == 0

@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import suggest
-from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.v1.errors import ApiError
 from shoal.gateway.v2.screening import screen_nesting
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
+MOST_VALUES = 2**18 + 2**10  # of a body: decoding millions of them would stop the event loop for a second
 IDLE = (
     "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "store",
@@ -310,10 +311,15 @@ def decode(kind: type[T], body: bytes) -> T:
         ApiError: the body is not JSON, or not such a request; the error names the place.
     """
     try:
-        screen_nesting(body, MOST_NESTED)
+        num_values = screen_nesting(body, MOST_NESTED)
+        if num_values > MOST_VALUES:
+            what = f"The JSON has {num_values} values; at most {MOST_VALUES} are read. Send fewer rows at a time."
+            raise ApiError(what, why=Why.LARGE)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(kind, str(error)) from None
+    except ApiError:
+        raise
     except RefusedError as refused:
         raise ApiError(refused.message, code="invalid_json") from None
     except (ValueError, RecursionError):  # also: not UTF-8
