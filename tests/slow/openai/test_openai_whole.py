@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ import openai
 import pytest
 
 from shoal.client.client import Client
+from shoal.repository.config import read_config, write_config
 from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, open_stream, post, read_events
 from tests.support.service import Service, wait_until
 
@@ -219,6 +221,12 @@ def test_streams_when_the_service_stops(repository: Path, tmp_path: Path, scale:
     in OpenAI's form.
     """
     number = scale(50, full=1000)
+    if scale.is_full:  # a model takes four requests for each slot
+        repository = shutil.copytree(repository, tmp_path / "repository")
+        config = repository / "llm-hf" / "config.pbtxt"
+        message = read_config(config.parent).message
+        message.parameters["slots"].string_value = str(number // 8)
+        write_config(message, config, comment="More slots.")
     limits = ["--grace", "900", "--max-wait", "800", "--max-streams", "2048", "--client-share", "1"]
     with Service(repository, tmp_path / "log", *limits) as service:
         bodies = [chat(f"Hello {at}", max_tokens=200, model=CHATS[at % 2], stream=True) for at in range(number)]
