@@ -302,6 +302,13 @@ def test_bodies(body: str) -> None:
 def test_settings() -> None:
     assert ask("chat", {"max_completion_tokens": 5, "stop": "a"}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
     assert ask("chat", {"max_completion_tokens": 5, "max_tokens": 5}).settings() == {"max_tokens": 5}
+    assert ask("chat", {"max_completion_tokens": 5, "ignore_eos": True}).settings() == {
+        "max_tokens": 5, "min_tokens": 5,
+    }  # fmt: skip
+    assert ask("completion", {"max_tokens": 5, "ignore_eos": False, "min_tokens": 2}).settings()["min_tokens"] == 2
+    for odd in ({"ignore_eos": True}, {"ignore_eos": True, "max_tokens": 5, "stop": "a"}):
+        with pytest.raises(ApiError, match=r"ignore_eos needs max_tokens, and no stop\."):
+            ask("completion", odd).settings()
     assert ask("chat", {"logprobs": True}).settings() == {"return_logprobs": True, "top_logprobs": 0}
     assert ask("completion", {"logprobs": 2}).settings() == {"return_logprobs": True, "top_logprobs": 2}
     assert ask("response", {"max_output_tokens": 3, "top_p": 0.5}).settings() == {"max_tokens": 3, "top_p": 0.5}

@@ -117,6 +117,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of an answer that comes in pieces."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool = False
 
 
@@ -143,7 +144,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 class Writing(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
-    ``top_k``, ``repetition_penalty`` and ``min_tokens`` are vLLM's additions.
+    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions.
     """
 
     max_tokens: Count | None = None
@@ -158,6 +159,7 @@ class Writing(Body, kw_only=True):
     top_k: Number | None = None
     repetition_penalty: float | None = None
     min_tokens: Number | None = None
+    ignore_eos: bool | None = None
     n: Literal[1] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
 
@@ -171,6 +173,11 @@ class Writing(Body, kw_only=True):
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
+        return self.max_tokens
+
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
         if self.stream_options is not None and not self.stream:
@@ -181,7 +188,10 @@ class Writing(Body, kw_only=True):
             "min_tokens",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
-        found = {**given, "max_tokens": self.max_tokens, "stop_words": words or None}
+        if self.ignore_eos and (words or self.longest is None):
+            raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
+        given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
+        found = {**given, "max_tokens": self.longest, "stop_words": words or None}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -212,17 +222,22 @@ class ChatRequest(Writing, kw_only=True):
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         return Places(settings={"stop_words": "stop", "max_tokens": longest})
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings by the names that language models have for them."""
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
         most = [number for number in (self.max_tokens, self.max_completion_tokens) if number is not None]
         if len({*most}) > 1:
             raise ApiError(
                 f"max_tokens is {most[0]} and max_completion_tokens is {most[1]}. Send one of them.", "max_tokens"
             )
+        return most[0] if most else None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
-        found = super().settings() | ({"max_tokens": most[0]} if most else {})
-        return found | ({"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
+        wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return super().settings() | wanted
 
 
 class CompletionRequest(Writing, kw_only=True):
