@@ -369,7 +369,7 @@ def test_answers_that_are_kept_count_as_memory_of_the_request() -> None:
     )["a"].spec
     message = service_pb2.ModelInferResponse(model_name="a", raw_output_contents=[np.zeros((2, 1), "<f4").tobytes()])
     message.outputs.add(name="Y", datatype="FP32", shape=[2, 1])
-    content = message.SerializeToString()
+    content: bytes = message.SerializeToString()
 
     async def answer(*_: Any, **__: Any) -> bytes:
         return content

@@ -61,7 +61,7 @@ class Asker:
         http = self._library.DefaultHttpxClient(verify=self._context, event_hooks=hooks)
         if self._kind == "anthropic":
             with anthropic.Anthropic(**self._options, http_client=http) as client:
-                return str(client.messages.create(**asked).content[0].text)  # type: ignore[union-attr]
+                return str(client.messages.create(**asked).content[0].text)
         with openai.OpenAI(**self._options, http_client=http) as client:
             return client.chat.completions.create(**asked).choices[0].message.content or ""
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-import requests  # type: ignore[import-untyped]
+import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
