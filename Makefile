@@ -33,7 +33,7 @@ test-slow: $(VENV)/.wheels
 	$(call TWICE,SHOAL_TEST_KEYS=1 $(BIN)/pytest,$(KEYED))
 
 TWICE = $(1) --numprocesses 2 $(2) || { test $$? -eq 1 && $(1) --last-failed --last-failed-no-failures none $(2); }
-KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts test_hostile test_openai test_other_clients test_service \
+KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts test_hostile openai/test_openai_clients test_other_clients test_service \
          test_stalled test_standard_clients test_wire_forms))
 
 lint: $(VENV)/.installed
@@ -41,7 +41,8 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm keys latency front
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm openai keys \
+            latency front
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
@@ -64,9 +65,10 @@ VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/tes
 VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
                        test_whole.py test_bls_lasts.py)
 VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile_random \
-                       test_llm_clients test_log_probs test_openai_whole test_option_served test_refused_memory \
+                       test_llm_clients test_log_probs openai/test_openai_whole test_option_served test_refused_memory \
                        test_rows test_service_load test_storms test_streams test_streams_left \
                        test_streams_served test_supervisor test_texts test_whole))
+VERIFY_openai       := pytest --verify tests/slow/openai
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import jsonschema  # type: ignore[import-untyped]
 
 from shoal.composition.compose import compose
 from shoal.llm.tiny import make_tiny
@@ -122,6 +126,13 @@ def to_request(
     return urllib.request.Request(f"http://{service.http}{path}", body, {"Content-Type": kind})
 
 
+def open_stream(service: Service, body: Any, path: str = "/v1/chat/completions") -> http.client.HTTPConnection:
+    """Send a request, and do not read its answer yet."""
+    connection = http.client.HTTPConnection(service.http, timeout=900)
+    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return connection
+
+
 def post(service: Service, path: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:
     """Status and JSON of the answer to a body that no client would send."""
     try:
@@ -130,3 +141,67 @@ def post(service: Service, path: str, body: bytes, kind: str = "application/json
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
+
+
+# --- the description --------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Sends requests, and validates each answer and each event by the service's own description."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        with urllib.request.urlopen(f"http://{service.http}/v1/openapi.json", timeout=30) as reply:
+            self.document = json.loads(reply.read())
+        self._validators: dict[str, Any] = {}
+        self.counts: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.num_events = 0
+
+    def ask(self, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, list[Any]]:
+        """Status, and the answer or the events."""
+        content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(to_request(self._service, path, content, kind), timeout=60) as reply:
+                status, media, text = reply.status, reply.headers.get_content_type(), reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                status, media, text = error.code, error.headers.get_content_type(), error.read()
+        return status, self.judge(path, status, media, text)
+
+    def judge(self, path: str, status: int, media: str, text: bytes) -> list[Any]:
+        """Validate an answer; return it, or its events."""
+        known = self.document["paths"]
+        name = next(
+            each for each in known
+            if path == each or (
+                "{model}" in each and path.startswith("/v1/models/")
+                and path.endswith(":predict") == each.endswith(":predict")
+            )
+        )  # fmt: skip
+        (operation,) = known[name].values()
+        answers = operation["responses"]
+        schema = (answers.get(str(status)) or answers[f"{status // 100}XX"])["content"][media]["schema"]
+        self.counts[name, status] += 1
+        found = read_events(text) if media == "text/event-stream" else [json.loads(text)]
+        for each in found:
+            self._validate(schema, each)
+        self.num_events += len(found) if media == "text/event-stream" else 0
+        return found
+
+    def _validate(self, schema: Any, value: Any) -> None:
+        key = json.dumps(schema)
+        if key not in self._validators:
+            whole = {**schema, "components": self.document["components"]}
+            self._validators[key] = jsonschema.Draft202012Validator(whole)
+        self._validators[key].validate(value)
+
+
+def read_events(text: bytes) -> list[Any]:
+    """Read the data of server-sent events; a name is that in the data, and [DONE] is left out."""
+    found = []
+    for block in text.decode().split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        if fields["data"] != "[DONE]":
+            found.append(json.loads(fields["data"]))
+            assert "event" not in fields or fields["event"] == found[-1]["type"]
+    return found

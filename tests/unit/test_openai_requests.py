@@ -6,11 +6,16 @@ import asyncio
 import json
 from importlib import import_module
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
+from shoal.gateway.core.callers import ANYONE
+from shoal.gateway.core.quotas import Quota, Reservation
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1 import schema
@@ -249,7 +254,7 @@ def test_places_of_a_models_refusals() -> None:
     nobody: Any = None
 
     def refuse_as(kind: str, changed: dict[str, Any], message: str) -> tuple[str | None, str]:
-        asker = Asker(nobody, nobody, nobody, spec, 0, getattr(ask(kind, changed), "places", schema.Places("")))
+        asker = Asker(nobody, nobody, nobody, spec, nobody, getattr(ask(kind, changed), "places", schema.Places("")))
         refused = asker._to_error(message)
         return refused.param, refused.message.partition(" ")[0]
 
@@ -297,15 +302,17 @@ def test_bodies(body: str) -> None:
 def test_settings() -> None:
     assert ask("chat", {"max_completion_tokens": 5, "stop": "a"}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
     assert ask("chat", {"max_completion_tokens": 5, "max_tokens": 5}).settings() == {"max_tokens": 5}
+    assert ask("chat", {"max_completion_tokens": 5, "ignore_eos": True}).settings() == {
+        "max_tokens": 5, "min_tokens": 5,
+    }  # fmt: skip
+    assert ask("completion", {"max_tokens": 5, "ignore_eos": False, "min_tokens": 2}).settings()["min_tokens"] == 2
+    for odd in ({"ignore_eos": True}, {"ignore_eos": True, "max_tokens": 5, "stop": "a"}):
+        with pytest.raises(ApiError, match=r"ignore_eos needs max_tokens, and no stop\."):
+            ask("completion", odd).settings()
     assert ask("chat", {"logprobs": True}).settings() == {"return_logprobs": True, "top_logprobs": 0}
     assert ask("completion", {"logprobs": 2}).settings() == {"return_logprobs": True, "top_logprobs": 2}
     assert ask("response", {"max_output_tokens": 3, "top_p": 0.5}).settings() == {"max_tokens": 3, "top_p": 0.5}
     assert ask("message", {"stop_sequences": ["a"]}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
-    exact = ask("chat", {"ignore_eos": True, "max_completion_tokens": 5}).settings()
-    assert exact == {"max_tokens": 5, "min_tokens": 5}
-    for beside in ({}, {"max_tokens": 5, "stop": "a"}, {"max_tokens": 5, "min_tokens": 2}):
-        with pytest.raises(ApiError, match="ignore_eos needs max_tokens, and neither stop nor min_tokens beside it"):
-            ask("completion", {"ignore_eos": True, **beside}).settings()
     for changed, place in (({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"), (
         {"top_logprobs": 2}, "top_logprobs",
     ), ({"stream_options": {"include_usage": True}}, "stream_options")):  # fmt: skip
@@ -340,6 +347,42 @@ def test_envelopes(why: Why) -> None:
     assert other["error"]["type"].endswith(("_error", "request_too_large"))
     named = to_envelope(ApiError("No.", "input[3]", "some_code", why), status)["error"]
     assert (named["param"], named["code"]) == ("input[3]", "some_code")
+
+
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+    """Commas in texts do not count; a body of the greatest number of tokens is read."""
+    for values in ("[]", "1", '""', "{}"):
+        body = f'{{"instances": [{{"X": [{",".join([values] * (schema.MOST_VALUES + 2))}]}}]}}'.encode()
+        with pytest.raises(ApiError, match=f"The JSON has {schema.MOST_VALUES + 1} values; at most 263168") as refused:
+            schema.decode(schema.PredictRequest, body)
+        assert (refused.value.why, refused.value.code) == (Why.LARGE, "request_too_large")
+    assert len(ask("detokenize", {"tokens": [1] * 2**18}).tokens) == 2**18
+    assert ask("embeddings", {"input": "," * 10**6}).texts == ["," * 10**6]
+
+
+def test_answers_that_are_kept_count_as_memory_of_the_request() -> None:
+    spec = make_configs(
+        a="""
+        backend: "python" max_batch_size: 2
+        input { name: "TEXT" data_type: TYPE_STRING dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }
+    """
+    )["a"].spec
+    message = service_pb2.ModelInferResponse(model_name="a", raw_output_contents=[np.zeros((2, 1), "<f4").tobytes()])
+    message.outputs.add(name="Y", datatype="FP32", shape=[2, 1])
+    content: bytes = message.SerializeToString()
+
+    async def answer(*_: Any, **__: Any) -> bytes:
+        return content
+
+    gate: Any = SimpleNamespace(ask=answer)
+    request: Any = SimpleNamespace(transport=SimpleNamespace(is_closing=lambda: False))
+    quota = Quota(2**20, 1.0)
+    with Reservation(quota, ANYONE) as held:
+        held.grow(100)
+        asker = Asker(gate, request, ANYONE, spec, held, schema.Places(""))
+        assert asyncio.run(asker.infer({"TEXT": ["a"] * 6}))["Y"].shape == (6, 1)
+        assert held.num_bytes == quota.taken == 100 + 3 * len(content)
+    assert quota.taken == 0
 
 
 def test_a_text_beside_many_others_is_bounded() -> None:

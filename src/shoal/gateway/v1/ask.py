@@ -22,6 +22,7 @@ from shoal.errors import InputError, ServerError
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.client_stream import find_metadata, has_left, open_for
 from shoal.gateway.core.gate import Gate
+from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusedError, Why
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.v1.errors import ApiError
@@ -39,20 +40,21 @@ _STEP = re.compile(r"^in ensemble '[^']*', ")
 
 
 class Asker:
-    """One HTTP request of a caller to the model ``spec``; the body had ``num_bytes``.
+    """One HTTP request of a caller to the model ``spec``.
 
-    ``places`` are the request's fields by which refusals of the model are explained.
+    ``held`` is the memory reserved for it: at first for its body, later also for answers that are kept. ``places`` are
+    the request's fields by which refusals of the model are explained.
     """
 
     def __init__(
-        self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, num_bytes: int, places: Places
+        self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, held: Reservation, places: Places
     ) -> None:
         self.request, self.model = request, spec.name
-        self._gate, self._caller, self._spec, self._num_bytes, self._places = gate, caller, spec, num_bytes, places
+        self._gate, self._caller, self._spec, self._held, self._places = gate, caller, spec, held, places
 
     def at(self, spec: ModelSpec) -> Asker:
         """Return an asker of a step of the model."""
-        return Asker(self._gate, self.request, self._caller, spec, self._num_bytes, self._places)
+        return Asker(self._gate, self.request, self._caller, spec, self._held, self._places)
 
     # --- language models -------------------------------------------------------------------------------------------
 
@@ -79,6 +81,7 @@ class Asker:
             messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
+        size = self._held.num_bytes // len(messages)
         tag, numbers = secrets.token_hex(8), iter(range(len(messages)))  # ids that no stop request of the caller has
         with open_for(self._gate, self.request, self._caller, self._spec.name, is_whole=not is_streaming) as relay:
 
@@ -89,7 +92,6 @@ class Asker:
                 if number is None or failure is not None or has_left(self.request):
                     await relay.finish()
                     return
-                size = self._num_bytes // len(messages)
                 try:
                     await relay.send(self._spec.name, f"{tag}-{number}", messages[number], num_bytes=size)
                 except RefusedError as refused:
@@ -115,7 +117,9 @@ class Asker:
                     number = int(answer.request.request_id.rpartition("-")[2])
                     if not (answer.is_last and answer.is_empty):
                         last[number] = dialects[number].read(self._read(answer.message.infer_response))
-                        with relay.write(answer.message.ByteSize()):
+                        num_bytes = answer.message.ByteSize()
+                        self._held.grow(0 if is_streaming else num_bytes)
+                        with relay.write(num_bytes):
                             await take(number, last[number])
                     if answer.is_last:
                         if end := self._find_end(dialects[number], last[number]):
@@ -189,6 +193,7 @@ class Asker:
             )
         except FailedError as error:
             raise self._to_refusal(error) from None
+        self._held.grow(len(content))
         return self._read(_parse(content), call)
 
     def _read(self, message: Any, call: Call | None = None) -> Answer:

@@ -49,7 +49,9 @@ class _Form(Form):
 
     def events(self, number: int, piece: Piece) -> list[Event]:
         """Return the events for one piece."""
-        return [self._chunk([choice]) for choice in self._choices(number, piece)]
+        options = self._asked.stream_options
+        usage = self._usage if options is not None and options.continuous_usage_stats else None
+        return [self._chunk([choice], usage) for choice in self._choices(number, piece)]
 
     def last_events(self) -> list[Event]:
         """Return the event with the numbers of tokens, if it is asked for."""

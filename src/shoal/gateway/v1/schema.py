@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import suggest
-from shoal.gateway.core.refusals import RefusedError
+from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.v1.errors import ApiError
 from shoal.gateway.v2.screening import screen_nesting
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
+MOST_VALUES = 2**18 + 2**10  # of a body: decoding millions of them would stop the event loop for a second
 IDLE = (
     "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "store",
@@ -116,6 +117,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of an answer that comes in pieces."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool = False
 
 
@@ -142,8 +144,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 class Writing(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
-    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions. Load generators send the
-    last one for answers of exactly ``max_tokens`` tokens; here it is a ``min_tokens`` of as many.
+    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions.
     """
 
     max_tokens: Count | None = None
@@ -172,6 +173,11 @@ class Writing(Body, kw_only=True):
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
+        return self.max_tokens
+
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
         if self.stream_options is not None and not self.stream:
@@ -182,16 +188,11 @@ class Writing(Body, kw_only=True):
             "min_tokens",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
-        found = {**given, "max_tokens": self.find_max_tokens(), "stop_words": words or None}
-        if self.ignore_eos:
-            if found["max_tokens"] is None or words or self.min_tokens is not None:
-                raise ApiError("ignore_eos needs max_tokens, and neither stop nor min_tokens beside it.", "ignore_eos")
-            found["min_tokens"] = found["max_tokens"]
+        if self.ignore_eos and (words or self.longest is None):
+            raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
+        given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
+        found = {**given, "max_tokens": self.longest, "stop_words": words or None}
         return {name: value for name, value in found.items() if value is not None}
-
-    def find_max_tokens(self) -> int | None:
-        """Return the greatest number of new tokens."""
-        return self.max_tokens
 
 
 class ChatRequest(Writing, kw_only=True):
@@ -221,8 +222,9 @@ class ChatRequest(Writing, kw_only=True):
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         return Places(settings={"stop_words": "stop", "max_tokens": longest})
 
-    def find_max_tokens(self) -> int | None:
-        """Return the greatest number of new tokens."""
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
         most = [number for number in (self.max_tokens, self.max_completion_tokens) if number is not None]
         if len({*most}) > 1:
             raise ApiError(
@@ -234,8 +236,8 @@ class ChatRequest(Writing, kw_only=True):
         """Return the settings by the names that language models have for them."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
-        found = super().settings()
-        return found | ({"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
+        wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return super().settings() | wanted
 
 
 class CompletionRequest(Writing, kw_only=True):
@@ -324,10 +326,15 @@ def decode(kind: type[T], body: bytes) -> T:
         ApiError: the body is not JSON, or not such a request; the error names the place.
     """
     try:
-        screen_nesting(body, MOST_NESTED)
+        num_values = screen_nesting(body, MOST_NESTED)
+        if num_values > MOST_VALUES:
+            what = f"The JSON has {num_values} values; at most {MOST_VALUES} are read. Send fewer rows at a time."
+            raise ApiError(what, why=Why.LARGE)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(kind, str(error)) from None
+    except ApiError:
+        raise
     except RefusedError as refused:
         raise ApiError(refused.message, code="invalid_json") from None
     except (ValueError, RecursionError):  # also: not UTF-8

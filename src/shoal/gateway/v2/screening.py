@@ -171,10 +171,15 @@ def _has_nan(content: bytes) -> bool:
     return b"NaN" in content or b"Infinity" in content
 
 
-def screen_nesting(content: bytes, most: int = MOST_NESTED) -> None:
-    """Raise ``RefusedError`` if brackets are nested deeper than ``most``, whether or not ``content`` is valid JSON."""
+def screen_nesting(content: bytes, most: int = MOST_NESTED) -> int:
+    """Return the number of commas outside strings; 0 if ``content`` is small.
+
+    Raises:
+        RefusedError: brackets are nested deeper than ``most``, whether or not ``content`` is valid JSON.
+    """
     if len(content) > SMALL or content.count(b"[") + content.count(b"{") > most:
-        scan(content, most=most)
+        return scan(content, most=most)[1]
+    return 0
 
 
 class Span(NamedTuple):

@@ -6,101 +6,30 @@ The requests are sent without OpenAI's client, which would not send many of them
 from __future__ import annotations
 
 import base64
-import http.client
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import openai
 import pytest
 
 from shoal.client.client import Client
-from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post, to_request
+from shoal.repository.config import read_config, write_config
+from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, open_stream, post, read_events
 from tests.support.service import Service, wait_until
 
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log", "--alias", "gpt-4o=llm_bls") as running:
-        yield running
-
-
 # --- the description ------------------------------------------------------------------------------------------------
-
-
-class Judge:
-    """Sends requests, and validates each answer and each event by the service's own description."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        with urllib.request.urlopen(f"http://{service.http}/v1/openapi.json", timeout=30) as reply:
-            self._document = json.loads(reply.read())
-        self._validators: dict[str, Any] = {}
-        self.counts: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.num_events = 0
-
-    def ask(self, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, list[Any]]:
-        """Status, and the answer or the events."""
-        content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(to_request(self._service, path, content, kind), timeout=60) as reply:
-                status, media, text = reply.status, reply.headers.get_content_type(), reply.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                status, media, text = error.code, error.headers.get_content_type(), error.read()
-        known = self._document["paths"]
-        name = next(
-            each for each in known
-            if path == each or (
-                "{model}" in each and path.startswith("/v1/models/")
-                and path.endswith(":predict") == each.endswith(":predict")
-            )
-        )  # fmt: skip
-        (operation,) = known[name].values()
-        answers = operation["responses"]
-        schema = (answers.get(str(status)) or answers[f"{status // 100}XX"])["content"][media]["schema"]
-        self.counts[name, status] += 1
-        found = read_events(text) if media == "text/event-stream" else [json.loads(text)]
-        for each in found:
-            self._validate(schema, each)
-        self.num_events += len(found) if media == "text/event-stream" else 0
-        return status, found
-
-    def _validate(self, schema: Any, value: Any) -> None:
-        key = json.dumps(schema)
-        if key not in self._validators:
-            whole = {**schema, "components": self._document["components"]}
-            self._validators[key] = jsonschema.Draft202012Validator(whole)
-        self._validators[key].validate(value)
-
-
-def read_events(text: bytes) -> list[Any]:
-    """Read the data of server-sent events; a name is that in the data, and [DONE] is left out."""
-    found = []
-    for block in text.decode().split("\n\n")[:-1]:
-        fields = dict(line.split(": ", 1) for line in block.split("\n"))
-        if fields["data"] != "[DONE]":
-            found.append(json.loads(fields["data"]))
-            assert "event" not in fields or fields["event"] == found[-1]["type"]
-    return found
 
 
 def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
@@ -162,7 +91,7 @@ def test_every_answer_is_as_described(service: Service, scale: Any) -> None:
             assert judge.ask(path, content, kind)[0] == status
     paths = {path for path, status in judge.counts if status == 200}
     refused = {path for path, status in judge.counts if status >= 400}
-    assert paths == judge._document["paths"].keys()
+    assert paths == judge.document["paths"].keys()
     assert refused == paths - {"/v1/models"}
     assert judge.num_events > 200, judge.counts
 
@@ -237,13 +166,6 @@ def test_one_answer_on_all_ways(service: Service, scale: Any) -> None:
 # --- leaving and stopping -------------------------------------------------------------------------------------------
 
 
-def open_stream(service: Service, body: Any, path: str = "/v1/chat/completions") -> http.client.HTTPConnection:
-    """Send a request, and do not read its answer yet."""
-    connection = http.client.HTTPConnection(service.http, timeout=120)
-    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    return connection
-
-
 def test_clients_that_leave(service: Service, scale: Any) -> None:
     """Before the first token, within the stream and while waiting for a place: the engine stops, and neighbours are
     right.
@@ -294,20 +216,32 @@ def test_clients_that_leave(service: Service, scale: Any) -> None:
     assert service.metric("shoal_tokens_total") == written
 
 
-def test_fifty_streams_when_the_service_stops(repository: Path, tmp_path: Path) -> None:
-    """SIGTERM: each stream ends with [DONE] and all its tokens; new requests get 503, in OpenAI's form."""
-    with Service(repository, tmp_path / "log", "--grace", "240", "--max-wait", "200") as service:
-        bodies = [{"model": CHATS[at % 2], **chat(f"Hello {at}", max_tokens=200), "stream": True} for at in range(50)]
+def test_streams_when_the_service_stops(repository: Path, tmp_path: Path, scale: Any) -> None:
+    """SIGTERM: each stream ends with [DONE] and all its tokens, also those that wait for a place; new requests get 503,
+    in OpenAI's form.
+    """
+    number = scale(50, full=1000)
+    if scale.is_full:  # a model takes four requests for each slot
+        repository = shutil.copytree(repository, tmp_path / "repository")
+        config = repository / "llm-hf" / "config.pbtxt"
+        message = read_config(config.parent).message
+        message.parameters["slots"].string_value = str(number // 8)
+        write_config(message, config, comment="More slots.")
+    limits = ["--grace", "900", "--max-wait", "800", "--max-streams", "2048", "--client-share", "1"]
+    with Service(repository, tmp_path / "log", *limits) as service:
+        bodies = [chat(f"Hello {at}", max_tokens=200, model=CHATS[at % 2], stream=True) for at in range(number)]
         connections = [open_stream(service, body) for body in bodies]
-        replies = [each.getresponse() for each in connections]
-        assert [reply.status for reply in replies] == [200] * 50
+        assert wait_until(
+            lambda: service.metric("shoal_requests_total") + service.metric("shoal_streams") >= number, 60
+        )
+        assert service.metric("shoal_streams") > number / 2
         service.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: "SIGTERM" in service.log.read_text(encoding="utf-8"), 30)
         body = json.dumps({"model": "llm", **chat("Hello")}).encode()
         status, found = post(service, "/v1/chat/completions", body)
         assert (status, found["error"]["code"]) == (503, "service_unavailable"), found
-        with ThreadPoolExecutor(50) as pool:
-            texts = [*pool.map(lambda reply: reply.read(), replies)]
+        with ThreadPoolExecutor(number) as pool:
+            texts = [*pool.map(lambda connection: connection.getresponse().read(), connections)]
         for each in connections:
             each.close()
         assert service.process.wait(120) == 0

@@ -19,19 +19,8 @@ from tokenizers import Tokenizer
 from shoal.client.client import Client
 from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
-from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, make_repository, post
+from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("openai"))
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log", "--alias", "gpt-4o=llm_bls") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +76,14 @@ def test_a_chat(model: str, service: Service, client: openai.OpenAI) -> None:
     assert [piece.choices[0].finish_reason for piece in answers] == [*[None] * (len(answers) - 1), "length"]
     assert answers[0].choices[0].delta.role == "assistant"
     assert {piece.id for piece in pieces} == {pieces[0].id}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}  # vLLM's
+    counted = [
+        piece.usage and piece.usage.completion_tokens
+        for piece in client.chat.completions.create(model=model, **chat("Hello"), stream=True, stream_options=options)
+    ]
+    assert counted[-1] == 12
+    assert None not in counted
+    assert counted == sorted(counted)
     assert whole.model == pieces[0].model == model
 
 
