@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.composition.labels import find_labels
 from shoal.errors import ArtifactError
 from shoal.repository.apis import Api, find_served, read_labels
 from shoal.repository.config import ModelConfig
@@ -108,3 +109,32 @@ def test_labels(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"a: A has 2 classes, and some\.txt 1 labels"):
         read_labels(config, served)
     assert read_labels(config, served._replace(api=Api.EMBEDDINGS)) == ()
+
+
+def test_an_ensemble_has_the_labels_of_its_steps(tmp_path: Path) -> None:
+    """Its own file comes first; a file outside of the model's folder, or one that is missing, is not copied."""
+
+    def ensemble(step: str, name: str) -> str:
+        return f"""
+            platform: "ensemble" max_batch_size: 4
+            input {{ name: "TEXT" data_type: TYPE_STRING dims: 1 }}
+            output {{ name: "Y" data_type: TYPE_FP32 dims: 2 {name} }}
+            ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1
+              input_map {{ key: "TEXT" value: "TEXT" }} output_map {{ key: "Y" value: "Y" }} }} }}
+        """
+
+    model = 'backend: "python" max_batch_size: 4 output { name: "Y" data_type: TYPE_FP32 dims: 2 label_filename: "%s" }'
+    found = make_configs(
+        a=model % "some.txt", inner=ensemble("a", ""), outer=ensemble("inner", ""), b=model % "../a/some.txt",
+        own=ensemble("a", 'label_filename: "own.txt"'), c=model % "none.txt",
+    )  # fmt: skip
+    configs = {name: replace(config, folder=tmp_path / name) for name, config in found.items()}
+    for file in ("a/some.txt", "own/own.txt", "b/x", "c/x"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("calm\nglad\n", encoding="utf-8")
+    labels = {name: find_labels(config, configs) for name, config in configs.items()}
+    inherited = {"Y": ("labels-0.txt", tmp_path / "a" / "some.txt")}
+    assert labels == {
+        "a": {"Y": ("some.txt", tmp_path / "a" / "some.txt")}, "inner": inherited, "outer": inherited, "b": {}, "c": {},
+        "own": {"Y": ("own.txt", tmp_path / "own" / "own.txt")},
+    }  # fmt: skip

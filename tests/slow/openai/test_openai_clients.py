@@ -17,7 +17,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.client.client import Client
-from shoal.gateway.key_file import KeyFile
 from shoal.llm import Llm
 from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
@@ -465,37 +464,3 @@ def test_refusals_name_places_as_the_route_has_them(service: Service) -> None:
         assert (status, found["error"]["param"]) == (400, place), found
     status, found = post(service, "/v1/messages/batches", b"{}")
     assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")
-
-
-# --- keys ------------------------------------------------------------------------------------------------------------
-
-
-def test_keys(repository: Path, tmp_path: Path) -> None:
-    """Models of other keys are neither listed nor asked; without a key, there is OpenAI's own exception."""
-    file = KeyFile(tmp_path / "keys.json")
-    key, short = file.new("some", models=("llm*", "prompt")), file.new("few", models=("embedder",), may=("infer",))
-    with Service(repository, tmp_path / "log", "--keys", file.path, "--alias", "gpt-4o=llm_bls") as service:
-        with connect(service, api_key=key) as client:
-            assert {model.id for model in client.models.list()} == {"llm", "llm_bls", "llm-hf", "gpt-4o"}
-            assert client.chat.completions.create(model="llm", **chat("Hello")).choices[0].message.content
-            with pytest.raises(openai.PermissionDeniedError) as closed:
-                client.embeddings.create(model="embedder", input="a")
-            assert closed.value.code == "permission_denied"
-            assert "This key is not for the model 'embedder'. Models: gpt-4o, llm, llm-hf, " in closed.value.message
-        with connect(service, api_key=short) as client:
-            assert client.embeddings.create(model="embedder", input="a", encoding_format="float").data
-            with pytest.raises(openai.PermissionDeniedError, match=r"not for the model 'gpt-4o'\. Models: embedder\."):
-                client.chat.completions.create(model="gpt-4o", **chat("Hello"))
-            with pytest.raises(openai.PermissionDeniedError):
-                client.models.list()
-        with connect(service, api_key="sk-nothing") as client, pytest.raises(openai.AuthenticationError) as unknown:
-            client.models.list()
-        assert unknown.value.code == "invalid_api_key"
-        with anthropic.Anthropic(base_url=f"http://{service.http}", api_key=key, max_retries=0) as other:
-            messages: Any = [{"role": "user", "content": "Hello"}]
-            assert other.messages.create(model="llm", max_tokens=3, messages=messages).content
-        with (
-            anthropic.Anthropic(base_url=f"http://{service.http}", api_key="sk", max_retries=0) as other,
-            pytest.raises(anthropic.AuthenticationError),
-        ):
-            other.messages.create(model="llm", max_tokens=3, messages=messages)
