@@ -22,6 +22,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.model_folders import find_graph
+from shoal.repository.placement import is_in_client
 from shoal.repository.versions import LATEST, find_version
 from shoal.server.runtime import BACKENDS
 
@@ -301,7 +302,7 @@ class LocalCallees(Callees):
 
 
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> Model:
-    if remote is not None and config.is_native:
+    if remote is not None and not config.is_ensemble and not is_in_client(config):
         at: dict[str, Any] = {} if version == LATEST else {"version": version}
         return Model(
             config.name,

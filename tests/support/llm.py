@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf import json_format
 from tokenizers import Tokenizer
 
-from shoal.component import Context
+from shoal.component import Context, Device
 from shoal.component.spec import DTYPES, ModelSpec
 from shoal.generation.sampling import NUMBERS
 from shoal.repository.config import read_config
@@ -30,10 +30,14 @@ def engine_spec(model: str | Path, folder: Path = ENGINE, **parameters: str) -> 
 
 
 @contextmanager
-def open_engine(model: str | Path, folder: Path = ENGINE, **parameters: str) -> Iterator[Any]:
-    """The component of an engine in this process, with one compute thread."""
+def open_engine(
+    model: str | Path, folder: Path = ENGINE, device: Device | None = None, **parameters: str
+) -> Iterator[Any]:
+    """The component of an engine in this process, with one compute thread, by default on the host."""
     spec = engine_spec(model, folder, **parameters)
-    component = component_class(folder / "1" / "model.py")(Context(spec, folder / "1", num_threads=1))
+    component = component_class(folder / "1" / "model.py")(
+        Context(spec, folder / "1", device or Device(), num_threads=1)
+    )
     try:
         yield component
     finally:

@@ -48,7 +48,7 @@ from tests.support.tokenizers import byte_level
 SHIPPED = {name: config for name, config in find_model_folders().items() if not config.is_ensemble}
 PYTHON = sorted(name for name, config in SHIPPED.items() if config.backend == "python" and not config.requires)
 ON_HOST = {
-    "checked_text", "completion", "label", "llamav2", "llm-hf", "llm-onnx", "llm_bls", "postprocessing",
+    "checked_text", "completion", "label", "llamav2", "llm-onnx", "llm_bls", "postprocessing",
     "preprocessing", "prompt", "tensorrt_llm_bls", "tokenizer", "top_k", "word_counts",
 }  # fmt: skip
 NVIDIAS = {"tensorrt_llm", "trtllm-llmapi", "vllm"}  # on backends, or with code, that are not here
@@ -347,7 +347,7 @@ def test_gpus_that_an_engine_cannot_take_together_are_refused(gpus: tuple[int, .
 
 def test_a_pipeline_with_an_engine_on_two_gpus_is_composed_without_a_warning(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none of the models computes on a GPU \(prompt: its code .* --placement cpu"):
-        compose("llm", tmp_path / "r", weights=weights, plan=GPUS)
+        compose("llm_bls", tmp_path / "r", weights=weights, plan=GPUS, swap={"llm-hf": "llamav2"})
     swap = {"llm-hf": "llm-vllm"}
     repository = compose("llm", tmp_path / "r", weights=weights, plan=GPUS, swap=swap)
     placed = {
@@ -359,6 +359,19 @@ def test_a_pipeline_with_an_engine_on_two_gpus_is_composed_without_a_warning(wei
     tuning = {"llm-vllm": Tuning((Instances(2, (1,)),))}
     with pytest.raises(ShoalError, match=r"2 instances of llm-vllm take the same GPUs, .*\[vllm-instances\]"):
         compose("llm", tmp_path / "r", weights=weights, plan=GPUS, swap=swap, tuning=tuning)
+
+
+@pytest.mark.parametrize("placement", ["gpu", "hybrid"])
+@pytest.mark.parametrize("ensemble", ["llm", "llm_bls"])
+def test_an_engine_on_transformers_is_placed(ensemble: str, placement: str, weights: Path, tmp_path: Path) -> None:
+    """On the GPU also with `hybrid`: only what surrounds it runs in the client."""
+    repository = compose(ensemble, tmp_path / "r", weights=weights, plan=Plan(placement=placement, gpus=(2,)))
+    groups = {path.name: show_groups(read_config(path).message) for path in repository.iterdir() if path.is_dir()}
+    assert groups.pop("llm-hf") == "1 on GPU 2"
+    assert {*groups.values()} <= {"1 on the host", "none"}
+    assert {finding.severity for finding in check(repository)} <= {"advice"}
+    two = compose(ensemble, tmp_path / "two", weights=weights, tuning={"llm-hf": Tuning((Instances(2),), gpus=(1,))})
+    assert show_groups(read_config(two / "llm-hf").message) == "2 on GPU 1"
 
 
 @pytest.mark.parametrize(("gpus", "groups"), [((0, 1), "devices that its backend chooses"), ((1,), "GPU 1")])

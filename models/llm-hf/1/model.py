@@ -6,17 +6,18 @@ from shoal.component import Parameters
 from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import Engine, EngineComponent
 from shoal.generation.engines.batching import choose_engine
-from shoal.generation.engines.loading import DTYPES, load_model
+from shoal.generation.engines.loading import AUTO, DTYPES, find_place, load_model
 
 
 class LlmHf(EngineComponent):
     """Continue token ids with a transformers model, in the first way of batching that computes it rightly."""
 
-    library = "numpy"
+    library = "engine"
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         cache_tokens, is_static = parameters.whole("cache_tokens", 0), parameters.flag("static", default=False)
-        model = load_model(weights, parameters.choice("dtype", DTYPES), self.context.num_threads)
+        place, dtype = find_place(self.context.device), parameters.choice("dtype", (AUTO, *DTYPES))
+        model = load_model(weights, dtype, self.context.num_threads, place)
         return choose_engine(self, model, limits, cache_tokens=cache_tokens, is_static=is_static)
 
 

@@ -23,6 +23,7 @@ from shoal.errors import ServerError
 from shoal.local import Pipeline, load
 from shoal.machine import usable_cores
 from shoal.progress import OnProgress
+from shoal.repository.placement import is_in_client
 from shoal.server.launch import KEEP_LOG, Server, serve
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
@@ -179,7 +180,7 @@ def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
     graph = pipeline.graph
     found: dict[int, list[str]] = {}
     for step, level in zip(graph.steps, graph.levels(), strict=True):
-        if graph.members[step.model].backend != "python":
+        if not is_in_client(graph.members[step.model]):
             found.setdefault(level, []).append(step.model)
     return list(found.values())
 

@@ -188,7 +188,7 @@ def plan(
     from shoal.repository.call_graph import collect
     from shoal.repository.graph import Graph
     from shoal.repository.model_folders import find_model_folders
-    from shoal.repository.placement import Plan, gpus_of, place_all
+    from shoal.repository.placement import Plan, gpus_of, is_in_client, place_all
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
@@ -205,7 +205,7 @@ def plan(
         return
     for name, gpus in places.items():
         where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"
-        is_here = placement == "hybrid" and drawn.members[name].backend == "python"
+        is_here = placement == "hybrid" and is_in_client(drawn.members[name])
         OUT.print(f"{name}: {'client' if is_here else where}", soft_wrap=True)
     for line in sizes.explain():
         OUT.print(line, soft_wrap=True)

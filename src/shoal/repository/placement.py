@@ -222,10 +222,15 @@ def _put(group: Any, gpus: Iterable[int]) -> None:
     group.kind = group.KIND_GPU if group.gpus else group.KIND_CPU
 
 
+def is_in_client(config: ModelConfig) -> bool:
+    """Whether a model runs in the client with placement ``hybrid``: Python code, but not an engine."""
+    return config.backend == "python" and find_library(read_code(config)) != ENGINE_LIBRARY
+
+
 def _choose_gpus(config: ModelConfig, plan: Plan, why_host: str) -> tuple[int, ...]:
     """Return the GPUs on which ``plan`` puts instances of a model; empty for the host."""
     gpus = plan.gpus or ()
-    if why_host or not gpus or (plan.placement == HYBRID and config.backend == "python"):
+    if why_host or not gpus or (plan.placement == HYBRID and is_in_client(config)):
         return ()
     if not is_single(config):
         return gpus
@@ -395,7 +400,7 @@ def _check_place(model: ModelConfig, plan: Plan, tuning: Tuning, why_host: str) 
             f"{model.name} is placed by --place and by --instances.",
             f"Give one of the two, or only a number: --instances {model.name}=2",
         )
-    if plan.placement == HYBRID and model.backend == "python":
+    if plan.placement == HYBRID and is_in_client(model):
         why_host = why_host or "with placement hybrid it runs in the client"
     if gpus and why_host:
         raise InputError(

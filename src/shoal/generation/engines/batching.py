@@ -81,7 +81,7 @@ def choose_engine(
         except ShoalError as error:
             faults[way] = error.what
             continue
-        fault = _find_fault(engine, component, cases, _TOLERANCES[model.dtype])
+        fault = _find_fault(engine, component, cases, _TOLERANCES.get(model.dtype, 1e-3))
         if not fault:
             reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
             _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, way, reasons)
@@ -123,7 +123,7 @@ def _make_cases(model: Any, limits: Limits, thresholds: Sequence[int]) -> list[_
 
 
 def _generate(model: Any, ids: list[int], new: int) -> _Case:
-    given = torch.tensor([ids])
+    given = torch.tensor([ids], device=model.device)
     config = GenerationConfig(
         do_sample=False, max_new_tokens=new, pad_token_id=0, output_logits=True, return_dict_in_generate=True
     )
@@ -134,7 +134,7 @@ def _generate(model: Any, ids: list[int], new: int) -> _Case:
             f"{type(model).__name__} does not continue a prompt of {len(ids)} tokens: {error}",
             "Use another engine, or another model.",
         ) from error
-    logits = [rows[0].float().numpy() for rows in out.logits]
+    logits = [rows[0].float().cpu().numpy() for rows in out.logits]
     return _Case(TokenRequest(tuple(ids), new), out.sequences[0, len(ids) :].tolist(), logits)
 
 

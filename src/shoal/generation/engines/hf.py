@@ -69,14 +69,13 @@ class _Choice(ContinuousBatchingLogitsProcessor):
         return torch.tensor(seats + [-1] * (self._engine.limits.slots - len(seats)), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        for row, number in enumerate(tensor_arg[: len(scores)].tolist()):
-            token = self._engine.step(number, scores[row])
-            scores[row, token] = torch.inf
-        return scores
+        numbers, logits = tensor_arg[: len(scores)].tolist(), scores.float().cpu()
+        tokens = [self._engine.step(number, row) for number, row in zip(numbers, logits, strict=True)]
+        return scores.scatter_(1, torch.tensor(tokens, device=scores.device)[:, None], torch.inf)
 
 
 class HfEngine:
-    """Continuous batching of a transformers model on the host. Not all models can be computed so: ``batching.py``.
+    """Continuous batching of a transformers model, on its device. Not all models can be computed so: ``batching.py``.
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. The cache has room for
     ``cache_tokens`` tokens, of prompts and answers together. If ``cache_tokens`` is 0, it has room for ``limits.slots``
@@ -173,7 +172,7 @@ class HfEngine:
         seat = self._seats.get(number)
         if seat is None:  # the request left during this step, or the row has no request
             return 0
-        token = seat.step(logits.float().numpy())
+        token = seat.step(logits.numpy())
         if seat.is_done:
             self._leave(seat)
         return token

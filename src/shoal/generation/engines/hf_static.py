@@ -28,10 +28,9 @@ class _Choice(LogitsProcessor):
         self._seats = seats
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        for row, seat in enumerate(self._seats):
-            if not seat.is_done:
-                scores[row, seat.step(scores[row].float().numpy())] = torch.inf
-        return scores
+        logits = scores.float().cpu()
+        tokens = [0 if seat.is_done else seat.step(row.numpy()) for seat, row in zip(self._seats, logits, strict=True)]
+        return scores.scatter_(1, torch.tensor(tokens, device=scores.device)[:, None], torch.inf)
 
 
 class _Ends(StoppingCriteria):
@@ -40,11 +39,12 @@ class _Ends(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:  # noqa: ARG002
         is_closing = self._closing.is_set()
-        return torch.tensor([is_closing or seat.is_done or not seat.stream.is_open for seat in self._seats])
+        ends = [is_closing or seat.is_done or not seat.stream.is_open for seat in self._seats]
+        return torch.tensor(ends, device=input_ids.device)
 
 
 class HfStaticEngine:
-    """Static batches of a transformers model on the host: for models without continuous batching, and to compare.
+    """Static batches of a transformers model, on its device: for models without continuous batching, and to compare.
 
     At most ``limits.slots`` requests are computed together with ``generate``. Requests that come later wait until all
     of these have ended. A batch, that is, its longest prompt with its longest answer, has at most ``together`` tokens;
@@ -123,8 +123,8 @@ class HfStaticEngine:
             ids[row, start:] = torch.tensor(seat.request.ids)
             mask[row, start:] = 1
         self._model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
             generation_config=GenerationConfig(
                 do_sample=False, max_new_tokens=max(seat.request.max_tokens for seat in seats), pad_token_id=0
             ),

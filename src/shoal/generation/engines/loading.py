@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging
+from transformers.utils import is_accelerate_available, logging
 
+from shoal.component import Device
 from shoal.errors import ArtifactError
 from shoal.generation.weights import Weights
+from shoal.machine import computes_bf16
 
+AUTO = "auto"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def load_model(weights: Weights, dtype: str, threads: int | None = None) -> Any:
-    """Load a model on the host, without the sampling settings of its folder: each request has its own.
+def find_place(device: Device) -> str:
+    """Return torch's name of the device of an instance, such as ``cuda:0``; with KIND_MODEL, the first GPU if any.
 
-    ``threads`` is the number of compute threads of this process; None keeps the present number.
+    Raises:
+        SetupError: the instance is placed on a GPU that this process does not see.
+    """
+    if device.kind == "model":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    there = replace(device, library="torch")
+    there.prepare()
+    return there.torch_name
+
+
+def load_model(weights: Weights, dtype: str, threads: int | None = None, place: str = "cpu") -> Any:
+    """Load a model onto a device, without the sampling settings of its folder: each request has its own.
+
+    ``dtype`` is one of ``DTYPES``, or ``auto``: the weights' own, but FP32 on a host that does not compute in it.
+    ``threads`` is the number of compute threads of this process; None keeps the present number. ``place`` is torch's
+    name of the device; without the package accelerate, the weights go through the host's memory.
 
     Raises:
         ArtifactError: transformers does not know the model, or the files of the folder do not fit each other.
@@ -28,11 +47,12 @@ def load_model(weights: Weights, dtype: str, threads: int | None = None) -> Any:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             weights.folder,
-            dtype=getattr(torch, dtype),
+            dtype=getattr(torch, _choose_dtype(weights) if dtype == AUTO and place == "cpu" else dtype, AUTO),
             attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            **({} if place == "cpu" or not is_accelerate_available() else {"device_map": place}),
         )
     except Exception as error:  # of many kinds, by file and model
         raise ArtifactError(
@@ -45,4 +65,10 @@ def load_model(weights: Weights, dtype: str, threads: int | None = None) -> Any:
             "Take all files of the same model.",
         )
     model.generation_config = GenerationConfig()
-    return model.eval()
+    return model.to(place).eval()
+
+
+def _choose_dtype(weights: Weights) -> str:
+    """Return the dtype in which a host computes best: BF16 for such weights if the processor has it, else FP32."""
+    own = weights.config.get("dtype") or weights.config.get("torch_dtype")
+    return "bfloat16" if own == "bfloat16" and computes_bf16() else "float32"
