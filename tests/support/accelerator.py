@@ -85,13 +85,13 @@ class DeviceTensor(torch.Tensor):
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert a tensor of the pretended device to numpy: use Tensor.cpu() first")
 
-    __array__ = numpy
+    __array__ = numpy  # type: ignore[assignment]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.raw!r})"  # type: ignore[attr-defined]
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         name = op._schema.name
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):  # in inference mode
