@@ -52,7 +52,7 @@ if not hasattr(
     def configure(*, page_size: int, auto_switch_to_flash: bool, **more: Any) -> Any:  # noqa: ARG001
         return ContinuousBatchingConfig(block_size=page_size, **more)
 
-    hf.ContinuousBatchingConfig = configure  # type: ignore[assignment, misc]
+    hf.ContinuousBatchingConfig = configure  # type: ignore[assignment,attr-defined]
 
 
 def read_spec() -> ModelSpec:

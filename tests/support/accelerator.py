@@ -67,11 +67,11 @@ def _count(direction: str, size: int) -> None:
 class DeviceTensor(torch.Tensor):
     """Tensor on the pretended device; ``raw`` is the host's tensor with its values."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: Any, raw: torch.Tensor) -> Any:
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype,
             layout=raw.layout, device=DEVICE, requires_grad=raw.requires_grad,
         )  # fmt: skip
@@ -85,7 +85,7 @@ class DeviceTensor(torch.Tensor):
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert a tensor of the pretended device to numpy: use Tensor.cpu() first")
 
-    __array__ = numpy  # type: ignore[assignment]
+    __array__ = numpy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.raw!r})"  # type: ignore[attr-defined]
