@@ -67,11 +67,11 @@ def _count(direction: str, size: int) -> None:
 class DeviceTensor(torch.Tensor):
     """Tensor on the pretended device; ``raw`` is the host's tensor with its values."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: Any, raw: torch.Tensor) -> Any:
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype,
             layout=raw.layout, device=DEVICE, requires_grad=raw.requires_grad,
         )  # fmt: skip
@@ -87,11 +87,11 @@ class DeviceTensor(torch.Tensor):
 
     __array__ = numpy
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.raw!r})"  # type: ignore[attr-defined]
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         name = op._schema.name
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):  # in inference mode

@@ -346,8 +346,10 @@ def test_gpus_that_an_engine_cannot_take_together_are_refused(gpus: tuple[int, .
 
 
 def test_a_pipeline_with_an_engine_on_two_gpus_is_composed_without_a_warning(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none of the models computes on a GPU \(prompt: its code .* --placement cpu"):
-        compose("llm_bls", tmp_path / "r", weights=weights, plan=GPUS, swap={"llm-hf": "llamav2"})
+    with pytest.raises(
+        InputError, match=r"none of the models computes on a GPU \(llamav2: its code .* --placement cpu"
+    ):
+        compose("llamav2", tmp_path / "r", weights=weights, plan=GPUS)
     swap = {"llm-hf": "llm-vllm"}
     repository = compose("llm", tmp_path / "r", weights=weights, plan=GPUS, swap=swap)
     placed = {

@@ -56,6 +56,7 @@ class HttpFront:
         self.routes = [
             Route("Liveness", everybody, "/v2/health/live", self._answer_live, "GET"),
             Route("Readiness", everybody, "/v2/health/ready", self._answer_ready, "GET"),
+            Route("Readiness", everybody, "/health", self._answer_ready, "GET"),  # vLLM's, which its clients ask
             Route("Server metadata", read, "/v2", self._answer_metadata, "GET"),
             Route("Statistics", read, "/v2/models/stats", self._answer_all_statistics, "GET"),
             Route("Repository index", read, "/v2/repository/index", self._answer_index, "POST"),

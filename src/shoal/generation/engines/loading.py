@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.utils import is_accelerate_available, logging
+from transformers.utils import logging
+from transformers.utils.import_utils import is_accelerate_available
 
 from shoal.component import Device
 from shoal.errors import ArtifactError
