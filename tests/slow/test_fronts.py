@@ -71,7 +71,7 @@ def test_requests_without_a_model_get_the_default_configuration(service: Service
 
 def test_tritons_own_paths(service: Service) -> None:
     assert ask(service, "/v2/health/live")[0] == 200
-    assert ask(service, "/v2/health/ready")[0] == 200
+    assert ask(service, "/v2/health/ready")[0] == ask(service, "/health")[0] == 200
     assert ask(service, "/v2/models/chain/ready")[0] == 200
     assert ask(service, "/v2/models/nobody/ready")[0] == 400
     assert json.loads(ask(service, "/v2")[2])["name"] == "triton"

@@ -56,7 +56,7 @@ class HttpFront:
         self.routes = [
             Route("Liveness", everybody, "/v2/health/live", self._answer_live, "GET"),
             Route("Readiness", everybody, "/v2/health/ready", self._answer_ready, "GET"),
-            Route("Readiness", everybody, "/health", self._answer_ready, "GET"),  # vLLM's, which its clients ask
+            Route("Readiness", everybody, "/health", self._answer_health, "GET"),
             Route("Server metadata", read, "/v2", self._answer_metadata, "GET"),
             Route("Statistics", read, "/v2/models/stats", self._answer_all_statistics, "GET"),
             Route("Repository index", read, "/v2/repository/index", self._answer_index, "POST"),
@@ -80,6 +80,10 @@ class HttpFront:
 
     async def _answer_ready(self, *_: Any) -> web.Response:
         return web.Response(status=400 if self._gate.active.trouble() else 200)
+
+    async def _answer_health(self, *_: Any) -> web.Response:
+        """Answer vLLM's question, which its clients ask first."""
+        return web.Response(status=503 if self._gate.active.trouble() else 200)
 
     async def _answer_metadata(self, request: web.Request, caller: Caller) -> web.Response:
         document = await self._fetch(request, caller)
