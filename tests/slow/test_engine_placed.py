@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from shoal import local
+from shoal.client.client import Client
 from shoal.component import Device
+from shoal.composition.compose import compose
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.generation.contract import pack_words
 from shoal.generation.engines import loading
 from shoal.generation.weights import find_weights
 from shoal.llm.tiny import make_tiny
+from shoal.local import load
+from shoal.repository.config import ModelConfig
+from shoal.repository.placement import Plan
+from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_engine import prompts, wait_for
 from tests.support.accelerator import PretendedDevice
@@ -156,3 +163,28 @@ def test_auto_is_the_weights_own_dtype_if_the_device_computes_in_it(
         assert loading.load_model(half, "auto").dtype == (torch.bfloat16 if has_bf16 == "1" else torch.float32)
         assert loading.load_model(half, "auto", place="pretend:0").dtype == torch.bfloat16
         assert loading.load_model(find_weights(folder), "auto").dtype == torch.float32
+
+
+def test_with_hybrid_the_engine_is_the_servers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's pipeline starts `prompt` and `completion` alone, and gives the text of the whole one."""
+    asked: dict[str, Any] = {
+        "text_input": ["What do fish do?"],
+        "max_tokens": [8],
+        "temperature": [0.0],
+        "stream": [True],
+    }
+    repository = compose("llm", tmp_path / "r", weights=folder, plan=Plan(placement="hybrid", gpus=()))
+    with load(repository / "llm") as whole:
+        expected = [answer["text_output"].item() for answer in whole.stream(**asked)]
+    started: list[str] = []
+    start = local.load_component
+
+    def note(config: ModelConfig, *more: Any) -> Any:
+        started.append(config.name)
+        return start(config, *more)
+
+    monkeypatch.setattr(local, "load_component", note)
+    with serve(repository) as server, Client(server.grpc_url) as client, load(repository, remote=client) as pipeline:
+        found = [answer["text_output"].item() for answer in pipeline.stream(**asked)]
+    assert sorted(started) == ["completion", "prompt"]
+    assert b"".join(found) == b"".join(expected) != b""
