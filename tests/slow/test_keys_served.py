@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -24,10 +26,16 @@ from shoal.client.client import Client
 from shoal.client.copies import read_metrics
 from shoal.client.failures import RestrictedError
 from shoal.errors import ServerError, ShoalError
+from shoal.gateway.control.health import Health
+from shoal.gateway.core.callers import Scope
 from shoal.gateway.key_file import KeyFile
+from shoal.gateway.v1.front import ApiFront
+from shoal.gateway.v2.http_front import HttpFront
 from shoal.keys import make_key
 from tests.support.counting import write_counting
 from tests.support.service import Service, make_repository, wait_until
+from tests.unit.test_gateway_routes import make_gate
+from tests.unit.test_keys import make_path
 
 PATIENCE = 10.0  # seconds within which a busy machine follows a change of the file; 2 s otherwise
 PROXY = ("--trusted-proxy", "127.0.0.1")
@@ -110,6 +118,54 @@ def test_only_health_answers_without_a_key(served: Served) -> None:
     assert ask(service.http, "/v2", [f"Bearer {key}"])[0] == 200
     assert "shoal_keys_damaged 0.0" in ask(service.metrics, "/metrics", [f"Bearer {key}"])[1]
     assert 'shoal_refusals_total{kind="key"}' in ask(service.metrics, "/metrics", [f"Bearer {key}"])[1]
+
+
+def write_in_ways(method: str, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the method, the target and the host of a request, plain and written in ways that a check may not expect."""
+    host = "localhost"
+    yield method, path, host
+    yield method, f"http://localhost{path}", host
+    yield method, f"/{path}", host
+    yield method, path.replace("/", "%2F"), host
+    yield method, f"/%{ord(path[1]):02x}{path[2:]}", host
+    yield method, f"/v2/health/live/../../..{path}", host
+    yield method, f"{path}?/v2/health/live", host
+    for end in ("/v2/health/live", "?", "#"):
+        yield method, path, f"localhost{end}"
+    for other in ("HEAD", "OPTIONS", "TRACE", "CONNECT", "BREW"):
+        yield other, path, host
+
+
+def send_raw(at: str, head: str) -> int:
+    """Send a request whose head is taken as it is; return the status of the answer."""
+    address, _, port = at.rpartition(":")
+    with socket.create_connection((address, int(port)), timeout=30) as connection:
+        connection.sendall(f"{head}\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+def test_no_way_to_write_a_request_gets_past_the_keys(served: Served) -> None:
+    """Every route of the two HTTP ports, taken from the routers, in every way, with each kind of wrong key."""
+    service, key, gate = served.service, served.key, make_gate()
+    bad = ["", f"Basic {key}", f"Bearer {key}0", f"Bearer {key[:-1]}", f"Bearer {make_key('0' * 12)}", f"Bearer  {key}"]
+    fronts = ((service.http, [*HttpFront(gate, {}).routes, *ApiFront(gate, {}, {}).routes]),
+              (service.metrics, Health(gate, {}).routes))  # fmt: skip
+    num_routes, found = 0, Counter[int]()
+    for at, routes in fronts:
+        for route in routes:
+            if route.scope is Scope.OPEN:
+                continue
+            num_routes += 1
+            path = make_path(route.path)
+            for number, (method, target, host) in enumerate(write_in_ways(route.method.split(",")[0], path)):
+                given = bad if number < 7 else bad[:2]
+                for value in given:
+                    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"X-Forwarded-For: {other_address()}"]
+                    status = send_raw(at, "\r\n".join([*lines, *([f"Authorization: {value}"] if value else [])]))
+                    found[status] += 1
+                    assert status in (400, 401, 403, 404, 405, 413), (status, lines, value)
+    assert num_routes > 25
+    assert found[401] > sum(found.values()) / 4, found
 
 
 def test_grpc_wants_a_key_too(served: Served) -> None:

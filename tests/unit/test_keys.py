@@ -25,6 +25,7 @@ from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.key_ring import KeyRing
 from shoal.gateway.core.routes import Route
 from shoal.gateway.key_file import KeyFile, read_span
+from shoal.gateway.v1.front import ApiFront
 from shoal.gateway.v2.grpc_front import GrpcFront
 from shoal.gateway.v2.http_front import HttpFront
 from shoal.keys import check_key, hash_key, make_key, read_id
@@ -253,8 +254,10 @@ def test_every_route_refuses_every_bad_key_in_the_same_words(world: World, caplo
         gate = make_gate()
         gate.callers.keys = ring
         said, num_open = set(), 0
-        for routes in (HttpFront(gate, {}).routes, Health(gate, {}).routes):
+        for routes in (HttpFront(gate, {}).routes, ApiFront(gate, {}, {}).routes, Health(gate, {}).routes):
             for route in routes:
+                if "[\\s\\S]" in route.path:  # what other servers have
+                    continue
                 for values in given:
                     method = route.method.split(",")[0]
                     response = await ask_http(gate, routes, make_path(route.path), method, values)
@@ -264,7 +267,8 @@ def test_every_route_refuses_every_bad_key_in_the_same_words(world: World, caplo
                         num_open += 1
                         continue
                     assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer"), (route, values)
-                    said.add(json.loads(str(response.text))["error"])
+                    error = json.loads(str(response.text))["error"]
+                    said.add(error if isinstance(error, str) else error["message"])
         front = GrpcFront(gate, {})
         scopes = {route.path: route.scope for route in (*front.routes, front._stream_route)}
         for path in (*scopes, "/made.Up/Method"):
@@ -281,7 +285,7 @@ def test_every_route_refuses_every_bad_key_in_the_same_words(world: World, caplo
                 assert context.ended[0] == "UNAUTHENTICATED", (path, values)
                 said.add(context.ended[1])
         assert said == {"A valid key is needed: Authorization: Bearer KEY"}
-        assert num_open == 7 * len(given)
+        assert num_open == 10 * len(given)
 
     run(work())
     assert world.key not in caplog.text
@@ -306,8 +310,10 @@ def test_a_key_may_do_what_it_was_made_for(may: list[str], allowed: set[Scope], 
     async def work() -> None:
         gate = make_gate()
         gate.callers.keys = world.ring()
-        for routes in (HttpFront(gate, {}).routes, Health(gate, {}).routes):
+        for routes in (HttpFront(gate, {}).routes, ApiFront(gate, {}, {}).routes, Health(gate, {}).routes):
             for route in routes:
+                if "[\\s\\S]" in route.path:  # what other servers have
+                    continue
                 if route.scope not in allowed:
                     response = await ask_http(
                         gate, routes, make_path(route.path), route.method.split(",")[0], [bearer(key)]
