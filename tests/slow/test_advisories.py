@@ -56,7 +56,7 @@ def test_a_million_chunks_become_one_body(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", [
-    "/ping", "/invocations", "/models", "/models/chain/invoke", "/models/chain", "/predict", "/health",
+    "/ping", "/invocations", "/models", "/models/chain/invoke", "/models/chain", "/predict", "/health/x",
     "/v2/models/chain/infer/../../../repository/index", "//v2/models/chain/infer",
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])

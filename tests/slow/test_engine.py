@@ -381,7 +381,7 @@ def test_static_requests_that_leave_do_not_hold_up_the_batch(folder: Path, scale
     [
         ({"model": ""}, "Parameter model of model llm-hf is ''"),
         ({"model": "tiny"}, "expected the absolute path"),
-        ({"dtype": "int8"}, "expected float32 or bfloat16 or float16"),
+        ({"dtype": "int8"}, "expected auto or float32 or bfloat16 or float16"),
         ({"slots": "0"}, "expected a whole number from 1 to 1,024"),
     ],
 )
