@@ -146,9 +146,16 @@ def test_with_kind_model_it_takes_what_is_there(monkeypatch: pytest.MonkeyPatch)
     assert loading.find_place(Device("model", 0, "engine")) == "cpu"
     assert loading.find_place(Device()) == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("shoal.component.tensors._prepare_torch", lambda _: 3)
+    prepared: list[int] = []
+
+    def prepare(index: int) -> int:
+        prepared.append(index)
+        return 3
+
+    monkeypatch.setattr("shoal.component.tensors._prepare_torch", prepare)
     assert loading.find_place(Device("model", 0, "engine")) == "cuda:0"
     assert loading.find_place(Device("gpu", 2, "engine")) == "cuda:2"
+    assert prepared == [0, 2]
 
 
 def test_auto_is_the_weights_own_dtype_if_the_device_computes_in_it(

@@ -327,16 +327,15 @@ def decode(kind: type[T], body: bytes) -> T:
     """
     try:
         num_values = screen_nesting(body, MOST_NESTED)
-        if num_values > MOST_VALUES:
-            what = f"The JSON has {num_values} values; at most {MOST_VALUES} are read. Send fewer rows at a time."
-            raise ApiError(what, why=Why.LARGE)
+    except RefusedError as refused:
+        raise ApiError(refused.message, code="invalid_json") from None
+    if num_values > MOST_VALUES:
+        what = f"The JSON has {num_values} values; at most {MOST_VALUES} are read. Send fewer rows at a time."
+        raise ApiError(what, why=Why.LARGE)
+    try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(kind, str(error)) from None
-    except ApiError:
-        raise
-    except RefusedError as refused:
-        raise ApiError(refused.message, code="invalid_json") from None
     except (ValueError, RecursionError):  # also: not UTF-8
         raise ApiError("The body is not JSON.", code="invalid_json") from None
 

@@ -81,7 +81,7 @@ def choose_engine(
         except ShoalError as error:
             faults[way] = error.what
             continue
-        fault = _find_fault(engine, component, cases, _TOLERANCES.get(model.dtype, 1e-3))
+        fault = _find_fault(engine, component, cases, _TOLERANCES.get(model.dtype, _TOLERANCES[torch.float32]))
         if not fault:
             reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
             _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, way, reasons)

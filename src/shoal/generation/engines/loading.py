@@ -26,7 +26,7 @@ def find_place(device: Device) -> str:
         SetupError: the instance is placed on a GPU that this process does not see.
     """
     if device.kind == "model":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        device = replace(device, kind="gpu" if torch.cuda.is_available() else "cpu", index=0)
     there = replace(device, library="torch")
     there.prepare()
     return there.torch_name
