@@ -19,7 +19,7 @@ from transformers import __version__ as version
 
 from shoal.component import Component
 from shoal.errors import ArtifactError, ShoalError
-from shoal.generation.answering import Chooser
+from shoal.generation.choosing import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.engines.hf import HfEngine
 from shoal.generation.engines.hf_static import HfStaticEngine
@@ -146,9 +146,9 @@ class _Follower(Chooser):
         self._case = case
         self.difference = 0.0
 
-    def choose(self, logits: NDArray[Any], ids: list[int]) -> int:
+    def follow(self, logits: torch.Tensor, ids: list[int]) -> int:
         right = self._case.logits[len(ids)]
-        difference = float(np.abs(logits - right).max() / max(1.0, np.abs(right).max()))
+        difference = float(np.abs(logits.cpu().numpy() - right).max() / max(1.0, np.abs(right).max()))
         self.difference = max(self.difference, math.inf if math.isnan(difference) else difference)
         return self._case.tokens[len(ids)]
 

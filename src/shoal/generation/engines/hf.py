@@ -21,7 +21,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from shoal.component import Stream
 from shoal.errors import SetupError, ShoalError
-from shoal.generation.answering import Chooser, Seat
+from shoal.generation.answering import Seat, step
+from shoal.generation.choosing import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 
 CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
@@ -59,6 +60,7 @@ class _Choice(ContinuousBatchingLogitsProcessor):
 
     def __init__(self, engine: HfEngine) -> None:
         self._engine = engine
+        self._numbers: list[int] = []  # of the step's rows: the same on the host, so that it is not read from a device
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         int32_tensor.fill_(-1)
@@ -66,11 +68,11 @@ class _Choice(ContinuousBatchingLogitsProcessor):
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
         """Return the numbers of the requests that get a token in this step, one per row, then -1 for other slots."""
         seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
-        return torch.tensor(seats + [-1] * (self._engine.limits.slots - len(seats)), dtype=torch.int32)
+        self._numbers = seats + [-1] * (self._engine.limits.slots - len(seats))
+        return torch.tensor(self._numbers, dtype=torch.int32)
 
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        numbers, logits = tensor_arg[: len(scores)].tolist(), scores.float().cpu()
-        tokens = [self._engine.step(number, row) for number, row in zip(numbers, logits, strict=True)]
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        tokens = self._engine.step(self._numbers[: len(scores)], scores)
         return scores.scatter_(1, torch.tensor(tokens, device=scores.device)[:, None], torch.inf)
 
 
@@ -167,15 +169,17 @@ class HfEngine:
                 self._waiting.remove(seat)
             self._fill()
 
-    def step(self, number: int, logits: torch.Tensor) -> int:
-        """Choose and send the next token of the request ``number``, from ``logits``. The batching thread calls this."""
-        seat = self._seats.get(number)
-        if seat is None:  # the request left during this step, or the row has no request
-            return 0
-        token = seat.step(logits.numpy())
-        if seat.is_done:
-            self._leave(seat)
-        return token
+    def step(self, numbers: list[int], logits: torch.Tensor) -> list[int]:
+        """Choose and send the next tokens of the requests ``numbers``, from ``logits``. The batching thread calls this.
+
+        A row whose request left during this step, or that has none, gets token 0.
+        """
+        seats = [self._seats.get(number) for number in numbers]
+        tokens = step(logits, seats)
+        for seat in seats:
+            if seat is not None and seat.is_done:
+                self._leave(seat)
+        return tokens
 
     # --- the batching thread -----------------------------------------------------------------------------------------
 

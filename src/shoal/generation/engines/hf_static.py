@@ -14,7 +14,8 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from shoal.component import Stream
 from shoal.errors import ShoalError
-from shoal.generation.answering import Chooser, Seat
+from shoal.generation.answering import Seat, step
+from shoal.generation.choosing import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 
 _WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
@@ -28,8 +29,7 @@ class _Choice(LogitsProcessor):
         self._seats = seats
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        logits = scores.float().cpu()
-        tokens = [0 if seat.is_done else seat.step(row.numpy()) for seat, row in zip(self._seats, logits, strict=True)]
+        tokens = step(scores, [None if seat.is_done else seat for seat in self._seats])
         return scores.scatter_(1, torch.tensor(tokens, device=scores.device)[:, None], torch.inf)
 
 

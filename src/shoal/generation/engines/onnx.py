@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from shoal.component import Stream
 from shoal.errors import ArtifactError, ShoalError
-from shoal.generation.answering import Chooser, Seat
+from shoal.generation.answering import Seat, step
+from shoal.generation.choosing import Chooser
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights
 
@@ -120,9 +121,7 @@ class _Rows:
         self._choose(logits)
 
     def _choose(self, logits: NDArray[Any]) -> None:
-        self._next = [
-            seat.step(row) if seat.stream.is_open else 0 for seat, row in zip(self.seats, logits, strict=True)
-        ]
+        self._next = step(logits, [seat if seat.stream.is_open else None for seat in self.seats])
         kept = [row for row, seat in enumerate(self.seats) if not seat.is_done and seat.stream.is_open]
         if len(kept) < len(self.seats):
             self._keep(kept)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shoal.generation.answering import Chooser
+from shoal.generation.choosing import Chooser, choose
 from shoal.generation.contract import TokenRequest
 
 
@@ -23,10 +23,10 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
         mask[row, widest - len(request.ids) :] = 1
     choosers = [Chooser(request) for request in requests]
 
-    def choose(sequences: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def pick(sequences: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Leave only the chosen token of each row, which greedy decoding then takes."""
-        rows = zip(choosers, logits.float().numpy(), sequences[:, widest:].tolist(), strict=True)
-        chosen = torch.tensor([[chooser.choose(row, new)] for chooser, row, new in rows])
+        rows = list(zip(choosers, sequences[:, widest:].tolist(), strict=True))
+        chosen = torch.tensor([[token] for token, _ in choose(logits, rows)])
         return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
 
     found = model.generate(
@@ -36,6 +36,6 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
         do_sample=False,
         eos_token_id=list(end_ids) or None,
         pad_token_id=end_ids[0] if end_ids else 0,
-        logits_processor=[choose],
+        logits_processor=[pick],
     )
     return [row[: request.max_tokens] for row, request in zip(found[:, widest:].tolist(), requests, strict=True)]
