@@ -13,6 +13,7 @@ from typing import Any
 from shoal.component.artifact_files import read_json, refusal, sha256
 from shoal.composition.artifacts import find_scripts
 from shoal.encoders.quantize import FILE, INT8_FLAGS, Record, read_record
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError, InputError
 from shoal.machine import computes_bf16, describe_machine
 from shoal.repository.config import ModelConfig, as_config
@@ -89,10 +90,13 @@ def apply(
             " here: shoal tune"
         )
     dtype = tuned.dtype if plan.dtype == AUTO else plan.dtype
-    reason = tuned.reason if plan.dtype == AUTO else f"--dtype {dtype}"
+    chosen = Precision(dtype, tuned.reason if plan.dtype == AUTO else f"--dtype {dtype}")
+    if plan.dtype == AUTO and dtype == "bf16" and plan.target != EMBEDDED:
+        notes.append(f"The plan has bf16; the native backend of {plan.target} runs model.pt in the dtype of its file.")
+        return list(models), plan, {}, notes
     plan = replace(plan, dtype=dtype)
     if dtype != INT8:
-        return list(models), plan, {}, notes
+        return list(models), plan, dict.fromkeys(tuned.models, chosen), notes
     if set(INT8_FLAGS).isdisjoint(machine["flags"].split()):
         notes.append(f"This processor has no INT8 instructions ({', '.join(INT8_FLAGS)}): fp32 is likely as fast.")
     made = []
@@ -102,7 +106,7 @@ def apply(
             _check_error(folder / "1" / FILE, tuned.models[model.name], accepts_error=accepts_error)
             model = quantized(model, folder)
         made.append(model)
-    return made, plan, dict.fromkeys(tuned.models, Precision(INT8, reason)), notes
+    return made, plan, dict.fromkeys(tuned.models, chosen), notes
 
 
 def _check_error(path: Path, parent: str, *, accepts_error: bool) -> Record:

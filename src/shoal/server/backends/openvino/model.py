@@ -11,6 +11,7 @@ from shoal.component import Array, Arrays, Component, Context, SetupError, refus
 from shoal.component.provenance import METADATA, check_ties, parse_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.errors import needs
+from shoal.machine import computes_bf16
 
 
 class OpenVino(Component):
@@ -36,7 +37,7 @@ class OpenVino(Component):
         options: dict[str, Any] = {
             "NUM_STREAMS": 1,
             "INFERENCE_NUM_THREADS": context.num_threads or 0,
-            "INFERENCE_PRECISION_HINT": "bf16" if context.spec.parameters.get("HINT_BF16") == "YES" else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if self._computes_bf16() else "f32",
         }
         try:
             model = openvino.Core().read_model(str(path))
@@ -52,6 +53,9 @@ class OpenVino(Component):
             for tensor in declared:
                 if tensor.name not in known:
                     raise refusal(path, f"file of model {context.spec.name}", f"it has no tensor {tensor.name}")
+
+    def _computes_bf16(self) -> bool:
+        return self.context.spec.parameters.get("HINT_BF16") == "YES" and computes_bf16()
 
     def run(self, batch: Arrays) -> Arrays:
         return run_by_length(self.context.spec, batch, self.call, self.mask, in_few_shapes=True)
