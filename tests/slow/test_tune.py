@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -11,21 +12,25 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 from shoal.bench.tune import PLAN, tune
 from shoal.check import check
+from shoal.cli import app
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.composition.compose import compose
 from shoal.encoders.quantize import FILE, add_errors, read_record
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.local import load
 from shoal.readability.corpus import Corpus
+from shoal.readability.train import train
 from shoal.readability.tuning import tune_artifacts
 from shoal.repository.config import read_config
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.server.launch import serve
+from tests.support.artifacts import TINY
 
 INT8 = Plan(dtype="int8")
 
@@ -181,3 +186,72 @@ def test_what_cannot_be_tuned(repository: Path, passages: Corpus, tmp_path: Path
     (tmp_path / "mine" / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="shoal did not make it"):
         tune(repository, tmp_path / "mine", texts)
+
+
+def test_more_time_measures_more_texts(repository: Path, passages: Corpus, tmp_path: Path) -> None:
+    few, all_ = (tune(repository, tmp_path / "tuned", passages.texts, seconds=seconds) for seconds in (0.1, 60))
+    assert few["num_texts"] == 16
+    assert all_["num_texts"] == len(passages) == 100
+    assert few["candidates"][2] == {"dtype": "int8", "why_not": "there are no texts for calibration"}
+
+
+# --- the command, with an encoder of no size --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tiny_bert: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the artifacts ``a`` of a tiny encoder, the repository ``r``, and ``rows.csv``."""
+    folder = tmp_path_factory.mktemp("small")
+    train(passages, folder / "a", encoder=str(tiny_bert), preset=TINY)
+    compose("ensemble_all", folder / "r", artifacts=folder / "a")
+    with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = [(text, text[::-1], target) for text, target in zip(passages.texts, passages.targets, strict=True)]
+        csv.writer(file).writerows([("text", "other", "score"), *rows[:60]])
+    return folder
+
+
+def _run(folder: Path, line: str) -> dict[str, Any]:
+    arguments = [str(folder / part) if part in ("r", "a", "rows.csv") else part for part in line.split()]
+    result = CliRunner().invoke(
+        app, ["tune", *arguments, "--out", str(folder / "out"), "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert json.loads((folder / "out" / PLAN).read_text(encoding="utf-8")).items() <= found.items()
+    return found
+
+
+def test_every_option_is_obeyed(small: Path) -> None:
+    plain = _run(small, "r --seconds 1 --data rows.csv")
+    other = _run(small, "r --seconds 1 --data rows.csv --text-column other")
+    labelled = _run(small, "r --seconds 1 --data rows.csv --target-column score")
+    encoder = _run(small, "r --seconds 1 --data rows.csv --target-column score --output BERT_SCORE")
+    assert plain["num_texts"] == labelled["num_texts"] == 45  # a quarter of 60 is for calibration
+    int8, int8_other, int8_labelled, int8_encoder = (
+        found["candidates"][2] for found in (plain, other, labelled, encoder)
+    )
+    assert int8["mean"] != int8_other["mean"]
+    assert int8["error"] is None
+    assert isinstance(int8_labelled["error"], float)
+    assert int8_encoder["rmse"] != int8_labelled["rmse"]
+    assert "seen" not in plain
+    assert _run(small, "--artifacts a --seconds 1 --data rows.csv --target-column score")["seen"] in (True, False)
+
+
+def test_the_command_prints_a_table_and_what_to_type(small: Path) -> None:
+    line = ["tune", str(small / "r"), "--seconds", "1", "--out", str(small / "out")]
+    result = CliRunner().invoke(app, line, env={"COLUMNS": "160"}, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "chosen: " in result.stdout
+    assert f"--tuned {small / 'out' / PLAN}" in result.stdout
+    assert (small / "out" / "tuned.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [("", "Name a repository"), ("r --artifacts a", "Name a repository"), ("r --text-column x", "without --data"),
+     ("--artifacts a --output SCORE", "with --artifacts")],
+)  # fmt: skip
+def test_options_without_effect_are_refused(line: str, what: str) -> None:
+    with pytest.raises(ShoalError, match=what):
+        CliRunner().invoke(app, ["tune", *line.split()], catch_exceptions=False, standalone_mode=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ def quantize(script: Path, spec: ModelSpec, batches: Sequence[Mapping[str, NDArr
         ArtifactError: the encoder cannot be exported to ONNX.
         SetupError: NNCF or OpenVINO is not installed.
     """
+    os.environ.setdefault("NNCF_CI", "1")  # or it would report its use over the network
     with needs("int8"):
         import nncf
         import onnx
@@ -69,11 +71,13 @@ def quantize(script: Path, spec: ModelSpec, batches: Sequence[Mapping[str, NDArr
         warnings.simplefilter("ignore")
         path = Path(folder) / FILE
         _export(script, spec, batches[0], path)
+        model = onnx.load(str(path))
         quantized = nncf.quantize(
-            onnx.load(str(path)),
+            model,
             nncf.Dataset(list(batches)),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(batches),
+            ignored_scope=nncf.IgnoredScope(names=_find_products(model.graph)),
         )
     record = Record(
         parent=sha256(script),
@@ -101,6 +105,16 @@ def _export(script: Path, spec: ModelSpec, batch: Mapping[str, NDArray[Any]], pa
             module, example, path, script.name, "INT8 needs an encoder that has an ONNX form.",
             input_names=inputs, output_names=outputs, dynamic_axes=axes,
         )  # fmt: skip
+
+
+def _find_products(graph: Any) -> list[str]:
+    """Return the names of matrix products of two computed tensors: those of attention.
+
+    They stay in BF16 or FP32: in INT8, they made no encoder faster, and most of the error (on CLEAR, RMSE +0.0036
+    instead of +0.0010).
+    """
+    weights = {tensor.name for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type == "MatMul" and weights.isdisjoint(node.input)]
 
 
 def add_errors(path: Path, record: Record) -> None:
