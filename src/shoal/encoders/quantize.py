@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,11 @@ def quantize(script: Path, spec: ModelSpec, batches: Sequence[Mapping[str, NDArr
     ties = read_archive(script)
     for name in ("nncf", "openvino"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder, warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-") as folder,
+        warnings.catch_warnings(),
+        redirect_stdout(sys.stderr),  # NNCF's progress bars
+    ):
         warnings.simplefilter("ignore")
         path = Path(folder) / FILE
         _export(script, spec, batches[0], path)
