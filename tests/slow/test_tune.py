@@ -198,8 +198,11 @@ def small(tiny_bert: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFa
     train(passages, folder / "a", encoder=str(tiny_bert), preset=TINY)
     compose("ensemble_all", folder / "r", artifacts=folder / "a")
     with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
-        rows = [(text, " ".join(text.split()[:5]), target) for text, target in zip(passages.texts, passages.targets, strict=True)]
-        csv.writer(file).writerows([("text", "other", "score"), *rows[:60]])
+        rows = [(text, " ".join(text.split()[:5])) for text in passages.texts[:60]]
+        targets = passages.targets[:60].tolist()
+        csv.writer(file).writerows(
+            [("text", "other", "score"), *((*row, target) for row, target in zip(rows, targets, strict=True))]
+        )
     return folder
 
 
