@@ -36,7 +36,7 @@ _KIND = "encoder that `shoal tune` quantised"
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a quantised encoder; ``error`` is added to its parent's RMSE, or None without labelled texts.
+    """Origin and error of a quantised encoder; ``error`` is added to its parent's RMSE, or None without labelled texts.
 
     ``greatest`` and ``mean`` are the differences of its pipeline's scores to those of the FP32 parent.
     """
