@@ -16,7 +16,7 @@ from shoal.component.base import Component
 from shoal.component.context import Callees, Context, Leavable, choose
 from shoal.component.spec import FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError, suggest
 from shoal.repository.config import ModelConfig, Step, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
@@ -125,6 +125,22 @@ class Pipeline:
         tensors = self._read(inputs)
         self._run(tensors)
         return self._answer(tensors)
+
+    def find_inputs(self, model: str, **inputs: Any) -> dict[str, Array]:
+        """Return the tensors that a request gives to the step ``model``; only the steps before it are run.
+
+        Raises:
+            InputError: an input does not fit the model's declaration, or no step has that model.
+        """
+        tensors, steps = self._read(inputs), [step for step in self._graph.steps if step.model == model]
+        if not steps:
+            raise InputError(f"{self.name} has no step {model}.", suggest(model, [s.model for s in self._graph.steps]))
+        while not self._is_due(steps[0], tensors):
+            due = next(
+                s for s in self._graph.steps if self._is_due(s, tensors) and not tensors.keys() >= {*s.outputs.values()}
+            )
+            _keep(due, self._call(due, tensors), tensors)
+        return self._inputs(steps[0], tensors)
 
     def stream(self, **inputs: Any) -> Generator[Answer]:
         """Run one request and yield its answers as they come, each with every output.

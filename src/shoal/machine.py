@@ -19,6 +19,7 @@ FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2"
 BF16 = "SHOAL_BF16"  # an environment variable
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # with BF16 arithmetic
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # an environment variable
 _NUMBER = re.compile(r"[+-]?\d+")  # CUDA ignores what follows it in an entry
@@ -111,6 +112,11 @@ def available_memory() -> int:
         if limit.isdecimal() and used.isdecimal():  # not "max"
             free = min(free, int(limit) - int(used))
     return free
+
+
+def peak_memory() -> int:
+    """Return the greatest number of bytes of memory that this process has used at a time."""
+    return int(_fields(_read(_STATUS))["VmHWM"].split()[0]) * 1024
 
 
 def _quotas() -> Iterator[float]:

@@ -49,7 +49,7 @@ def validator(corpus: Corpus, tiny_bert: Path, folder: Path) -> CrossValidator:
         corpus=corpus, text_path=TextPath("0" * 64, False, tokenizer),
         load=lambda: encoders.load_encoder(str(tiny_bert), seed=0),
         settings=EncoderSettings(max_epochs=20, learning_rate=1e-2, evaluations=1, patience=20), num_trees=20, seed=0,
-        work=Work(folder, 60), stage=quietly,
+        forest_kind="random", work=Work(folder, 60), stage=quietly,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_a_word_of_the_test_fold_alone_never_enters_the_lists(
     planted = replace(passages, texts=texts)
     check = validator(planted, tiny_bert, tmp_path / "work")
     for number, (known, unseen) in enumerate(make_folds(planted, NUM_FOLDS, seed=0), 1):
-        names = list(check._forest("", number, known, unseen).facts)
+        names = list(check._forest("", number, known, unseen, "random").facts)
         assert (names[len(forest.STATISTICS)] == "share of “zyzzyva”") == (0 in known)
         assert ("share of “zyzzyva”" in names) == (0 in known)
 
@@ -145,7 +145,7 @@ def test_results_of_the_folds(passages: Corpus, tiny_bert: Path, tmp_path: Path)
     corpus = replace(passages, formulas=formulas, genres=tuple("ab"[i % 2] for i in range(100)))
     found = cross_validate(corpus, tiny_bert, tmp_path / "work")
     evaluation = found.evaluation
-    assert list(evaluation.predictions) == ["encoder", "forest", "blend", "length", MEAN]
+    assert list(evaluation.predictions) == ["encoder", "forest", "blend", "boosted forest", "length", MEAN]
     assert evaluation.genres == corpus.genres
     assert sorted(np.bincount(evaluation.folds).tolist()) == [33, 33, 34]
     for k, (known, unseen) in enumerate(make_folds(corpus, NUM_FOLDS, seed=0)):

@@ -50,7 +50,8 @@ def test_the_served_scores_are_those_of_the_report(artifacts: Path, passages: Co
     steps: list[tuple[str, int, int]] = []
     result = evaluate(artifacts, passages, seen="skip", on_progress=lambda *step: steps.append(step))
     assert (result["num_seen"], result["corpus"]["num_texts"]) == (80, 20)
-    assert rmses(result) == pytest.approx(report["unseen_rmse"], abs=2e-4)
+    served = {name: rmse for name, rmse in report["unseen_rmse"].items() if name != "boosted forest"}
+    assert rmses(result) == pytest.approx(served, abs=2e-4)
     assert steps[-1] == ("score", 20, 20)
     assert len(result["artifacts"]["model.pt"]) == 64
     everything = evaluate(artifacts, passages, seen="include")

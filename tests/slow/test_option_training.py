@@ -37,6 +37,7 @@ TABLE: Table = {
     "train --revision": Both(TRAIN, "", "--revision abc"),
     "train --seed": Both(TRAIN, "--seed 0", "--seed 1", MODEL),
     "train --folds": Both(TRAIN, "", "--folds 2", "a/report.html"),
+    "train --forest": Both(TRAIN, "--forest random", "--forest boosted", "*.tl"),
     "train --epochs": Both(TRAIN, "--epochs 0.05", "--epochs 0.5", MODEL),
     "train --batch-size": Both(TRAIN, "--batch-size 4", "--batch-size 8", MODEL),
     "train --learning-rate": Both(TRAIN, "--learning-rate 1e-5", "--learning-rate 1e-2", MODEL),

@@ -48,7 +48,8 @@ def test_another_encoder_serves_in_the_same_slot(tiny_bert: Path, passages: Corp
     assert list(stages) == [
         "load encoder", "train forest", "train encoder", "export encoder", "score held-out texts", "report",
     ]  # fmt: skip
-    assert set(report["unseen_rmse"]) == {"encoder", "forest", "blend", "mean of training rows"}
+    names = {"encoder", "forest", "blend", "boosted forest", "mean of training rows"}
+    assert set(report["unseen_rmse"]) == names
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path / "artifacts")
     scores = load(repository / "ensemble_all")(excerpt=["w1 " * 200])
     assert np.isfinite(scores["SCORE"]).all()  # cut at this encoder's own 64 positions
@@ -94,7 +95,7 @@ def test_a_full_training(unbroken: Path, passages: Corpus) -> None:
         rows = list(csv.DictReader(file))
     assert [int(row["text"]) for row in rows] == list(range(1, 101))
     assert [float(row["target"]) for row in rows] == passages.targets.tolist()
-    for name in ("encoder", "forest", "blend"):
+    for name in ("encoder", "forest", "blend", "boosted forest"):
         scores = np.array([float(row[name]) for row in rows])
         rmse = float(np.sqrt(np.mean((scores - passages.targets) ** 2)))
         assert rmse == pytest.approx(report["unseen_rmse"][name], abs=1e-4)

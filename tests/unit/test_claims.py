@@ -213,6 +213,31 @@ def test_treelite_equals_scikit_learn(
     assert difference <= 1e-5
 
 
+def test_treelite_equals_lightgbm(bundle: Bundle, texts: list[str], tmp_path: Path, scale: Scale) -> None:
+    """Also of values that are thresholds, where both go the same way."""
+    import treelite
+
+    sample = texts[: scale(300, len(texts))]
+    targets = np.random.default_rng(0).normal(size=len(sample))
+    forest = train_forest(bundle, sample, targets, seed=0, kind="boosted")
+    features = forest_inputs(bundle, sample)
+    export_forest(forest, features[:10], tmp_path / "checkpoint.tl", bundle_sha256="0")
+    model = treelite.Model.deserialize(str(tmp_path / "checkpoint.tl"))
+    trees = [model.get_tree_accessor(index) for index in range(model.num_tree)]
+    assert len(trees) == 400
+    thresholds: dict[int, list[float]] = {}
+    for tree in trees:
+        for column, threshold in zip(tree.get_field("split_index"), tree.get_field("threshold"), strict=True):
+            thresholds.setdefault(int(column), []).append(float(threshold))
+    rows = np.repeat(features[:1], 50, axis=0)
+    for column, values in thresholds.items():
+        if column >= 0:
+            rows[:, column] = np.resize(np.array(values, np.float32), len(rows))
+    for asked in (features, rows):
+        served = treelite.gtil.predict(model, asked, nthread=1).reshape(-1)
+        assert float(np.abs(served - forest.predict(asked)).max()) <= 1e-5
+
+
 def test_the_report_is_of_the_artifacts(artifacts: Path) -> None:
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
     assert report["is_demonstration"]

@@ -19,6 +19,7 @@ from shoal.encoders.length_bucketing import (
     MIN_TOKENS,
     find_mask,
     group,
+    group_in_few_shapes,
     lengths,
     run_by_length,
     run_in_groups,
@@ -42,7 +43,16 @@ def test_groups_hold_every_row_once_and_little_padding(num_tokens: NDArray[np.in
         assert is_small or padded - int(of_group.sum()) <= MAX_WASTE * padded
 
 
+@given(TOKENS)
+def test_groups_in_few_shapes_hold_every_row_once(num_tokens: NDArray[np.int64]) -> None:
+    groups = group_in_few_shapes(num_tokens)
+    assert np.concatenate(groups).tolist() == np.argsort(-num_tokens, kind="stable").tolist()
+    assert {len(rows) for rows in groups} <= {1, 2, 4, 8}
+    assert all(len(rows) == 8 for rows in groups[: len(num_tokens) // 8])
+
+
 def test_no_rows() -> None:
+    assert group_in_few_shapes(np.zeros(0, np.int64)) == []
     assert group(np.zeros(0, np.int64)) == []
 
 

@@ -170,7 +170,7 @@ def test_backends_that_are_not_known_are_named(repository: Path, tmp_path: Path)
     shutil.copytree(repository / "cuml", tmp_path / "cuml")
     config = tmp_path / "cuml" / "config.pbtxt"
     config.write_text(config.read_text(encoding="utf-8").replace('"fil"', '"magic"'), encoding="utf-8")
-    known = "python, fil, onnxruntime, pytorch"
+    known = "python, fil, onnxruntime, openvino, pytorch"
     with pytest.raises(ArtifactError, match=rf"Model cuml has no model\.py for backend 'magic'\. Known: {known}"):
         load(tmp_path / "cuml")
 

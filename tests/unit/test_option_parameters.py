@@ -136,6 +136,8 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("python", "requires"): Config("numpy", "nowhere", look_at_check, PYTHON + IN_FOLDER),
     ("pytorch", "INTRA_OP_THREAD_COUNT"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
     ("onnxruntime", "intra_op_thread_count"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
+    ("openvino", "INFERENCE_NUM_THREADS"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
+    ("openvino", "HINT_BF16"): Elsewhere("unit/test_openvino.py::test_bf16_only_where_it_is_asked_for"),
     (COMPONENT, "threads"): Config("1", "2", lambda c, _: _threads(c["a"].spec)),
     ("label", "labels"): Piece('["a", "b", "c"]', '["d", "e", "f"]', (SCORES,)),
     ("label", "least"): Piece("0.4", "0.6", (SCORES,)),

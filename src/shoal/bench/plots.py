@@ -27,6 +27,28 @@ def draw(record: Record, stem: Path) -> list[Path]:
         return [_draw(record, stem.with_name(f"{stem.name}-{name}.svg"), name) for name in ("throughput", "latency")]
 
 
+def draw_precisions(plan: Record, path: Path) -> None:
+    """Draw what `shoal tune` measured: rows per second of each precision, by rows per request."""
+    import matplotlib.style
+
+    shown = [each for each in plan["candidates"] if "rows_per_s" in each]
+    with matplotlib.style.context(["default", {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9}]):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(_WIDTH / 2, 3), layout="compressed", facecolor="white")
+        axis = figure.subplots()
+        for number, each in enumerate(shown):
+            axis.plot(
+                [*each["rows_per_s"]], [*each["rows_per_s"].values()], label=each["dtype"],
+                color=_LINES[number], marker=_MARKERS[number],
+            )  # fmt: skip
+        axis.set(xlabel="rows per request", ylabel="rows/s, median")
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"chosen: {plan['dtype']}", loc="left", fontsize=9)
+        axis.legend(frameon=False)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
 def _draw(record: Record, path: Path, name: str) -> Path:
     """Plot throughput or latency (``name``) by rows per request, one line per repository; return ``path``.
 

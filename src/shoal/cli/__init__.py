@@ -16,6 +16,7 @@ from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.cli.llm import generate, tokens
 from shoal.cli.quickstart import quickstart
+from shoal.cli.tune import tune
 from shoal.cli.usage import Command, Group
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
@@ -62,6 +63,7 @@ for command in (
     generate,
     tokens,
     bench,
+    tune,
     graph,
     describe,
     quickstart,

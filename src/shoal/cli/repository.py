@@ -41,9 +41,17 @@ def compose(
     placement: Placement | None = None,
     target: Target = "embedded",
     dtype: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option(help="The arithmetic of encoders and engines; auto: an encoder's is bf16 where the CPU has it."),
+        Literal["auto", "fp32", "bf16", "fp16", "int8"],
+        typer.Option(
+            help="The arithmetic of encoders and engines; auto: the plan's, or an encoder's is bf16 if the CPU has it."
+        ),
     ] = "auto",
+    tuned: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `shoal tune` chose for these encoders: tuned.json.")
+    ] = None,
+    accepts_error: Annotated[
+        bool, typer.Option("--accept-error", help="Use INT8 although its error is large, or unknown.")
+    ] = False,
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
     projects: Annotated[
@@ -96,6 +104,8 @@ def compose(
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
     if placement == "cpu" and not place:
         refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
+    if tuned is None:
+        refuse_ignored(context, "--accept-error", "without --tuned")
     path = compose_repository(
         ensembles,
         repository,
@@ -107,6 +117,8 @@ def compose(
         swap=parse_pairs("--swap", swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
         weights=weights,
         tuning=_parse_tuning(instances, preferred_batch, queue_delay, place),
+        tuned=tuned,
+        accepts_error=accepts_error,
     )
     manifest = read_manifest(path)
     for note in manifest["notes"]:

@@ -124,8 +124,9 @@ def _threads(spec: ModelSpec) -> int:
     parameters = spec.parameters
     if given := parameters.get("threads", "").strip():
         return int(given)
-    # of Triton's own backends for ONNX and TorchScript, where 0 is the library's choice
-    native = parameters.get("intra_op_thread_count", parameters.get("INTRA_OP_THREAD_COUNT", "0"))
+    # of Triton's own backends for ONNX, TorchScript and OpenVINO, where 0 is the library's choice
+    names = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT", "INFERENCE_NUM_THREADS")
+    native = next((parameters[name] for name in names if name in parameters), "0")
     return int(native) if int(native) > 0 else max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 

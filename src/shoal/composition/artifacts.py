@@ -23,7 +23,7 @@ from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_code import read_code
-from shoal.repository.placement import AUTO, Plan, Precision, choose_precision, gpus_of, is_dtype_chosen
+from shoal.repository.placement import AUTO, INT8, Plan, Precision, choose_precision, gpus_of, is_dtype_chosen
 from shoal.repository.versions import list_made
 
 REPORT = "report.json"
@@ -109,11 +109,18 @@ def _is_encoder(model: ModelConfig, path: Path) -> bool:
     return path.suffix == ".pt" and "pytorch" in (model.backend, model.platform.removesuffix("_libtorch"))
 
 
+def find_scripts(model: ModelConfig, artifacts: Path | None) -> list[Path]:
+    """Return the TorchScript files of an encoder, one for each version; empty for other models."""
+    return [path for path in find_artifacts(model, artifacts) if _is_encoder(model, path)]
+
+
 def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, str]:
     """Check an artifact by reading all of it; returns the name and SHA-256 of each file that it was made with."""
     if _is_encoder(model, path):
         return read_archive(path)
-    if path.suffix == ".onnx" and "onnxruntime" in (model.backend, model.platform.removesuffix("_onnx")):
+    if path.suffix == ".onnx" and (
+        model.backend in ("onnxruntime", "openvino") or model.platform == "onnxruntime_onnx"
+    ):
         return read_onnx(path)
     if path.suffix == ".tl" and model.backend == "fil":
         forest = read_forest(path)
@@ -159,19 +166,19 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
     """
     found = {}
     for model in models:
-        if plan.dtype != AUTO and is_dtype_chosen(model):
+        if plan.dtype not in (AUTO, INT8) and is_dtype_chosen(model):
             found[model.name] = Precision(plan.dtype, f"--dtype {plan.dtype}")
         for path in find_artifacts(model, artifacts):
             if _is_encoder(model, path):
                 chosen = choose_precision(
                     plan,
                     is_imported=path.parent != artifacts,
-                    has_trunk=partial(_has_trunk, path),
+                    has_trunk=partial(converts, path),
                     gpus=gpus_of(model),
                 )
                 if model.name not in found or chosen.dtype == "fp32":  # which suits every version
                     found[model.name] = chosen
-    if plan.dtype not in (AUTO, "fp32") and not found:
+    if plan.dtype not in (AUTO, "fp32", INT8) and not found:
         raise InputError(
             f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and engines with the"
             " parameter dtype; there is none.",
@@ -180,8 +187,8 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
     return found
 
 
-def _has_trunk(path: Path) -> bool:
-    """Whether the code in a TorchScript archive declares a submodule ``trunk`` of the root module."""
+def converts(path: Path) -> bool:
+    """Whether an encoder can be converted to BF16: whether its code declares ``trunk``, a submodule of the root."""
     with closing(Script(path)) as script:
         root = script.find_class(script.main)
     return root is not None and has_trunk(root)

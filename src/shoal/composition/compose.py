@@ -27,6 +27,7 @@ from shoal.composition.changes import find_changes, find_notes, name_placement
 from shoal.composition.environments import find_environments
 from shoal.composition.labels import find_labels
 from shoal.composition.swap import exchange_models
+from shoal.composition.tuned import apply, read_tuned
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.composition.weights import find as find_weights
@@ -61,6 +62,8 @@ def compose(
     swap: Mapping[str, str] | None = None,
     weights: str | Path | None = None,
     tuning: Mapping[str, Tuning] | None = None,
+    tuned: Path | str | None = None,
+    accepts_error: bool = False,
 ) -> Path:
     """Write the model repository that serves one or more ensembles; returns its absolute path.
 
@@ -77,7 +80,8 @@ def compose(
     ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
     weights, or ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. The weights are not copied: models with an empty
     parameter ``model`` get the folder's path. ``tuning`` maps names of models to the settings of their instances and
-    their dynamic batching.
+    their dynamic batching. ``tuned`` is the plan file of ``shoal tune`` for the same encoders: its precision is the
+    one for ``auto``, and it has the encoders for INT8; ``accepts_error`` allows any measured or unknown error of INT8.
 
     Raises:
         InputError: Triton does not support the path, it holds something other than a composed repository, no model
@@ -96,6 +100,8 @@ def compose(
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     found = None if weights is None else find_weights(str(weights))
     models = tune(give_weights(models, found), tuning or {})
+    chosen = None if tuned is None else read_tuned(Path(tuned))
+    models, plan, quantized, said = apply(models, artifacts, plan, chosen, accepts_error=accepts_error)
     reasons = find_host_reasons(models, artifacts)
     models = place_all(models, plan, tuning, reasons)
     gpus = find_gpus(models, plan)
@@ -110,7 +116,7 @@ def compose(
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
         check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
-        precisions = choose_precisions(models, artifacts, plan)
+        precisions = choose_precisions(models, artifacts, plan) | quantized
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_contents(artifacts)
         labels = {model.name: find_labels(model, members) for model in models}
@@ -123,7 +129,7 @@ def compose(
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
-            notes = find_notes(models, plan, gpus, reasons)
+            notes = [*said, *find_notes(models, plan, gpus, reasons)]
             for model in models:
                 message = type(model.message)()
                 message.CopyFrom(model.message)

@@ -44,6 +44,9 @@ def train(
     target_column: TargetColumn = None,
     encoder: Encoder = SMALL_ENCODER,
     revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else a pinned one.")] = None,
+    forest: Annotated[
+        Literal["random", "boosted"], typer.Option(help="The forest that is served; both are evaluated.")
+    ] = "random",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same artifacts.")] = 0,
     folds: Annotated[int | None, typer.Option(min=2, help="Folds of the cross-validation.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0.01, help="Passes over the texts; may be a fraction.")] = None,
@@ -76,6 +79,7 @@ def train(
     chosen = replace(
         chosen,
         encoder=settings,
+        forest=forest,
         num_folds=chosen.num_folds if folds is None else folds,
     )
     with _say_how_to_go_on(out), show_progress() as show:

@@ -89,6 +89,7 @@ class CrossValidator:
     load: Callable[[], Pretrained]
     settings: EncoderSettings
     num_trees: int
+    forest_kind: str
     seed: int
     work: Work
     stage: Stage
@@ -96,25 +97,31 @@ class CrossValidator:
     def run(self, num_folds: int) -> CrossValidation:
         """Run all folds, first the forests, then the encoders."""
         folds = make_folds(self.corpus, num_folds, seed=self.seed)
-        trees, encoders = [], []
-        for number, (known, unseen) in enumerate(folds, 1):
-            trees.append(self._forest(f"{number} of {num_folds}", number, known, unseen))
+        encoders = []
+        trees: dict[str, list[Result]] = {kind: [] for kind in forest.KINDS}
+        for kind, found in trees.items():
+            for number, (known, unseen) in enumerate(folds, 1):
+                found.append(self._forest(f"{number} of {num_folds}", number, known, unseen, kind))
         for number, (known, unseen) in enumerate(folds, 1):
             encoders.append(self._encoder(f"{number} of {num_folds}", number, known, unseen))
         return self._gather(folds, trees, encoders)
 
-    def _forest(self, which: str, number: int, known: Rows, unseen: Rows) -> Result:
+    def _forest(self, which: str, number: int, known: Rows, unseen: Rows, kind: str) -> Result:
         def make() -> Result:
             train, test = self.corpus.take(known), self.corpus.take(unseen)
             bundle = self.text_path.fit_bundle(train)
-            trained = forest.train_forest(bundle, train.texts, train.targets, seed=self.seed, num_trees=self.num_trees)
+            trained = forest.train_forest(
+                bundle, train.texts, train.targets, seed=self.seed, num_trees=self.num_trees, kind=kind
+            )
             inputs = forest.forest_inputs(bundle, test.texts)
+            scores = {"scores": np.asarray(trained.predict(inputs), np.float64)}
+            if kind != self.forest_kind:
+                return Result(scores, {})
             growth = forest.weigh_features(trained, inputs, test.targets, seed=self.seed, on_step=on_step)
-            scores = np.asarray(trained.predict(inputs), np.float64)
-            return Result({"scores": scores}, dict(zip(forest.name_features(bundle), growth.tolist(), strict=True)))
+            return Result(scores, dict(zip(forest.name_features(bundle), growth.tolist(), strict=True)))
 
-        with self.stage(f"forest, fold {which}") as on_step:
-            return self.work.once(f"forest-{number}", make)
+        with self.stage(f"{kind} forest, fold {which}") as on_step:
+            return self.work.once(f"{kind}-forest-{number}", make)
 
     def _encoder(self, which: str, number: int, known: Rows, unseen: Rows) -> Result:
         def make() -> Result:
@@ -143,16 +150,23 @@ class CrossValidator:
         checkpoint.remove()
         return result
 
-    def _gather(self, folds: list[tuple[Rows, Rows]], trees: list[Result], encoders: list[Result]) -> CrossValidation:
+    def _gather(
+        self, folds: list[tuple[Rows, Rows]], trees: Mapping[str, list[Result]], encoders: list[Result]
+    ) -> CrossValidation:
         targets, count = self.corpus.targets, len(self.corpus)
         number = np.zeros(count, np.int64)
-        encoder, tree, mean = np.zeros(count), np.zeros(count), np.zeros(count)
+        encoder, mean = np.zeros(count), np.zeros(count)
+        forests = {kind: np.zeros(count) for kind in trees}
         for k, (known, unseen) in enumerate(folds):
             number[unseen] = k
-            encoder[unseen], tree[unseen] = encoders[k].arrays["scores"], trees[k].arrays["scores"]
+            encoder[unseen] = encoders[k].arrays["scores"]
+            for kind, results in trees.items():
+                forests[kind][unseen] = results[k].arrays["scores"]
             mean[unseen] = targets[known].mean()
+        tree = forests.pop(self.forest_kind)
         evaluation = evaluate_rows(
             self.corpus, number, encoder=encoder, tree=tree, mean=mean,
+            other={f"{kind} forest": scores for kind, scores in forests.items()},
             formulas=linear_baselines(self.corpus.formulas, targets, folds),
         )  # fmt: skip
         chosen = [result.facts["chosen"] for result in encoders]
@@ -164,16 +178,26 @@ class CrossValidator:
             share=float(np.median([entry["best_step"] / entry["num_steps"] for entry in chosen])),
             chosen=chosen,
             histories=[result.facts["history"] for result in encoders],
-            importances=_mean_by_name([result.facts for result in trees]),
+            importances=_mean_by_name([result.facts for result in trees[self.forest_kind]]),
         )
 
 
 def evaluate_rows(
-    corpus: Corpus, folds: Rows, *, encoder: Scores, tree: Scores, mean: Scores, formulas: dict[str, Scores]
+    corpus: Corpus,
+    folds: Rows,
+    *,
+    encoder: Scores,
+    tree: Scores,
+    mean: Scores,
+    formulas: dict[str, Scores],
+    other: dict[str, Scores],
 ) -> Evaluation:
-    """Collect the predictions for the rows of ``corpus`` in an `Evaluation`; add the blend of encoder and forest."""
+    """Collect the predictions for the rows of ``corpus`` in an `Evaluation`; add the blend of encoder and forest.
+
+    ``other`` is the forest that is not in the blend, by name.
+    """
     blend = cross_fitted_blend(encoder, tree, corpus.targets, folds)
-    models = dict(zip(OURS, (encoder, tree, blend), strict=True))
+    models = {**dict(zip(OURS, (encoder, tree, blend), strict=True)), **other}
     kinds = {**dict.fromkeys(models, MODEL), **dict.fromkeys(formulas, FORMULA), MEAN: BASELINE}
     return Evaluation(
         targets=corpus.targets,

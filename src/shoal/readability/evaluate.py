@@ -43,7 +43,7 @@ def evaluate(
         ArtifactError: ``artifacts`` is not an artifact folder of shoal, or one of its files was changed.
     """
     artifacts = Path(artifacts)
-    report = _read_report(artifacts)
+    report = read_report(artifacts)
     corpus, num_seen = _sort_out(artifacts, corpus, seen)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         on_progress("load the pipeline", 0, 1)
@@ -81,7 +81,12 @@ def _summarise(evaluation: Evaluation) -> list[dict[str, Any]]:
     return predictions
 
 
-def _read_report(artifacts: Path) -> dict[str, Any]:
+def read_report(artifacts: Path) -> dict[str, Any]:
+    """Read an artifact folder's report, and check that its files are those of the training.
+
+    Raises:
+        ArtifactError: it is not an artifact folder of shoal, or one of its files was changed.
+    """
     try:
         report: dict[str, Any] = json.loads((artifacts / REPORT).read_text(encoding="utf-8"))
         files, _ = report["files"], report["target_mean"]
@@ -97,12 +102,17 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
     return report
 
 
+def find_trained(artifacts: Path, corpus: Corpus) -> list[int]:
+    """Return the numbers of the rows whose texts the models were trained on, compared without case and spacing."""
+    trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())
+    return [row for row, text in enumerate(corpus.texts) if fingerprint(text) in trained]
+
+
 def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
     """Return the rows to score, and how many of the corpus's texts the models were trained on."""
     if seen not in SEEN:
         raise InputError(f"seen is {seen!r}.", f"Use one of {', '.join(SEEN)}.")
-    trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())
-    rows = [row for row, text in enumerate(corpus.texts) if fingerprint(text) in trained]
+    rows = find_trained(artifacts, corpus)
     if rows and seen == "refuse":
         shown = ", ".join(str(row + 1) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
         raise InputError(

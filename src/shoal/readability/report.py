@@ -18,7 +18,9 @@ from shoal.readability.evaluation import FORMULA, by_group, summarise
 from shoal.readability.fit import Training
 
 REPORT = "report.json"
-LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
+LIBRARIES = (
+    "cuml-cu12", "cuml-cu13", "lightgbm", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite",
+)  # fmt: skip
 _HELD_OUT = ("num_rows", "num_held_out")  # preset fields that are unused with folds
 
 
@@ -57,7 +59,7 @@ def describe(
         "bert_weight": found.weight,
         "contents": {
             "bert-large": f"{name}, linear head on {HEADS[training.progress.head]}",
-            "cuml": forest.describe(preset["num_trees"]),
+            "cuml": forest.describe(preset["num_trees"], preset["forest"]),
         },
         "encoder": {
             "name": name,

@@ -24,8 +24,8 @@ from shoal.readability import fit, forest
 from shoal.readability.batches import OnStep, predict
 from shoal.readability.clock import Clock
 from shoal.readability.corpus import Corpus, fingerprint
-from shoal.readability.crossval import OURS, CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
-from shoal.readability.evaluation import EVEN, linear_baselines
+from shoal.readability.crossval import CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
+from shoal.readability.evaluation import EVEN, MODEL, linear_baselines
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, hold_out, make_folds
 from shoal.readability.page import write_page
@@ -46,13 +46,15 @@ class Preset:
 
     If ``num_folds`` is not 0, all rows are cross-validated, and the final models are trained on all rows. If it is 0,
     the models are trained on ``num_rows`` texts, and ``num_held_out`` other texts are scored for the report; a smaller
-    corpus holds out a fifth of its texts.
+    corpus holds out a fifth of its texts. ``forest`` is the kind of forest that is served; the other kind is evaluated,
+    too. ``num_trees`` is for the random one.
     """
 
     num_folds: int = 0
     num_rows: int = 1000
     num_held_out: int = 200
     num_trees: int = forest.NUM_TREES
+    forest: str = forest.RANDOM
     max_length: int = MAX_LENGTH
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
 
@@ -207,7 +209,8 @@ class _Run:
     def _cross_validate(self, text_path: TextPath) -> CrossValidation:
         validator = CrossValidator(
             corpus=self.corpus, text_path=text_path, load=self._load, settings=self.preset.encoder,
-            num_trees=self.preset.num_trees, seed=self.seed, work=self.work, stage=self.clock.stage,
+            num_trees=self.preset.num_trees, forest_kind=self.preset.forest, seed=self.seed, work=self.work,
+            stage=self.clock.stage,
         )  # fmt: skip
         return validator.run(self.preset.num_folds)
 
@@ -216,12 +219,14 @@ class _Run:
             bundle = text_path.fit_bundle(known)
             path = self.aside / "preprocess.json"
             path.write_text(bundle.dumps(), encoding="utf-8")
-            trees = forest.train_forest(
-                bundle, known.texts, known.targets, seed=self.seed, num_trees=self.preset.num_trees
-            )
+            trees = self._fit(bundle, known, self.preset.forest)
             inputs = forest.forest_inputs(bundle, known.texts)
             forest.export_forest(trees, inputs, self.aside / "checkpoint.tl", bundle_sha256=sha256(path))
         return trees, bundle
+
+    def _fit(self, bundle: Bundle, known: Corpus, kind: str) -> Any:
+        number = self.preset.num_trees
+        return forest.train_forest(bundle, known.texts, known.targets, seed=self.seed, num_trees=number, kind=kind)
 
     def _train_encoder(
         self, text_path: TextPath, known: Corpus, found: CrossValidation | None
@@ -252,12 +257,15 @@ class _Run:
         held_out = self.corpus.take(unseen)
         inputs = forest.forest_inputs(bundle, held_out.texts)
         growth = forest.weigh_features(trees, inputs, held_out.targets, seed=self.seed).tolist()
+        other = next(kind for kind in forest.KINDS if kind != self.preset.forest)
+        others = self._fit(bundle, self.corpus.take(known), other).predict(inputs)
         formulas = linear_baselines(self.corpus.formulas, self.corpus.targets, [rows])
         evaluation = evaluate_rows(
             held_out,
             np.zeros(len(held_out), np.int64),
             encoder=predict(encoder, text_path.tokenizer, held_out.texts, on_step=on_step)[:, 0],
             tree=np.asarray(trees.predict(inputs), np.float64),
+            other={f"{other} forest": np.asarray(others, np.float64)},
             mean=np.full(len(held_out), self.corpus.targets[known].mean()),
             formulas={name: values[unseen] for name, values in formulas.items()},
         )
@@ -274,8 +282,9 @@ class _Run:
         evaluation = found.evaluation
         with (self.aside / UNSEEN).open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["text", "fold", "target", *OURS])
-            scores = (evaluation.predictions[name].tolist() for name in OURS)
+            names = evaluation.named(MODEL)
+            writer.writerow(["text", "fold", "target", *names])
+            scores = (evaluation.predictions[name].tolist() for name in names)
             columns = ((found.rows + 1).tolist(), (evaluation.folds + 1).tolist(), evaluation.targets.tolist(), *scores)
             writer.writerows(zip(*columns, strict=True))
         (self.aside / TRAINED_ON).write_text("".join(f"{line}\n" for line in prints), encoding="utf-8")

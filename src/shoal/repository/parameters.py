@@ -62,6 +62,8 @@ TABLE = tuple(Parameter(*row) for row in (
      "Whether whole answers are new tokens alone; otherwise the prompt comes first."),
     ("INTRA_OP_THREAD_COUNT", _WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
     ("intra_op_thread_count", _WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
+    ("HINT_BF16", "YES", "", "openvino", "backend openvino", "Computes in BF16 what is not quantised."),
+    ("INFERENCE_NUM_THREADS", _WHOLE, "0", "openvino", "backend openvino", "Threads of each instance; see `threads`."),
     ("is_classifier", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class; from 25.09 on."),
     ("model", _PATH, "", "llmapi", "shoal compose, trtllm-llmapi", "Weights; shoal compose --weights writes it."),
     ("model", _PATH, "", "vllm", "shoal compose", "Weights; empty until shoal compose --weights writes it."),

@@ -18,10 +18,11 @@ from shoal.repository.model_code import find_constants, find_library, is_compone
 
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
-DTYPES = (AUTO, "fp32", "bf16", "fp16")
+INT8 = "int8"
+DTYPES = (AUTO, "fp32", "bf16", "fp16", INT8)
 PARALLEL_SIZES = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data"))  # arguments of vLLM
 _ENGINES_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # the backends in shoal.server.backends
+PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "openvino", "pytorch")  # the backends in shoal.server.backends
 _MAX_GPUS = 1024  # of an instance
 _HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
@@ -91,6 +92,10 @@ def choose_precision(
     Raises:
         InputError: the plan asks for another dtype than FP32, and the target's backend is the native one.
     """
+    if plan.dtype == INT8:
+        raise InputError(
+            "The plan file has no INT8 form of every encoder in this repository.", "Tune the repository as a whole."
+        )
     if plan.target != EMBEDDED and plan.dtype not in (AUTO, "fp32"):
         raise InputError(
             f"The native backends of {plan.target} run model.pt in the dtype of its file, not in {plan.dtype}.",
@@ -144,6 +149,8 @@ def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_
 
 def write_dtype(message: Any, config: ModelConfig, dtype: str) -> None:
     """Write the dtype, ``fp32``, ``bf16`` or ``fp16``, in which an encoder or an engine computes, into its message."""
+    if dtype == INT8:
+        return  # its file is another
     if is_dtype_chosen(config):
         message.parameters["dtype"].string_value = _ENGINES_DTYPES[dtype]
     elif dtype != "fp32":
@@ -182,8 +189,9 @@ def find_host_reason(config: ModelConfig, target: str) -> str:
     """Return the reason, as a clause, why a model computes on the host only; empty if it can compute on a GPU."""
     if config.backend == "python":
         return "its code computes on the host only" if find_library(read_code(config)) == HOST_LIBRARY else ""
-    is_onnx = "onnxruntime" in (config.backend, config.platform.removesuffix("_onnx"))
-    return "shoal's own ONNX backend computes on the host only" if is_onnx and target == EMBEDDED else ""
+    names = {"onnxruntime": "ONNX", "openvino": "OpenVINO"}
+    name = names.get(config.backend or config.platform.removesuffix("_onnx"), "")
+    return f"shoal's own {name} backend computes on the host only" if name and target == EMBEDDED else ""
 
 
 def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning, why_host: str) -> None:

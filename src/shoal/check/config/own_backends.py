@@ -18,13 +18,15 @@ IGNORED = Rule("ignored-by-own-backend", Severity.ADVICE)
 
 # Backend: parameters that change the time or the memory that Triton's backend takes, and no answer.
 # Sources: fil_backend, src/shared_state.h and docs/model_config.md; onnxruntime_backend, src/onnxruntime.cc;
-# pytorch_backend, src/pt/model_state.cc.
+# pytorch_backend, src/pt/model_state.cc; openvino_backend, README.md.
 PARAMETERS = {
     "fil": """algo blocks_per_sm chunk_size cpu_nthread layout storage_type threads_per_tree transfer_threshold
         use_experimental_optimizations""",
     "onnxruntime": """arena_extend_strategy cudnn_conv_algo_search cudnn_conv_use_max_workspace
         do_copy_in_default_stream enable_mem_arena enable_mem_pattern execution_mode gpu_mem_limit inter_op_thread_count
         memory.enable_memory_arena_shrinkage session.use_device_allocator_for_initializers""",
+    "openvino": """COMPILATION_NUM_THREADS ENABLE_BATCH_PADDING NUM_STREAMS PERFORMANCE_HINT
+        SKIP_OV_DYNAMIC_BATCHSIZE""",
     "pytorch": """DISABLE_CUDNN DISABLE_OPTIMIZED_EXECUTION ENABLE_CACHE_CLEANING ENABLE_JIT_EXECUTOR
         ENABLE_JIT_PROFILING ENABLE_TENSOR_FUSER ENABLE_WEIGHT_SHARING INFERENCE_MODE INTER_OP_THREAD_COUNT""",
 }
@@ -79,6 +81,10 @@ def _find_unsupported(model: Model) -> Iterator[tuple[Place, str, str]]:
         for index, tensor in enumerate(model.outputs):
             if tensor.name == "treeshap_output":
                 yield model.at("output", index, "name"), "computes no treeshap_output", "Remove the output"
+    elif model.backend == "openvino":
+        for name, value in (("TARGET_DEVICE", "CPU"), ("CPU_EXTENSION_PATH", ""), ("RESHAPE_IO_LAYERS", "NO")):
+            if model.parameters.get(name, value) != value:
+                yield model.at_entry("parameters", key=name), f"does not read {name}", "Remove it"
     elif model.backend == "pytorch":
         name = message.default_model_filename or "model.pt"
         for version in model.served_versions:
