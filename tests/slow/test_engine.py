@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.generation import Sampling, TokenRequest
-from shoal.generation.answering import Chooser
+from shoal.generation.choosing import Chooser, choose
 from shoal.generation.contract import pack_words
 from shoal.llm.tiny import CONTEXT, make_tiny
 from tests.conftest import Scale
@@ -173,7 +173,7 @@ def test_tokens_are_drawn_as_their_probabilities_say() -> None:
     sampling = Sampling(temperature=0.8, top_k=8, top_p=0.95, seed=5)
     chooser = Chooser(TokenRequest((1,), 1, sampling=sampling))
     number = 5_000
-    counts = np.bincount([chooser.choose(logits.numpy(), []) for _ in range(number)], minlength=12)
+    counts = np.bincount([choose(logits.numpy()[None], [(chooser, [])])[0][0] for _ in range(number)], minlength=12)
     kept = (logits / 0.8).sort(descending=True)
     chances = torch.softmax(kept.values[:8], -1)
     size = int((chances.cumsum(-1) < 0.95).sum()) + 1  # the fewest tokens that have 0.95 together

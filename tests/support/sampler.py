@@ -1,4 +1,4 @@
-"""The rule by which a random number chooses a token, row by row in NumPy: the reference of ``shoal.generation.choosing``."""
+"""Choice of tokens row by row in NumPy: the reference of ``shoal.generation.choosing``."""
 
 from __future__ import annotations
 

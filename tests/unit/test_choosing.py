@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
-from shoal.generation.answering import Chooser, read_logits
+from shoal.generation.choosing import HOST, Chooser, choose, read_logits
 from shoal.generation.contract import TokenRequest
 from shoal.generation.sampling import Sampling
+from tests.conftest import Scale
+from tests.support.sampler import Reference
 
 VOCABULARY = 300
 PROMPT = (5, 9, 9, 40, 7)
@@ -33,6 +35,18 @@ SETTINGS = [
         (0.0, 0.3, 1.0, 1.7), (0, 1, 5, 1000), (0.05, 0.8, 1.0), (1.0, 1.4), (0, 3)
     )
 ]
+
+
+def take(chooser: Chooser, logits: NDArray[np.float32], ids: list[int]) -> int:
+    """Choose the token of one row, with the chooser's next random number."""
+    return choose(logits[None], [(chooser, ids)])[0][0]
+
+
+def adjusted(chooser: Chooser, logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.float32]:
+    """Return the logits after the bias, the penalties and the bans."""
+    found = logits.copy()
+    chooser.adjust(found, ids, HOST)
+    return found
 
 
 def oracle(logits: NDArray[np.float32], request: TokenRequest, ids: list[int]) -> NDArray[np.float64]:
@@ -72,7 +86,7 @@ def test_the_same_tokens_as_transformers(scale: float) -> None:
                 )
                 for point in np.random.default_rng(seed).random(4):
                     wanted = int(np.searchsorted(ends, point * ends[-1], side="right"))
-                    assert chooser.choose(logits, ids) == wanted, settings
+                    assert take(chooser, logits, ids) == wanted, settings
             assert (logits == given).all()  # they are the engine's
 
 
@@ -91,23 +105,23 @@ def test_penalties_over_the_new_tokens(temperature: float) -> None:
             expected[token] -= np.float32(frequency) * np.float32(ids.count(token))
             expected[token] -= np.float32(presence)
         settings: dict[str, Any] = {"temperature": temperature, "seed": 1}
-        wanted = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings))).choose(expected, [])
+        wanted = take(Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings))), expected, [])
         penalties: dict[str, Any] = {
             "frequency_penalty": frequency,
             "presence_penalty": presence,
             "repetition_penalty": repetition,
         }
         chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings, **penalties)))
-        assert np.array_equal(chooser._adjust(logits, ids), expected), penalties
-        assert chooser.choose(logits, ids) == wanted
+        assert np.array_equal(adjusted(chooser, logits, ids), expected), penalties
+        assert take(chooser, logits, ids) == wanted
         plain = Chooser(TokenRequest(PROMPT, 50, (), Sampling(repetition_penalty=repetition)))
-        assert np.array_equal(chooser._adjust(logits, []), plain._adjust(logits, []))
+        assert np.array_equal(adjusted(chooser, logits, []), adjusted(plain, logits, []))
 
 
 def test_draws_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     chooser = Chooser(TokenRequest((0,), 5, (), Sampling(seed=3)))
-    counts = Counter(chooser.choose(logits, []) for _ in range(20000))
+    counts = Counter(take(chooser, logits, []) for _ in range(20000))
     assert [counts[token] / 20000 for token in range(4)] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.02)
 
 
@@ -116,7 +130,7 @@ def test_seeds() -> None:
 
     def draw(seed: int | None) -> list[int]:
         chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(seed=seed)))
-        return [chooser.choose(logits, []) for _ in range(8)]
+        return [take(chooser, logits, []) for _ in range(8)]
 
     assert draw(2**64 - 1) == draw(2**64 - 1) != draw(1)
     assert draw(None) != draw(None)
@@ -127,7 +141,7 @@ def test_logits_that_leave_one_token() -> None:
     logits = np.full(VOCABULARY, -1e4, np.float32)
     logits[33] = 1e4
     for settings in (Sampling(0.001), Sampling(top_p=1e-6), Sampling(top_k=VOCABULARY), Sampling(1e6, top_p=1e-9)):
-        assert Chooser(TokenRequest(PROMPT, 9, (), settings)).choose(logits, []) == 33
+        assert take(Chooser(TokenRequest(PROMPT, 9, (), settings)), logits, []) == 33
 
 
 @pytest.mark.parametrize("scale", [0.5, 6.0, 1e4])
@@ -150,3 +164,72 @@ def test_log_probabilities_of_equal_and_of_impossible_tokens() -> None:
     assert list(read_logits(logits, 2, 2).top_ids) == [2, 3]
     assert list(read_logits(logits, 2, 6).top_ids) == [2, 3, 5, 0, 4, 1]
     assert read_logits(logits, 1, 0) == (-np.inf, (), ())
+
+
+# --- all rows at once, in NumPy and in torch -------------------------------------------------------------------------
+
+
+def draw_request(generator: np.random.Generator, size: int) -> TokenRequest:
+    """Draw the settings of a request for a vocabulary of ``size`` tokens."""
+    pick: Any = generator.choice
+    sampling = Sampling(
+        float(pick([0, 0.001, 0.5, 0.8, 1, 1.5, 10])), int(pick([0, 0, 1, 2, 50, size, size + 5])),
+        float(pick([1, 1, 0.9, 0.5, 0.01, 0.999])), float(pick([1, 1, 1.3, 0.8])), int(generator.integers(2**63)),
+        int(pick([0, 0, 3])), float(pick([0, 0, 1, -2])), float(pick([0, 0, 0.5])),
+    )  # fmt: skip
+    bans = tuple(tuple(generator.integers(size, size=pick([1, 2])).tolist()) for _ in range(pick([0, 0, 3])))
+    bias = tuple((token, float(generator.normal() * 5)) for token in generator.permutation(size)[: pick([0, 0, 3])])
+    prompt, ends = generator.integers(size, size=4).tolist(), generator.integers(size, size=pick([0, 1])).tolist()
+    return TokenRequest(tuple(prompt), 9, tuple(ends), sampling, bans=bans, bias=bias)
+
+
+@pytest.mark.parametrize("size", [50, 255, 256, 257, 5000])
+@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "half is -inf"])
+def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: Scale) -> None:
+    """The reference chooses row by row; NumPy and torch choose the same, step by step, with and without company."""
+    generator = np.random.default_rng([size, len(kind)])
+    for _ in range(scale(12, 400)):
+        rows = int(generator.choice([1, 2, 5, 16]))
+        logits = generator.normal(size=(rows, size)) * {"flat": 0.1, "peaked": 30.0}.get(kind, 2.0)
+        if kind == "half is -inf":
+            logits[generator.random((rows, size)) < 0.5] = -np.inf
+        requests = [draw_request(generator, size) for _ in range(rows)]
+        references = [Reference(request) for request in requests]
+        hosts, tensors, alone = ([Chooser(request) for request in requests] for _ in range(3))
+        new: list[list[int]] = [[] for _ in requests]
+        for step in range(3):
+            given = np.roll(logits, step, 1).astype(np.float32)
+            before = given.copy()
+            wanted = [one.choose(given[row], new[row]) for row, one in enumerate(references)]
+            assert [token for token, _ in choose(given, list(zip(hosts, new, strict=True)))] == wanted
+            found = choose(torch.from_numpy(given), list(zip(tensors, new, strict=True)))
+            assert [token for token, _ in found] == wanted
+            assert [take(one, given[row], new[row]) for row, one in enumerate(alone)] == wanted
+            np.testing.assert_array_equal(given, before)
+            for ids, token in zip(new, wanted, strict=True):
+                ids.append(token)
+
+
+@pytest.mark.parametrize("library", ["NumPy", "torch"])
+def test_rows_without_a_request_get_token_0(library: str) -> None:
+    given = np.zeros((3, 300), np.float32)
+    given[:, 7] = 9
+    logits: Any = given if library == "NumPy" else torch.from_numpy(given).bfloat16()
+    request = TokenRequest(PROMPT, 9, (), Sampling(0.0))
+    assert choose(logits, [None, (Chooser(request), []), None]) == [(0, None), (7, None), (0, None)]
+    assert choose(logits, [None] * 3) == [(0, None)] * 3
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 20])
+def test_log_probabilities_of_torch_are_those_of_numpy(number: int) -> None:
+    generator = np.random.default_rng(number)
+    given = np.round(generator.normal(size=(4, 300)) * 4).astype(np.float32) / 2  # with many ties
+    request = TokenRequest(PROMPT, 9, (), Sampling(0.0, top_logprobs=number), returns=("logprobs",))
+    rows: list[tuple[Chooser, list[int]]] = [(Chooser(request), []) for _ in range(4)]
+    host, device = choose(given, rows), choose(torch.from_numpy(given), rows)
+    for (token, place), (other, found) in zip(host, device, strict=True):
+        assert token == other
+        assert place is not None
+        assert found is not None
+        assert list(place.top_ids) == list(found.top_ids)
+        np.testing.assert_allclose([found.chosen, *found.top], [place.chosen, *place.top], rtol=0, atol=1e-9)

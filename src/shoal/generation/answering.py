@@ -100,7 +100,7 @@ def step(logits: Any, seats: Sequence[Seat | None]) -> list[int]:
 
     ``logits`` is an array of NumPy or a tensor of torch.
     """
-    rows = [seat and (seat._chooser, seat._answering.ids) for seat in seats]
+    rows = [None if seat is None else (seat._chooser, seat._answering.ids) for seat in seats]
     chosen = choose(logits, rows)
     for seat, (token, place) in zip(seats, chosen, strict=True):
         if seat is not None:

@@ -1,8 +1,8 @@
 """Choice of the next token of every row of a step, in the library of the logits: NumPy, or torch on any device.
 
-The settings are applied in the order of transformers' ``generate``. A row's token is that of its own settings and random
-number: other rows influence it only by the rounding of its logits. Only token ids, the log probabilities that were
-asked for, and one flag per row leave the device.
+The settings are applied in the order of transformers' ``generate``. A row's token is that of its own settings and
+random number: other rows influence it only by the rounding of its logits. Only token ids, the log probabilities that
+were asked for, and one flag per row leave the device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Rows = Sequence["tuple[Chooser, list[int]] | None"]
 
 
 class Chooser:
-    """What one request's choice needs: its settings and its random numbers.
+    """Settings and random numbers of one request.
 
-    The n-th token is drawn with the n-th random number of the request's seed. ``generate`` has no frequency and presence
-    penalties: they are those of OpenAI and vLLM, over the new tokens.
+    The n-th token is drawn with the n-th random number of the request's seed. ``generate`` has no frequency and
+    presence penalties: they are those of OpenAI and vLLM, over the new tokens.
     """
 
     SETTINGS = frozenset({  # those that this module applies
@@ -74,7 +74,7 @@ class Chooser:
 
 
 class _Ops:
-    """What NumPy and torch name differently; this is NumPy's."""
+    """Operations that NumPy and torch name differently: those of NumPy."""
 
     xp: Any = np
 
@@ -131,6 +131,9 @@ class _Ops:
         """Return a row of ``choose``'s: the log probability of the token, then the best ids, then theirs; FP64."""
         place = read_logits(logits, int(token), number)
         return np.array([place.chosen, *place.top_ids, *place.top])
+
+
+HOST = _Ops()
 
 
 class _TorchOps(_Ops):
@@ -190,7 +193,7 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
     ``logits``, [rows, vocabulary], is an array of NumPy or a tensor of torch, of any precision; it is not changed.
     ``rows`` has each row's chooser and its new tokens so far; a row without them gets token 0.
     """
-    ops = _Ops() if isinstance(logits, np.ndarray) else _TorchOps(logits.device)
+    ops = HOST if isinstance(logits, np.ndarray) else _TorchOps(logits.device)
     given = ops.single(logits)
     held = [(place, *row) for place, row in enumerate(rows) if row is not None]
     if not held:
@@ -283,7 +286,10 @@ def _settings(choosers: Sequence[Chooser], size: int) -> NDArray[np.float64]:
 
 
 def _place(weights: Any, points: Any, ops: _Ops) -> tuple[Any, Any]:
-    """Return where the running sum of ``weights``, FP64, exceeds ``points`` [rows, 1], and the sum; never a weight of 0."""
+    """Return where the running sum of ``weights``, FP64, exceeds ``points`` [rows, 1], and the sum.
+
+    A weight of 0 is never chosen, whatever the rounding.
+    """
     ends = weights.cumsum(-1)
     return ops.xp.minimum((ends <= points).sum(-1), (ends < ends[:, -1:]).sum(-1))[:, None], ends
 
