@@ -7,8 +7,9 @@ Each PYTHON is that of an environment of its own: with litserve and sentence-tra
 2, for its turn as an engine of shoal); with openvino-genai, openvino-tokenizers, transformers and aiohttp. ENCODER is a
 checkpoint's folder in the form of sentence-transformers, with mean pooling and embeddings of length 1. `embeddings`
 sends excerpts of the corpus in SHOAL_DATA_DIR, one in a request, from 16 callers; `language` asks `vllm bench serve` to
-judge. All servers have as many threads as the machine has cores, and share them with the callers. The result, with
-hardware and versions, goes to benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
+judge. With `--dtype int8`, the others compute in BF16. All servers have as many threads as the machine has cores, and
+share them with the callers. The result, with hardware and versions, goes to
+benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def embeddings(
 ) -> None:
     """Embeddings of one text a request, from 16 callers."""
     texts = [text for text in find_corpus().texts if len(text.split()) <= MOST_WORDS][:384]
-    torch_dtype = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    torch_dtype = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}[dtype]
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-rivals-")))
         repository = make_embedder(folder, encoder, dtype)
@@ -181,7 +182,13 @@ def make_embedder(folder: Path, encoder: Path, dtype: str) -> Path:
     run([*shoal, "new", "pipeline", "embedder", "--step", "words", "--step", "encoder", "--project", project])
     with (project / "ensembles" / "embedder" / "config.pbtxt").open("a", encoding="utf-8") as file:
         file.write('parameters { key: "api" value { string_value: "embeddings" } }\n')
-    run([*shoal, "compose", "embedder", folder / "repository", "--project", project, "--dtype", dtype])
+    compose = [*shoal, "compose", "embedder", folder / "repository", "--project", project]
+    tuned: list[Any] = []
+    if dtype == "int8":
+        run(compose)
+        run([*shoal, "tune", folder / "repository", "--seconds", 5, "--out", folder / "tuned"])
+        tuned = ["--tuned", folder / "tuned" / "tuned.json", "--accept-error"]
+    run([*compose, "--dtype", dtype, *tuned])
     return folder / "repository"
 
 
