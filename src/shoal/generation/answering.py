@@ -101,7 +101,14 @@ def step(logits: Any, seats: Sequence[Seat | None]) -> list[int]:
     ``logits`` is an array of NumPy or a tensor of torch.
     """
     rows = [None if seat is None else (seat._chooser, seat._answering.ids) for seat in seats]
-    chosen = choose(logits, rows)
+    try:
+        chosen = choose(logits, rows)
+    except Exception as error:  # the streams end, and the engine goes on with other requests
+        for seat in seats:
+            if seat is not None:
+                seat.is_done = True
+                seat.stream.end(error)
+        return [0] * len(seats)
     for seat, (token, place) in zip(seats, chosen, strict=True):
         if seat is not None:
             seat.take(token, place)
