@@ -164,14 +164,15 @@ def _say_how_to_go_on(out: Path) -> Iterator[None]:
 
 
 def _print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
-    """Print RMSE with its 95 % interval, and correlations, one line per prediction."""
-    names = ("RMSE", "95 % interval", "Pearson", "Spearman")
+    """Print one line per prediction: RMSE, the blend's RMSE minus this, correlations; with 95 % intervals."""
+    names = ("RMSE", "95 % interval", "blend minus it", "Pearson", "Spearman")
     table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
     for entry in predictions:
         table.add_row(
             entry["name"],
             _figure(entry["rmse"]),
             _interval(entry["rmse_interval"]),
+            _interval(entry["difference_interval"]),
             _figure(entry["pearson"]),
             _figure(entry["spearman"]),
         )
