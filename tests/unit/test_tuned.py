@@ -32,6 +32,7 @@ def _candidate(dtype: str, rate: float, shift: float = 0.0) -> Candidate:
         ([("fp32", 1.0), ("bf16", 2.0), ("int8", 3.0, 0.5)], "bf16"),
         ([("fp32", 1.0), ("bf16", 2.0, 0.0029), ("int8", 3.0, 0.0031)], "bf16"),
         ([("fp32", 1.0), ("bf16", 0.5), ("int8", 0.9)], "fp32"),
+        ([("fp32", 1.0), ("bf16", 2.0), ("int8", 3.0, float("nan"))], "bf16"),
     ],
 )
 def test_the_fastest_whose_error_is_small(candidates: list[Any], chosen: str) -> None:

@@ -177,7 +177,7 @@ def _write(repository: Path, folder: Path, encoders: Mapping[str, ModelConfig], 
     for name, model in encoders.items():
         if dtype == INT8:
             model = quantized(model, made / name)
-            os.link(made / name / "1" / FILE, folder / name / "1" / FILE)
+            shutil.copyfile(made / name / "1" / FILE, folder / name / "1" / FILE)  # `made` may be on another disk
         else:
             model.message.parameters.pop("dtype", None)
             write_dtype(model.message, model, dtype)
@@ -301,7 +301,7 @@ def _conclude(candidates: Sequence[Candidate], targets: Sequence[float] | None) 
         described.append(facts)
         if each.dtype == INT8 and known is None:
             reasons.append("int8 is never chosen without labelled texts")
-        elif facts["error"] is not None and facts["error"] > MOST_ERROR:
+        elif facts["error"] is not None and not facts["error"] <= MOST_ERROR:
             reasons.append(f"{each.dtype} adds {facts['error']:.4f} to the RMSE, and at most {MOST_ERROR} is allowed")
         elif each.rate(MIDDLE) > _GAIN * chosen.rate(MIDDLE):
             chosen = each

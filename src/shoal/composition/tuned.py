@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.component.artifact_files import read_json, refusal, sha256
 from shoal.composition.artifacts import find_scripts
-from shoal.encoders.quantize import FILE, INT8_FLAGS, Record, read_record
+from shoal.encoders.quantize import FILE, INT8_FLAGS, read_record
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError, InputError
 from shoal.machine import computes_bf16, describe_machine
@@ -109,17 +109,16 @@ def apply(
     return made, plan, dict.fromkeys(tuned.models, chosen), notes
 
 
-def _check_error(path: Path, parent: str, *, accepts_error: bool) -> Record:
+def _check_error(path: Path, parent: str, *, accepts_error: bool) -> None:
     record = read_record(path)
     if record.parent != parent:
         raise ArtifactError(f"{path} was quantised from another encoder.", "Tune again: shoal tune REPOSITORY")
-    if not accepts_error and (record.error is None or record.error > MOST_ERROR):
+    if not accepts_error and (record.error is None or not record.error <= MOST_ERROR):
         known = "unknown" if record.error is None else f"{record.error:+.4f}, and at most {MOST_ERROR} is allowed"
         raise InputError(
             f"What INT8 adds to the RMSE of {path} is {known}.",
             "Use --dtype bf16 or fp32, tune with labelled texts, or add --accept-error.",
         )
-    return record
 
 
 def quantized(model: ModelConfig, folder: Path) -> ModelConfig:

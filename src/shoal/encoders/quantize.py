@@ -26,6 +26,7 @@ from shoal.component.provenance import METADATA, dump_ties, parse_ties, read_arc
 from shoal.component.spec import ModelSpec
 from shoal.errors import needs
 from shoal.files import MAX_BINARY, parse_json, read_bytes
+from shoal.machine import library_versions
 
 INT8_FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni")  # instruction sets that multiply INT8 faster than FP32
 FILE = "model.onnx"  # a name that NVIDIA's backend knows
@@ -56,15 +57,12 @@ def quantize(script: Path, spec: ModelSpec, batches: Sequence[Mapping[str, NDArr
 
     Raises:
         ArtifactError: the encoder cannot be exported to ONNX.
-        SetupError: NNCF or OpenVINO is not installed.
+        SetupError: NNCF is not installed.
     """
     os.environ.setdefault("NNCF_CI", "1")  # or it would report its use over the network
     with needs("int8"):
         import nncf
         import onnx
-        import openvino  # noqa: F401  # nncf computes the calibration with it
-
-    from shoal.machine import library_versions
 
     ties = read_archive(script)
     for name in ("nncf", "openvino"):

@@ -209,18 +209,16 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
     places = [place for group in groups.values() for place, _ in group]
     tokens = _choose_groups(scores, groups, ops)
     order = {place: row for row, place in enumerate(places)}
-    asking = [place for place, chooser, _ in held if chooser.request.returns]
+    asking = [(place, chooser.sampling.top_logprobs) for place, chooser, _ in held if chooser.request.returns]
     parts = [ops.double(tokens)]
-    for place in asking:
-        number = rows[place][0].sampling.top_logprobs  # type: ignore[index]
+    for place, number in asking:
         parts.append(ops.log_probs(given[place], tokens[order[place]], number))
     found = ops.read(ops.xp.concatenate(parts)).tolist()
     chosen: list[tuple[int, Place | None]] = [(0, None)] * len(rows)
     for row, place in enumerate(places):
         chosen[place] = int(found[row]), None
     start = len(places)
-    for place in asking:
-        number = rows[place][0].sampling.top_logprobs  # type: ignore[index]
+    for place, number in asking:
         ids = [int(each) for each in found[start + 1 : start + 1 + number]]
         top = found[start + 1 + number : start + 1 + 2 * number]
         chosen[place] = chosen[place][0], Place(found[start], ids, top) if number else Place(found[start])

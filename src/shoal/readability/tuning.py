@@ -39,7 +39,8 @@ def tune_artifacts(
     read_report(artifacts)
     known = find_trained(artifacts, corpus)
     order = np.random.default_rng(0).permutation(known)
-    calibration, rest = order[: min(NUM_CALIBRATED, len(order) // 2)], order[NUM_CALIBRATED:]
+    number = min(NUM_CALIBRATED, len(order) // 2)
+    calibration, rest = order[:number], order[number:]
     unseen = np.setdiff1d(np.arange(len(corpus)), known)
     is_seen = len(unseen) < MIN_RESAMPLED
     rows = np.random.default_rng(0).permutation(rest if is_seen else unseen)
