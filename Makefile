@@ -24,7 +24,7 @@ quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
 
 test: lint
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 $(HANGS)
 
 # Two workers at once delay each other's servers by seconds: a test that fails then is run again, alone. What fails twice
 # fails, and so does a run that left a process behind (exit code 6).
@@ -32,7 +32,9 @@ test-slow: $(VENV)/.wheels
 	$(call TWICE,$(BIN)/pytest,tests/slow)
 	$(call TWICE,SHOAL_TEST_KEYS=1 $(BIN)/pytest,$(KEYED))
 
-TWICE = $(1) --numprocesses 2 $(2) || { test $$? -eq 1 && $(1) --last-failed --last-failed-no-failures none $(2); }
+# A test that hangs ends with the stacks of its threads, and not with the whole run.
+HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+TWICE = $(1) --numprocesses 2 $(HANGS) $(2) || { test $$? -eq 1 && $(1) --last-failed --last-failed-no-failures none $(2); }
 KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts test_hostile openai/test_openai_clients test_other_clients test_service \
          test_stalled test_standard_clients test_wire_forms))
 

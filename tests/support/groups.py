@@ -35,6 +35,20 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test in which a worker was lost, and give what it had left to others, without that test.
+
+        pytest-xdist 3.8 gives it to them again, and finished groups too, for which they wait without end.
+        """
+        groups = self.assigned_work.pop(node)
+        lost = next((test for tests in groups.values() for test, is_over in tests.items() if not is_over), None)
+        for name, tests in groups.items():
+            if left := {test: False for test, is_over in tests.items() if not (is_over or test == lost)}:
+                self.workqueue[name] = left
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return lost
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     config.option.loadscopereorder = False

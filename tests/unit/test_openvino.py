@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,26 @@ def test_bf16_only_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     for other in (model, _write(tmp_path / "plain")):
         options = load_component(read_config(other)).request.get_compiled_model()  # type: ignore[attr-defined]
         assert options.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_a_signal_after_models_came_and_went(tmp_path: Path) -> None:
+    """With a core for each model, this process ended with SIGSEGV."""
+    code = """
+import signal, sys
+from pathlib import Path
+from shoal.local import load_component
+from shoal.repository.config import read_config
+first = load_component(read_config(Path(sys.argv[1])))
+second = load_component(read_config(Path(sys.argv[1])))
+del first
+del second
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+signal.raise_signal(signal.SIGINT)
+"""
+    command = [sys.executable, "-c", code, str(_write(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.component import Array, Arrays, Component, Context, SetupError, refusal
 from shoal.component.provenance import METADATA, check_ties, parse_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
-from shoal.errors import needs
+from shoal.encoders.openvino_core import find_core
 from shoal.machine import computes_bf16
 
 
@@ -24,9 +24,7 @@ class OpenVino(Component):
     """
 
     def setup(self, context: Context) -> None:
-        with needs("int8"):
-            import openvino
-
+        core = find_core()
         if not context.device.is_host:
             raise SetupError(
                 f"Model {context.spec.name} is for OpenVINO, which shoal's own backend runs on the host alone.",
@@ -40,9 +38,9 @@ class OpenVino(Component):
             "INFERENCE_PRECISION_HINT": "bf16" if self._computes_bf16() else "f32",
         }
         try:
-            model = openvino.Core().read_model(str(path))
+            model = core.read_model(str(path))
             ties = find_ties(model)
-            self.request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+            self.request = core.compile_model(model, "CPU", options).create_infer_request()
         except Exception as error:  # its errors have no class in common but this one
             reason = next((line for line in reversed(str(error).strip().splitlines()) if line), "")
             raise refusal(path, "model that OpenVINO runs", reason.strip().rstrip(".")) from error
