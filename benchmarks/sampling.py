@@ -2,8 +2,8 @@
 
     python benchmarks/sampling.py [--rounds 5]
 
-16 rows of random logits, with vocabularies of 128,256 (Llama 3) and 256,000 tokens, on as many threads as the machine
-has cores. The forms take turns. The result, with hardware and versions, goes to benchmarks/results/sampling-DATE.json.
+16 rows of random logits, normal times 4 and, "flat", times 2; vocabularies of 128,256 (Llama 3) and 256,000 tokens. The
+forms take turns. The result, with hardware and versions, goes to benchmarks/results/sampling-DATE.json.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 0.8": {"temperature": 0.8},
     "top_k 50": {"temperature": 0.8, "top_k": 50},
     "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "top_p 0.9, flat": {"temperature": 0.8, "top_p": 0.9},
 }
 
 
@@ -43,9 +44,10 @@ def main(rounds: int = 5) -> None:
     """Measure and record; milliseconds per step, medians over rounds of the mean of 5 steps."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for size in (128_256, 256_000):
-        given = (np.random.default_rng(0).normal(size=(ROWS, size)) * 2).astype(np.float32)
-        tensor = torch.from_numpy(given)
+        logits = np.random.default_rng(0).normal(size=(ROWS, size))
         for name, settings in SETTINGS.items():
+            given = (logits * (2 if "flat" in name else 4)).astype(np.float32)
+            tensor = torch.from_numpy(given)
             requests = [TokenRequest((1,), STEPS, (), Sampling(seed=row, **settings)) for row in range(ROWS)]
             references = [Reference(request) for request in requests]
             rows: list[tuple[Chooser, list[int]]] = [(Chooser(request), []) for request in requests]

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.component import Stream
+from shoal.errors import ServerError
 from shoal.generation.choosing import Chooser, choose
 from shoal.generation.contract import Place, TokenRequest, new_stream_id, pack_answer, pack_places
+
+_NOT_FINITE = "Serve it with --dtype bf16 or fp32; if that does not help, its weights are damaged."
 
 
 class Answering:
@@ -84,11 +87,13 @@ class Seat:
         self._answering, self._chooser = Answering(request, stream), chooser or Chooser(request)
 
     def take(self, token: int, place: Place | None) -> None:
-        """Send the next token, with its log probabilities if the request asks for them.
+        """Send the next token, with its log probabilities if the request asks for them; -1 is an error.
 
         An error ends the stream of this request; it is not raised, so the engine goes on with the other requests.
         """
         try:
+            if token < 0:
+                raise ServerError("The model's output is not finite, so that no token can be chosen.", _NOT_FINITE)
             self.is_done = not self._answering.add(token, place)
         except Exception as error:
             self.is_done = True
@@ -96,9 +101,9 @@ class Seat:
 
 
 def step(logits: Any, seats: Sequence[Seat | None]) -> list[int]:
-    """Choose the next token of each seat from ``logits`` [seats, vocabulary], send it, and return it; 0 without a seat.
+    """Choose the next token of each seat from ``logits`` [seats, vocabulary], send it, and return it; 0 without one.
 
-    ``logits`` is an array of NumPy or a tensor of torch.
+    ``logits`` is an array of NumPy or a tensor of torch. A seat whose logits are no numbers ends with an error.
     """
     rows = [None if seat is None else (seat._chooser, seat._answering.ids) for seat in seats]
     try:
@@ -112,4 +117,4 @@ def step(logits: Any, seats: Sequence[Seat | None]) -> list[int]:
     for seat, (token, place) in zip(seats, chosen, strict=True):
         if seat is not None:
             seat.take(token, place)
-    return [token for token, _ in chosen]
+    return [max(token, 0) for token, _ in chosen]

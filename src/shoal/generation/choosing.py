@@ -7,7 +7,7 @@ were asked for, and one flag per row leave the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from shoal.generation.contract import Place, TokenRequest
 
 _BLOCK = 256  # tokens whose probabilities are summed before the running sum
-_BEST = 1024  # most tokens that are sorted, unless a row needs more
 
 Rows = Sequence["tuple[Chooser, list[int]] | None"]
 
@@ -33,17 +32,16 @@ class Chooser:
         "presence_penalty", "top_logprobs",
     })  # fmt: skip
 
+    # In trials: what returns the token to take, whatever the logits [vocabulary] are, from these and the new tokens.
+    follow: Callable[[NDArray[np.float32], list[int]], int] | None = None
+
     def __init__(self, request: TokenRequest) -> None:
         self.request, self.sampling = request, request.sampling
         self.random = np.random.default_rng(request.sampling.seed)
         # As in transformers, a ban on an end token does not count.
         self._bans = [word for word in request.bans if len(word) > 1 or word[0] not in request.end_ids]
 
-    def follow(self, logits: Any, ids: list[int]) -> int | None:  # noqa: ARG002
-        """Return the token to take whatever ``logits`` [vocabulary] are, or None."""
-        return None
-
-    def adjust(self, scores: Any, ids: list[int], ops: _Ops) -> None:
+    def adjust(self, scores: Any, ids: list[int], ops: _Host) -> None:
         """Apply the bias, the penalties, the banned words and ``min_tokens`` to ``scores`` [vocabulary], in place."""
         sampling, request = self.sampling, self.request
         seen = [*request.ids, *ids] if self._bans or sampling.repetition_penalty != 1 else []
@@ -65,6 +63,12 @@ class Chooser:
         if banned:
             scores[ops.put(banned)] = -np.inf
 
+    def draw_settings(self, vocabulary: int) -> tuple[float, int, float, float]:
+        """Return temperature, ``top_k`` (0: all), ``top_p`` and the next random number."""
+        sampling = self.sampling
+        top_k = sampling.top_k if sampling.top_k < vocabulary else 0
+        return sampling.temperature, top_k, sampling.top_p, self.random.random()
+
     def is_adjusting(self, ids: list[int]) -> bool:
         """Whether ``adjust`` may change anything."""
         sampling = self.sampling
@@ -73,8 +77,8 @@ class Chooser:
         return sampling.repetition_penalty != 1 or is_penalized or bool(self._bans or self.request.bias) or is_early
 
 
-class _Ops:
-    """Operations that NumPy and torch name differently: those of NumPy."""
+class _Host:
+    """What is done with arrays of NumPy. It is done row by row, since a row stays in the processor's cache."""
 
     xp: Any = np
 
@@ -86,10 +90,6 @@ class _Ops:
         """Return an array on the host."""
         return values
 
-    def single(self, values: Any) -> Any:
-        """Return FP32."""
-        return values.astype(np.float32, copy=False)
-
     def double(self, values: Any) -> Any:
         """Return FP64."""
         return values.astype(np.float64)
@@ -98,34 +98,17 @@ class _Ops:
         """Return a copy."""
         return values.copy()
 
-    def gather(self, values: Any, places: Any) -> Any:
-        """Return ``values[row, places[row]]`` of each row."""
-        return np.take_along_axis(values, places, -1)
+    def argmax(self, scores: Any) -> Any:
+        """Return the first token with the greatest score of each row, or -1 if that is not finite: INT64."""
+        tokens = scores.argmax(1)
+        return np.where(np.isfinite(scores[np.arange(len(scores)), tokens]), tokens, -1)
 
-    def order(self, values: Any) -> Any:
-        """Return the places of the values, ascending; of equal ones, the first comes first."""
-        return np.argsort(values, -1, kind="stable")
+    def draw(self, scores: Any, settings: NDArray[np.float64]) -> Any:
+        """Draw a token of each row; ``settings`` has temperature, top_k (0: all), top_p and random number: [rows, 4].
 
-    def power(self, values: Any) -> Any:
-        """Replace the values by their powers of e."""
-        return np.exp(values, out=values)
-
-    def top(self, scores: Any, number: int) -> Any:
-        """Return the places of the ``number`` greatest scores of each row, ascending."""
-        rows, size = scores.shape
-        fold = max(1, size // (4 * number))
-        width = size // fold
-        # As many columns have a score of this bound or more: few of the others do.
-        bests = scores[:, : width * fold].reshape(rows, fold, width).max(1)
-        bounds = np.partition(bests, width - number, axis=1)[:, width - number]
-        found = np.empty((rows, number), np.int64)
-        for row, bound in enumerate(bounds):
-            able = np.flatnonzero(scores[row] >= bound)
-            if len(able) < number:  # NaN
-                able = np.arange(size)
-            found[row] = able[np.argpartition(scores[row, able], len(able) - number)[len(able) - number :]]
-        found.sort()
-        return found
+        Return INT64 [rows]; -1 where the greatest score is not finite.
+        """
+        return np.array([_draw_row(row, *own) for row, own in zip(scores, settings.tolist(), strict=True)])
 
     def log_probs(self, logits: Any, token: Any, number: int) -> Any:
         """Return a row of ``choose``'s: the log probability of the token, then the best ids, then theirs; FP64."""
@@ -133,10 +116,12 @@ class _Ops:
         return np.array([place.chosen, *place.top_ids, *place.top])
 
 
-HOST = _Ops()
+HOST = _Host()
 
 
-class _TorchOps(_Ops):
+class _Device(_Host):
+    """What is done with tensors of torch, on a device where a step of all rows costs as much as a step of one."""
+
     def __init__(self, device: Any) -> None:
         import torch
 
@@ -148,26 +133,35 @@ class _TorchOps(_Ops):
     def read(self, values: Any) -> Any:
         return values.cpu().numpy()
 
-    def single(self, values: Any) -> Any:
-        return values.float()
-
     def double(self, values: Any) -> Any:
         return values.double()
 
     def copy(self, values: Any) -> Any:
         return values.clone()
 
-    def gather(self, values: Any, places: Any) -> Any:
-        return values.gather(-1, places)
+    def argmax(self, scores: Any) -> Any:
+        best, tokens = scores.max(-1)
+        return self.xp.where(best.isfinite(), tokens, -1)
 
-    def order(self, values: Any) -> Any:
-        return self.xp.sort(values, dim=-1, stable=True)[1]
-
-    def power(self, values: Any) -> Any:
-        return values.exp_()
-
-    def top(self, scores: Any, number: int) -> Any:
-        return self.xp.sort(scores.topk(number, sorted=False)[1], dim=-1)[0]
+    def draw(self, scores: Any, settings: NDArray[np.float64]) -> Any:
+        xp, most, size = self.xp, int(settings[:, 1].max()), scores.shape[1]
+        _, tops, shares, points = self.put(settings).T[:, :, None]
+        values = scores / self.put(settings[:, :1].astype(np.float32))
+        if most:
+            least = values.topk(most)[0].gather(-1, (tops.long() - 1).clamp(min=0))
+            values = xp.where((tops > 0) & (values < least), -xp.inf, values)
+        powers = (values - values.amax(-1, keepdim=True)).exp()
+        if (settings[:, 2] < 1).any():  # to sort costs less, on a device, than what avoids it
+            order = values.sort(dim=-1, stable=True)[1]
+            rising = powers.gather(-1, order)
+            sums = rising.double().cumsum(-1)
+            dropped = (sums <= (1 - shares) * sums[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
+            rising = xp.where(self.put(np.arange(size)) < dropped, 0.0, rising)
+            powers = powers.scatter(-1, order, rising)
+        ends = powers.double().cumsum(-1)
+        totals = ends[:, -1:]
+        places = xp.minimum((ends <= points * totals).sum(-1), (ends < totals).sum(-1))
+        return xp.where(totals[:, 0].isnan(), -1, places)
 
     def log_probs(self, logits: Any, token: Any, number: int) -> Any:
         xp = self.xp
@@ -191,29 +185,37 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
     """Return the next token of each row, and its log probabilities if the request asks for them.
 
     ``logits``, [rows, vocabulary], is an array of NumPy or a tensor of torch, of any precision; it is not changed.
-    ``rows`` has each row's chooser and its new tokens so far; a row without them gets token 0.
+    ``rows`` has each row's chooser and its new tokens so far; a row without them gets token 0. A row gets -1 if its
+    greatest logit is not finite, or one is NaN.
     """
-    ops = HOST if isinstance(logits, np.ndarray) else _TorchOps(logits.device)
-    given = ops.single(logits)
+    if not isinstance(logits, np.ndarray):
+        logits = logits.float()
+        if logits.device.type == "cpu":
+            logits = logits.numpy()
+    ops = HOST if isinstance(logits, np.ndarray) else _Device(logits.device)
+    given = scores = logits.astype(np.float32, copy=False) if ops is HOST else logits
     held = [(place, *row) for place, row in enumerate(rows) if row is not None]
     if not held:
         return [(0, None)] * len(rows)
-    scores = given
     if adjusted := [each for each in held if each[1].is_adjusting(each[2])]:
         scores = ops.copy(given)
         for place, chooser, ids in adjusted:
             chooser.adjust(scores[place], ids, ops)
-    groups: dict[str, list[tuple[int, Chooser]]] = {"greedy": [], "all": [], "top_k": [], "top_p": []}
-    for place, chooser, _ in held:
-        groups[_kind(chooser, given.shape[1])].append((place, chooser))
-    places = [place for group in groups.values() for place, _ in group]
-    tokens = _choose_groups(scores, groups, ops)
-    order = {place: row for row, place in enumerate(places)}
+    greedy = [place for place, chooser, _ in held if chooser.sampling.is_greedy]
+    drawn = {place: chooser for place, chooser, _ in held if not chooser.sampling.is_greedy}
+    tokens = []
+    if greedy:
+        tokens.append(ops.argmax(_take(scores, greedy, ops)))
+    if drawn:
+        settings = [chooser.draw_settings(given.shape[1]) for chooser in drawn.values()]
+        tokens.append(ops.draw(_take(scores, [*drawn], ops), np.array(settings)))
+    parts = [ops.xp.concatenate(tokens)]
+    places = [*greedy, *drawn]
     asking = [(place, chooser.sampling.top_logprobs) for place, chooser, _ in held if chooser.request.returns]
-    parts = [ops.double(tokens)]
     for place, number in asking:
-        parts.append(ops.log_probs(given[place], tokens[order[place]], number))
-    found = ops.read(ops.xp.concatenate(parts)).tolist()
+        token = parts[0][places.index(place)]
+        parts.append(ops.log_probs(given[place], ops.xp.clip(token, 0, None), number))
+    found = ops.read(ops.xp.concatenate([ops.double(part) for part in parts])).tolist()  # one copy
     chosen: list[tuple[int, Place | None]] = [(0, None)] * len(rows)
     for row, place in enumerate(places):
         chosen[place] = int(found[row]), None
@@ -224,118 +226,71 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
         chosen[place] = chosen[place][0], Place(found[start], ids, top) if number else Place(found[start])
         start += 1 + 2 * number
     for place, chooser, new in held:
-        if (token := chooser.follow(given[place], new)) is not None:
-            chosen[place] = token, None
+        if chooser.follow is not None:
+            chosen[place] = chooser.follow(ops.read(given[place]), new), None
     return chosen
 
 
-def _kind(chooser: Chooser, vocabulary: int) -> str:
-    if chooser.sampling.is_greedy:
-        return "greedy"
-    if chooser.sampling.top_k and chooser.sampling.top_k < vocabulary:
-        return "top_k"
-    return "top_p" if chooser.sampling.top_p < 1 else "all"
+def _take(scores: Any, places: list[int], ops: _Host) -> Any:
+    """Return the rows at ``places``, without a copy if they are all rows."""
+    return scores if places == [*range(len(scores))] else scores[ops.put(places)]
 
 
-def _choose_groups(scores: Any, groups: dict[str, list[tuple[int, Chooser]]], ops: _Ops) -> Any:
-    """Return the tokens, INT64, of one group after another."""
-    size = scores.shape[1]
-    tokens, flags, tried = [], [], []
-    for kind, group in groups.items():
-        if not group:
-            continue
-        rows = [place for place, _ in group]
-        part = scores if rows == [*range(len(scores))] else scores[ops.put(rows)]
-        if kind == "greedy":
-            tokens.append(part.argmax(-1))
-            continue
-        settings = _settings([chooser for _, chooser in group], size)
-        heats, points = ops.put(settings[0].astype(np.float32)), ops.put(settings[3])
-        totals = None
-        if kind != "top_k":
-            powers = part / heats
-            powers -= ops.xp.amax(powers, -1)[:, None]
-            powers = ops.power(powers)
-            found, totals = _draw(powers, points, ops)
-        if kind != "all":
-            most = max(128, 2 * int(settings[1].max())) if kind == "top_k" else _BEST
-            most = most if most <= _BEST and 2 * most <= size else size
-            found, is_settled = _narrow(part, settings, totals, most, ops)
-            if most < size:
-                flags.append(is_settled)
-                tried.append((len(tokens), part, settings))
-        tokens.append(found)
-    if flags:  # rows whose best tokens were too few, which is rare
-        settled = ops.read(ops.xp.concatenate(flags))
-        for at, part, settings in tried:
-            rest = np.flatnonzero(~settled[: len(part)])
-            settled = settled[len(part) :]
-            if len(rest):
-                tokens[at][ops.put(rest)] = _narrow(part[ops.put(rest)], settings[:, rest], None, size, ops)[0]
-    return tokens[0] if len(tokens) == 1 else ops.xp.concatenate(tokens)
+def _draw_row(scores: NDArray[np.float32], temperature: float, top_k: float, top_p: float, point: float) -> int:
+    best, able = scores.max(), None
+    if not np.isfinite(best):
+        return -1
+    if top_k:
+        able = _find_best(scores, int(top_k))
+        scores = scores[able]
+    values = scores / np.float32(temperature)
+    if top_k:
+        values[values < np.partition(values, -int(top_k))[-int(top_k)]] = -np.inf
+    powers = values - best / np.float32(temperature)
+    np.exp(powers, out=powers)
+    if top_p < 1:
+        _drop(powers, values, 1 - top_p)
+    # A running sum of blocks, then of the tokens in one. Whatever the rounding, a power of 0 is never drawn.
+    whole = len(powers) // _BLOCK * _BLOCK
+    sums = np.append(powers[:whole].reshape(-1, _BLOCK).sum(-1), powers[whole:].sum()).cumsum(dtype=np.float64)
+    point *= sums[-1]
+    block = min(sums.searchsorted(point, "right"), sums.searchsorted(sums[-1]))
+    inside = powers[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+    point -= sums[block - 1] if block else 0
+    place = block * _BLOCK + min(inside.searchsorted(point, "right"), inside.searchsorted(inside[-1]))
+    return int(place if able is None else able[place])
 
 
-def _settings(choosers: Sequence[Chooser], size: int) -> NDArray[np.float64]:
-    """Return temperature, top_k (0: all), top_p and the random number of each row: FP64 [4, rows, 1]."""
-    each = [(one.sampling.temperature, one.sampling.top_k, one.sampling.top_p, one.random.random()) for one in choosers]
-    found = np.array(each).T[:, :, None]
-    found[1, found[1] >= size] = 0
-    return found
+def _find_best(scores: NDArray[np.float32], number: int) -> NDArray[np.int64]:
+    """Return the places, ascending, of the ``number`` greatest scores, of those that equal them, and of few others."""
+    fold = len(scores) // (4 * number)
+    if fold < 2:
+        return np.arange(len(scores))
+    width = len(scores) // fold
+    # As many columns have a score of this bound or more: few of the other scores do.
+    bests = scores[: width * fold].reshape(fold, width).max(0)
+    return np.flatnonzero(scores >= np.partition(bests, width - number)[width - number])
 
 
-def _place(weights: Any, points: Any, ops: _Ops) -> tuple[Any, Any]:
-    """Return where the running sum of ``weights``, FP64, exceeds ``points`` [rows, 1], and the sum.
+def _drop(powers: NDArray[np.float32], values: NDArray[np.float32], share: float) -> None:
+    """Set the least ``powers`` to 0 that together have at most this share of their sum; of equal ones, the first.
 
-    A weight of 0 is never chosen, whatever the rounding.
+    ``values`` has their logarithms, but for a constant. Most are dropped since all as small as they have that share at
+    most. Of the others, sorted are only those whose first 16 bits are those of the greatest one dropped: numbers that
+    are not negative are in the order of their bits.
     """
-    ends = weights.cumsum(-1)
-    return ops.xp.minimum((ends <= points).sum(-1), (ends < ends[:, -1:]).sum(-1))[:, None], ends
-
-
-def _draw(powers: Any, points: Any, ops: _Ops) -> tuple[Any, Any]:
-    """Draw a token with each random number of ``points`` [rows, 1]; ``powers`` is FP32 [rows, vocabulary].
-
-    Return the tokens, and the sums of the powers, FP64 [rows, 1].
-    """
-    xp, (rows, size) = ops.xp, powers.shape
-    whole = size // _BLOCK * _BLOCK
-    sums = powers[:, :whole].reshape(rows, whole // _BLOCK, _BLOCK).sum(-1)
-    if whole < size:
-        sums = xp.concatenate([sums, powers[:, whole:].sum(-1)[:, None]], -1)
-    sums = ops.double(sums)
-    totals = sums.cumsum(-1)[:, -1:]
-    points = points * totals
-    block, ends = _place(sums, points, ops)
-    points = points - xp.where(block > 0, ops.gather(ends, block - (block > 0) * 1), 0.0)
-    places = block * _BLOCK + ops.put(np.arange(_BLOCK))
-    inside = ops.double(ops.gather(powers, places.clip(0, size - 1)))
-    place, _ = _place(xp.where(places < size, inside, 0.0), points, ops)
-    return xp.where(totals == totals, block * _BLOCK + place, size - 1)[:, 0], totals  # NaN: the last token
-
-
-def _narrow(scores: Any, settings: NDArray[Any], totals: Any, most: int, ops: _Ops) -> tuple[Any, Any]:
-    """Draw from the tokens that ``top_k`` and ``top_p`` allow, of the ``most`` best of each row of ``scores``.
-
-    ``totals``, [rows, 1], are the sums of the powers of whole rows. Return the tokens, and whether they are right: all
-    allowed tokens, and those that equal them, were among the best.
-    """
-    xp, size = ops.xp, scores.shape[1]
-    heats, (tops, shares, points) = ops.put(settings[0].astype(np.float32)), map(ops.put, settings[1:])
-    ids = None if most == size else ops.top(scores, most)
-    values = (scores if ids is None else ops.gather(scores, ids)) / heats
-    order = ops.order(values)
-    rising = ops.gather(values, order)
-    least = ops.gather(rising, ops.put(np.where(settings[1] > 0, most - settings[1], 0).astype(np.int64)))
-    weights = xp.where(values >= least, xp.exp(ops.double(values) - ops.double(rising[:, -1:])), 0.0)
-    sums = ops.gather(weights, order).cumsum(-1)
-    whole = sums[:, -1:] if ids is None or totals is None else totals
-    dropped = (whole - sums[:, -1:] + sums <= (1 - shares) * whole).sum(-1)[:, None].clip(0, most - 1)
-    weights = xp.where(ops.order(order) >= dropped, weights, 0.0)
-    ends = weights.cumsum(-1)
-    place, _ = _place(weights, points * ends[:, -1:], ops)
-    bound = xp.where(tops > 0, least, ops.gather(rising, dropped))
-    is_right = ((bound > rising[:, :1]) | (rising[:, :1] == -np.inf))[:, 0]
-    return (place if ids is None else ops.gather(ids, place))[:, 0], is_right
+    total = float(powers.sum())
+    large = np.flatnonzero(powers >= share * total / len(powers))
+    found = powers[large]
+    bits = found.view(np.uint16)[1::2]  # little-endian
+    ends = np.bincount(bits, found).cumsum()
+    ends += total - ends[-1]  # the others
+    last = min(int(ends.searchsorted(share * total, "right")), len(ends) - 1)
+    inside = large[bits == last]
+    inside = inside[values[inside].argsort(kind="stable")]
+    sums = powers[inside].cumsum(dtype=np.float64) + (ends[last - 1] if last else 0)
+    powers[powers < np.array(last << 16, np.int32).view(np.float32)] = 0
+    powers[inside[: min(int(sums.searchsorted(share * total, "right")), len(inside) - 1)]] = 0
 
 
 def read_logits(logits: NDArray[Any], token: int, number: int) -> Place:

@@ -146,9 +146,9 @@ class _Follower(Chooser):
         self._case = case
         self.difference = 0.0
 
-    def follow(self, logits: torch.Tensor, ids: list[int]) -> int:
+    def follow(self, logits: NDArray[np.float32], ids: list[int]) -> int:
         right = self._case.logits[len(ids)]
-        difference = float(np.abs(logits.cpu().numpy() - right).max() / max(1.0, np.abs(right).max()))
+        difference = float(np.abs(logits - right).max() / max(1.0, np.abs(right).max()))
         self.difference = max(self.difference, math.inf if math.isnan(difference) else difference)
         return self._case.tokens[len(ids)]
 
