@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
 from shoal.readability.train import split
 from tests.support.artifacts import TINY
+from tests.support.commands import Shoal
 
 Json = dict[str, object]
 
@@ -42,10 +44,15 @@ def test_rows_that_were_trained_on_are_refused(artifacts: Path, passages: Corpus
         evaluate(artifacts, passages, seen="maybe")
 
 
+def test_the_figures_of_the_training_need_no_texts(artifacts: Path, shoal: Shoal) -> None:
+    report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
+    assert json.loads(shoal("evaluate", artifacts, "--unseen", "--json")) == report["evaluation"]
+    printed = shoal("evaluate", artifacts, "--unseen")
+    assert all(entry["name"] in printed for entry in report["evaluation"]["predictions"])
+
+
 def test_the_served_scores_are_those_of_the_report(artifacts: Path, passages: Corpus) -> None:
     """The held-out rows are those not trained on; the exported models give them the scores of the report."""
-    import json
-
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
     steps: list[tuple[str, int, int]] = []
     result = evaluate(artifacts, passages, seen="skip", on_progress=lambda *step: steps.append(step))

@@ -51,6 +51,7 @@ TABLE: Table = {
     "evaluate --text-column": Both(f"{EVALUATE} --data new.csv", "--text-column text", "--text-column other"),
     "evaluate --target-column": Both(f"{EVALUATE} --data new.csv", "--target-column target", "--target-column score"),
     "evaluate --seen": Both(f"{EVALUATE} --data mixed.csv", "--seen skip", "--seen include"),
+    "evaluate --unseen": Both(f"{EVALUATE} --data new.csv", "", "--unseen"),
     "evaluate --json": Both(f"{EVALUATE} --data new.csv", "", "--json"),
     "quickstart --out": Both("quickstart --encoder bert", "", "--out here", "*report.html"),
     "quickstart --data": Both("quickstart --encoder bert", "", "--data few.csv", PRINTED),

@@ -31,12 +31,12 @@ def engine_spec(model: str | Path, folder: Path = ENGINE, **parameters: str) -> 
 
 @contextmanager
 def open_engine(
-    model: str | Path, folder: Path = ENGINE, device: Device | None = None, **parameters: str
+    model: str | Path, folder: Path = ENGINE, device: Device | None = None, *, threads: int = 1, **parameters: str
 ) -> Iterator[Any]:
-    """The component of an engine in this process, with one compute thread, by default on the host."""
+    """The component of an engine in this process, by default with one compute thread, and on the host."""
     spec = engine_spec(model, folder, **parameters)
     component = component_class(folder / "1" / "model.py")(
-        Context(spec, folder / "1", device or Device(), num_threads=1)
+        Context(spec, folder / "1", device or Device(), num_threads=threads)
     )
     try:
         yield component

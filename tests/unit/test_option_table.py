@@ -33,6 +33,8 @@ TABLES: tuple[Table, ...] = (
 PARAMETERS: tuple[Mapping[tuple[str, str], Any], ...] = (test_option_parameters.ENTRIES, test_option_engines.ENTRIES)
 # What a line of the command has besides the options that exclude one another.
 REFUSED = {
+    "evaluate a --unseen --data a.csv": "--data has no effect with --unseen, which scores no texts.",
+    "evaluate a --unseen --seen skip": "--seen has no effect with --unseen, which scores no texts.",
     "infer --local --url a:1 text": "--url has no effect with --local, which asks no server.",
     "infer --local --protocol http text": "--protocol has no effect with --local",
     "infer --local --timeout 1 text": "--timeout has no effect with --local",

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.table import Column, Table
 
+from shoal.cli.usage import refuse_ignored
 from shoal.console import (
     ERR,
     OUT,
@@ -101,6 +102,7 @@ def train(
 
 
 def evaluate(
+    context: typer.Context,
     artifacts: Annotated[Path, typer.Argument(help="What `shoal train` wrote.")],
     data: Data = None,
     text_column: TextColumn = None,
@@ -109,13 +111,26 @@ def evaluate(
         Literal["refuse", "skip", "include"],
         typer.Option(help="What to do with texts that the models were trained on."),
     ] = "refuse",
+    unseen: Annotated[
+        bool,
+        typer.Option("--unseen", help="Score nothing: print the training's figures for texts unseen by its models."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score labelled texts with trained artifacts, and report RMSE and correlations."""
     with needs("train"):
         from shoal.readability.corpus import find_corpus
         from shoal.readability.evaluate import evaluate as evaluate_artifacts
+        from shoal.readability.evaluate import read_report
 
+    if unseen:
+        refuse_ignored(context, "--data --text-column --target-column --seen", "with --unseen, which scores no texts")
+        evaluation = read_report(artifacts)["evaluation"]
+        if as_json:
+            print_json(evaluation)
+        else:
+            _print_evaluation(evaluation["predictions"], title=evaluation["kind"])
+        return
     with show_progress() as show:
         corpus = find_corpus(
             data, text_column=text_column, target_column=target_column, may_be_constant=True, on_progress=show
