@@ -409,6 +409,14 @@ def test_the_models_files(weights: Path) -> None:
     assert ask(piece, messages=chat)["input_lengths"].item() == len(make_tokenizer().encode("The cat sat").ids) - 1
     assert ask(piece, text_input=long)["request_output_len"].item() == 29
     piece.close()
+    size = make_tokenizer().get_vocab_size()
+    (weights / "config.json").write_text(f'{{"n_positions": 40, "vocab_size": {size}}}', encoding="utf-8")
+    config.write_text('{"pad_token": "<image>"}', encoding="utf-8")
+    piece = start("prompt", model=str(weights))
+    assert ask(piece, text_input=texts("The cat"))["input_lengths"].item() > 1
+    with pytest.raises(InputError, match=r"The prompt has '<image>', which the model has no weights for\. Leave it out"):
+        ask(piece, text_input=texts("The <image> cat"))
+    piece.close()
     (weights / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"config\.json has max_position_embeddings None"):
         start("prompt", model=str(weights))

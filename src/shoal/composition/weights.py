@@ -11,7 +11,8 @@ from pathlib import Path
 from shoal.check.config.engines import FILE
 from shoal.component.artifact_files import read_json, sha256
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.generation.weights import DECODER, TOKENIZER, find_weights
+from shoal.generation.tokenizer import TOKENIZER
+from shoal.generation.weights import DECODER, find_weights
 from shoal.repository.config import ModelConfig, as_config
 from shoal.repository.model_code import read_code
 from shoal.repository.versions import list_made

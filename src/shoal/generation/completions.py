@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
+from shoal.component import Array, Arrays, Parameters, fixed_by
 from shoal.component.spec import BATCH_INDEX
 from shoal.errors import InputError
 from shoal.generation.contract import MAX_WORDS, Place, naming_row, read_places
 from shoal.generation.detokenizer import Detokenizer, find_specials
-from shoal.generation.weights import TOKENIZER, read_folder
+from shoal.generation.tokenizer import read_model_tokenizer
+from shoal.generation.weights import read_folder
 from shoal.pieces import Piece, join_pieces
 
 if TYPE_CHECKING:
@@ -265,9 +266,9 @@ class Completions:
         Raises:
             ArtifactError: the parameter is not the absolute path of a folder, or its tokenizer.json cannot be read.
         """
-        path = read_folder(parameters) / TOKENIZER
+        folder = read_folder(parameters)
         with fixed_by("Let the parameter model name the folder of a model with its own tokenizer.json."):
-            return cls(read_tokenizer(path))
+            return cls(read_model_tokenizer(folder))
 
     def answer(self, inputs: Arrays) -> dict[str, Array]:
         """Answer one request, whose tensors are on the host. Each row belongs to another stream.

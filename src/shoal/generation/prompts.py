@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer, refusal
+from shoal.component import Array, Arrays, Parameters, fixed_by, read_text, refusal
 from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.completions import RETURNS
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
 from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
 from shoal.generation.templates import ChatTemplate
-from shoal.generation.weights import TOKENIZER, read_context, read_folder
+from shoal.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
+from shoal.generation.weights import read_context, read_folder, read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,7 +33,6 @@ _BIAS = "embedding_bias_words", "embedding_bias_weights"
 _LISTS = frozenset({*_WORDS, *_BIAS})
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
@@ -127,11 +127,13 @@ class Prompts:
         context: int,
         max_tokens: int = MAX_TOKENS,
         max_text_bytes: int = MAX_TEXT_BYTES,
+        vocabulary: int | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._template = tokenizer, template
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
+        self._vocabulary = vocabulary or tokenizer.get_vocab_size()
         byte = tokenizer.token_to_id("<0xE2>")  # the first of three
         self._contexts = [[], self._ids("x"), *([] if byte is None else [[byte]])]
 
@@ -150,6 +152,9 @@ class Prompts:
             ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
         if not ids:
             raise InputError("The prompt is empty.", "Send a text of at least one token.")
+        if max(ids) >= self._vocabulary:
+            token = self._tokenizer.id_to_token(max(ids))
+            raise InputError(f"The prompt has {shorten(token)}, which the model has no weights for.", "Leave it out.")
         if len(ids) >= self._context:
             raise InputError(
                 f"The prompt has {len(ids)} tokens; the model's context is {self._context}, with the answer.",
@@ -335,9 +340,12 @@ class Prompts:
         max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
         with fixed_by(_FIX_FOLDER):
             context = context or read_context(folder)
-            tokenizer = read_tokenizer(folder / TOKENIZER)
+            tokenizer, vocabulary = read_model_tokenizer(folder), read_vocabulary(folder)
             chosen = llama2 if template else _read_template(folder)  # last, because it starts a process
-            return cls(tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes)
+            return cls(
+                tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes,
+                vocabulary=vocabulary,
+            )  # fmt: skip
 
     def close(self) -> None:
         """End the process that renders the chat template, if there is one."""
@@ -357,19 +365,16 @@ def _sampling(row: Mapping[str, Any]) -> Sampling:
 
 def _read_template(folder: Path) -> ChatTemplate | None:
     """Return the chat template in chat_template.jinja, else in tokenizer_config.json; None if there is none."""
-    path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = read_json(path, "tokenizer's configuration") if path.is_file() else {}
-    source = read_text(file, "chat template") if file.is_file() else config.get("chat_template")
-    tokens = {name: config[name] for name in _TOKENS if config.get(name)}
+    path, file = folder / TOKENIZER_CONFIG, folder / "chat_template.jinja"
+    settings = read_settings(folder)
+    source = read_text(file, "chat template") if file.is_file() else settings.get("chat_template")
+    tokens = find_specials(settings, path)
     try:
         if isinstance(source, list):  # several, each with a name
             source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        texts = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in tokens.items()}
-        return ChatTemplate(str(source), texts) if source else None
+        return ChatTemplate(str(source), tokens) if source else None
     except (LookupError, TypeError) as error:
-        raise refusal(
-            path, "tokenizer's configuration", f"its template or a token has another form: {error}"
-        ) from error
+        raise refusal(path, "tokenizer's configuration", f"its template has another form: {error}") from error
     except InputError as error:
         raise ArtifactError(f"{file if file.is_file() else path}: {error.what}") from error
 

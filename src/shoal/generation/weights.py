@@ -11,10 +11,12 @@ from shoal.component import Parameters, read_json
 from shoal.component.artifact_files import check_folder, check_growth
 from shoal.errors import ArtifactError
 from shoal.files import MAX_LARGE_TEXT
+from shoal.generation.tokenizer import TOKENIZER, TOKENIZER_CONFIG, find_specials, read_settings
 
-CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 
 
@@ -24,7 +26,8 @@ class Weights:
 
     ``config`` is the object in ``config.json``. ``shards`` are the names of the safetensors files, or, without any, the
     name of the decoder in ONNX. ``vocabulary`` is the number of the model's token ids, ``context`` the greatest number
-    of tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer.
+    of tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer: those of
+    ``generation_config.json``, or else of ``config.json``, and the tokenizer's end token.
     """
 
     folder: Path
@@ -54,7 +57,17 @@ def read_context(folder: Path) -> int:
         ArtifactError: the file is missing, or has no such number.
     """
     config = read_json(folder / CONFIG, "model configuration")
-    return _whole(folder, _text_part(config), "max_position_embeddings")
+    return _context(folder, _text_part(config))
+
+
+def read_vocabulary(folder: Path) -> int | None:
+    """Return the number of a model's token ids, if its ``config.json`` has it.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+    """
+    found = _text_part(read_json(folder / CONFIG, "model configuration")).get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def find_weights(folder: str | Path) -> Weights:
@@ -79,11 +92,9 @@ def find_weights(folder: str | Path) -> Weights:
     config = read_json(folder / CONFIG, "model configuration")
     text = _text_part(config)
     vocabulary = _whole(folder, text, "vocab_size")
-    context = _whole(folder, text, "max_position_embeddings")
+    context = _context(folder, text)
     added = _check_tokenizer(folder, vocabulary)
-    end_ids = _end_ids(folder, text, vocabulary)
-    _check_specials(folder, text, added, end_ids)
-    return Weights(folder, config, shards, vocabulary, context, end_ids)
+    return Weights(folder, config, shards, vocabulary, context, _end_ids(folder, text, vocabulary, added))
 
 
 def _find_shards(folder: Path) -> tuple[str, ...]:
@@ -130,14 +141,22 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _context(folder: Path, config: Mapping[str, Any]) -> int:
+    """Return the greatest number of tokens, whose name differs between families."""
+    return _whole(folder, config, next((name for name in _CONTEXTS if config.get(name) is not None), _CONTEXTS[0]))
+
+
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
-    """Check that the model has all of the tokenizer's ids; return the added tokens, text -> id."""
+    """Check that the model has all ids of the tokenizer's vocabulary; return the added tokens, text -> id.
+
+    Added tokens may be beyond it: published models have some that no text needs, such as those for images.
+    """
     tokenizer = read_json(folder / TOKENIZER, "tokenizer", MAX_LARGE_TEXT)
     check_growth(tokenizer, folder / TOKENIZER)
     try:
         added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens", [])}
         tokens = tokenizer["model"]["vocab"]
-        ids = [*added.values(), *(tokens.values() if isinstance(tokens, dict) else range(len(tokens)))]
+        ids = tokens.values() if isinstance(tokens, dict) else range(len(tokens))
         greatest = max(map(int, ids))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
@@ -152,31 +171,11 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
     return added
 
 
-def _check_specials(
-    folder: Path, config: Mapping[str, Any], added: Mapping[str, int], end_ids: tuple[int, ...]
-) -> None:
-    """Check that config.json and tokenizer_config.json have the same begin token (bos) and end token (eos).
+def _end_ids(folder: Path, config: Mapping[str, Any], vocabulary: int, added: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the ids of the end tokens: of ``generation_config.json`` or else ``config.json``, and the tokenizer's.
 
-    A chat model may end its answers with another token, which ``generation_config.json`` names.
+    They differ in many published models. In a chat model, the tokenizer's ends a message.
     """
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return
-    settings = read_json(path, "tokenizer configuration")
-    for name in ("bos_token", "eos_token"):
-        token, known = settings.get(name), config.get(f"{name}_id")
-        text = str(token.get("content") if isinstance(token, dict) else token)
-        ids = [*end_ids, *(known if isinstance(known, list) else [known])]
-        if text in added and known is not None and added[text] not in ids:
-            raise ArtifactError(
-                f"{path} has {name} {text!r}, which is {added[text]} in {TOKENIZER}, and {CONFIG} has {name}_id "
-                f"{known}: it is another model's.",
-                "Take all files of the same model.",
-            )
-
-
-def _end_ids(folder: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
-    """Return the ids of the end tokens, from ``generation_config.json`` or else from ``config.json``."""
     path = folder / "generation_config.json"
     own = read_json(path, "generation configuration") if path.is_file() else {}
     found = own.get("eos_token_id", config.get("eos_token_id"))
@@ -185,4 +184,5 @@ def _end_ids(folder: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[
         raise ArtifactError(
             f"{folder} has eos_token_id {found}, and vocab_size {vocabulary}.", "Take all files of the same model."
         )
-    return tuple(ids)
+    own_id = added.get(find_specials(read_settings(folder), folder / TOKENIZER_CONFIG).get("eos_token", ""))
+    return tuple(ids) if own_id is None or own_id in ids or own_id >= vocabulary else (*ids, own_id)

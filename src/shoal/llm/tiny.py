@@ -36,7 +36,7 @@ def make_tiny(folder: str | Path, hidden: int = 128, layers: int = 4, seed: int 
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -57,7 +57,8 @@ def make_tiny(folder: str | Path, hidden: int = 128, layers: int = 4, seed: int 
     return folder
 
 
-def _make_tokenizer() -> Any:
+def make_tokenizer() -> Any:
+    """Make a byte-level BPE tokenizer of at most 600 tokens, four of them special."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

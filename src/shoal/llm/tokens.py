@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.client.client import Client
-from shoal.component import fixed_by, read_tokenizer
+from shoal.component import fixed_by
 from shoal.errors import ArtifactError, InputError, ServerError, needs
+from shoal.generation.tokenizer import read_model_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,7 +34,7 @@ def open_tokenizer(source: str) -> Tokenizer:
         if has_files == [False, True, True]:
             return _read_gpt2(folder)
         if folder.is_dir() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", source):
-            return read_tokenizer(folder / "tokenizer.json")
+            return read_model_tokenizer(folder)
         from tokenizers import Tokenizer
 
         try:

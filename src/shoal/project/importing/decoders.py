@@ -18,7 +18,8 @@ from shoal.encoders.export import export_onnx
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.files import MAX_LARGE_TEXT, read_bytes
 from shoal.generation.engines.loading import load_model
-from shoal.generation.weights import CONFIG, DECODER, TOKENIZER, Weights, find_weights
+from shoal.generation.tokenizer import TOKENIZER
+from shoal.generation.weights import CONFIG, DECODER, Weights, find_weights
 from shoal.paths import shipped_root
 from shoal.progress import OnProgress
 from shoal.project.importing.imported import Imported, stage
@@ -29,7 +30,10 @@ with needs("serve"):
 
 TOLERANCE = 1e-4  # between logits, relative to the greatest one
 _LEAF = "models/llm-onnx"  # shoal's model folder to copy
-_SMALL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")  # copied if they exist
+_SMALL = (  # copied if they exist
+    "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json",
+    "added_tokens.json",
+)  # fmt: skip
 _PROMPTS = (1, 3, 9, 24)  # tokens per prompt
 _STEPS = 12
 
