@@ -280,3 +280,18 @@ def parse_pairs(option: str, given: Iterable[str] | None, *, form: str = "NAME=V
             raise InputError(f"{option} {name}=... is given twice.", "Give it once.")
         pairs[name] = value
     return pairs
+
+
+def refuse_ignored(context: typer.Context, options: str, why: str, fix: str = "Leave it out.") -> None:
+    """Refuse options that would have no effect; ``why`` ends the message: ``--url has no effect with --local.``
+
+    ``options`` are names of options or arguments, separated by spaces. What is not on the command line is not refused.
+
+    Raises:
+        InputError: one of the options is on the command line.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and {*parameter.opts} & {*options.split()}:
+            shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.opts[0].upper()
+            raise InputError(f"{shown} has no effect {why}.", fix)

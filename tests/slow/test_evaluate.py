@@ -48,7 +48,7 @@ def test_the_figures_of_the_training_need_no_texts(artifacts: Path, shoal: Shoal
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
     assert json.loads(shoal("evaluate", artifacts, "--unseen", "--json")) == report["evaluation"]
     printed = shoal("evaluate", artifacts, "--unseen")
-    assert all(entry["name"] in printed for entry in report["evaluation"]["predictions"])
+    assert all(f"{entry['rmse']:.3f}" in printed for entry in report["evaluation"]["predictions"])
 
 
 def test_the_served_scores_are_those_of_the_report(artifacts: Path, passages: Corpus) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from shoal.generation.choosing import HOST, Chooser, choose, read_logits
 from shoal.generation.contract import TokenRequest
 from shoal.generation.sampling import Sampling
 from tests.conftest import Scale
-from tests.support.accelerator import DEVICE, copies, largest
 from tests.support.sampler import Reference
 
+Put = Callable[[NDArray[np.float32]], Any]  # returns logits as an engine has them
+EACH = pytest.mark.parametrize("put", [np.asarray, torch.from_numpy], ids=["NumPy", "torch"])
 VOCABULARY = 300
 PROMPT = (5, 9, 9, 40, 7)
 ENDS = (2, 11)
@@ -187,10 +189,11 @@ def draw_request(generator: np.random.Generator, size: int) -> TokenRequest:
 @pytest.mark.parametrize("size", [50, 255, 256, 257, 5000])
 @pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "half is -inf"])
 def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: Scale) -> None:
-    """The reference chooses row by row; NumPy and torch choose the same, step by step, with and without company.
+    """The reference chooses row by row; NumPy and torch choose the same, step by step, with and without company."""
+    check_all_rows(size, kind, scale, torch.from_numpy)
 
-    From a device, one copy goes to the host: the tokens.
-    """
+
+def check_all_rows(size: int, kind: str, scale: Scale, put: Put) -> None:
     generator = np.random.default_rng([size, len(kind)])
     for _ in range(scale(12, 400)):
         rows = int(generator.choice([1, 2, 5, 16]))
@@ -206,24 +209,20 @@ def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: S
             before = given.copy()
             wanted = [one.choose(given[row], new[row]) for row, one in enumerate(references)]
             assert [token for token, _ in choose(given, list(zip(hosts, new, strict=True)))] == wanted
-            copies.clear()
-            largest.clear()
-            found = choose(torch.from_numpy(given).to(DEVICE), list(zip(tensors, new, strict=True)))
+            found = choose(put(given), list(zip(tensors, new, strict=True)))
             assert [token for token, _ in found] == wanted
-            assert (copies["to_host"], copies["reads"], largest["to_host"]) == (1, 0, rows)
             assert [take(one, given[row], new[row]) for row, one in enumerate(alone)] == wanted
             np.testing.assert_array_equal(given, before)
             for ids, token in zip(new, wanted, strict=True):
                 ids.append(token)
 
 
-def put(logits: NDArray[np.float32], place: str) -> Any:
-    """Return logits as an engine has them."""
-    return logits if place == "NumPy" else torch.from_numpy(logits).to(DEVICE if place == "device" else "cpu")
+@EACH
+def test_logits_that_are_not_finite_give_no_token(put: Put) -> None:
+    check_not_finite(put)
 
 
-@pytest.mark.parametrize("place", ["NumPy", "host", "device"])
-def test_logits_that_are_not_finite_give_no_token(place: str) -> None:
+def check_not_finite(put: Put) -> None:
     given = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32)
     given[1, 5] = np.nan
     given[3] = np.nan
@@ -231,17 +230,17 @@ def test_logits_that_are_not_finite_give_no_token(place: str) -> None:
     given[6, :200] = -np.inf
     for settings in ({}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.0}):
         requests = [TokenRequest(PROMPT, 9, (), Sampling(**settings, seed=1)) for _ in given]
-        chosen = choose(put(given, place), [(Chooser(request), []) for request in requests])
+        chosen = choose(put(given), [(Chooser(request), []) for request in requests])
         none = [row for row, (token, _) in enumerate(chosen) if token == -1]
         assert none == [1, 3, 5]
 
 
-@pytest.mark.parametrize("place", ["NumPy", "host", "device"])
-def test_rows_without_a_request_get_token_0(place: str) -> None:
+@EACH
+def test_rows_without_a_request_get_token_0(put: Put) -> None:
     given = np.zeros((3, 300), np.float32)
     given[:, 7] = 9
-    logits = put(given, place)
-    logits = logits if place == "NumPy" else logits.bfloat16()
+    logits = put(given)
+    logits = logits if isinstance(logits, np.ndarray) else logits.bfloat16()
     request = TokenRequest(PROMPT, 9, (), Sampling(0.0))
     assert choose(logits, [None, (Chooser(request), []), None]) == [(0, None), (7, None), (0, None)]
     assert choose(logits, [None] * 3) == [(0, None)] * 3
@@ -249,11 +248,15 @@ def test_rows_without_a_request_get_token_0(place: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 5, 20])
 def test_log_probabilities_of_torch_are_those_of_numpy(number: int) -> None:
+    check_log_probabilities(number, torch.from_numpy)
+
+
+def check_log_probabilities(number: int, put: Put) -> None:
     generator = np.random.default_rng(number)
     given = np.round(generator.normal(size=(4, 300)) * 4).astype(np.float32) / 2  # with many ties
     request = TokenRequest(PROMPT, 9, (), Sampling(0.0, top_logprobs=number), returns=("logprobs",))
     rows: list[tuple[Chooser, list[int]]] = [(Chooser(request), []) for _ in range(4)]
-    host, device = choose(given, rows), choose(torch.from_numpy(given).to(DEVICE), rows)
+    host, device = choose(given, rows), choose(put(given), rows)
     for (token, place), (other, found) in zip(host, device, strict=True):
         assert token == other
         assert place is not None

@@ -414,7 +414,9 @@ def test_the_models_files(weights: Path) -> None:
     config.write_text('{"pad_token": "<image>"}', encoding="utf-8")
     piece = start("prompt", model=str(weights))
     assert ask(piece, text_input=texts("The cat"))["input_lengths"].item() > 1
-    with pytest.raises(InputError, match=r"The prompt has '<image>', which the model has no weights for\. Leave it out"):
+    with pytest.raises(
+        InputError, match=r"The prompt has '<image>', which the model has no weights for\. Leave it out"
+    ):
         ask(piece, text_input=texts("The <image> cat"))
     piece.close()
     (weights / "config.json").write_text("{}", encoding="utf-8")

@@ -12,8 +12,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, plain, print_json, show_progress
+from shoal.console import (
+    ERR,
+    OUT,
+    ApiKey,
+    CaCert,
+    ClientCert,
+    Json,
+    Protocol,
+    Url,
+    plain,
+    print_json,
+    refuse_ignored,
+    show_progress,
+)
 from shoal.errors import InputError
 
 if TYPE_CHECKING:

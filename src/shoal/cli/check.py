@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, OUT, Json, check_target, plain, print_json
+from shoal.console import ERR, OUT, Json, check_target, plain, print_json, refuse_ignored
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.usage import Command, Group, refuse_ignored
-from shoal.console import OUT, Json, Target, plain, print_json, show_progress
+from shoal.cli.usage import Command, Group
+from shoal.console import OUT, Json, Target, plain, print_json, refuse_ignored, show_progress
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 

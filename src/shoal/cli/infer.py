@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from shoal.cli.usage import refuse_ignored
 from shoal.console import (
     ERR,
     ApiKey,
@@ -28,6 +27,7 @@ from shoal.console import (
     plain,
     print_blocks,
     print_table,
+    refuse_ignored,
     show_rows,
 )
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json
+from shoal.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json, refuse_ignored
 from shoal.errors import InputError, suggest
 from shoal.generation.sampling import SETTINGS
 

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import OUT, Data, Encoder, plain, show_progress
+from shoal.console import OUT, Data, Encoder, plain, refuse_ignored, show_progress
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.readability import commands as readability
 

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import ERR, OUT, Concurrency, Gpu, Json, Placement, Target, parse_pairs, plain, print_json
+from shoal.console import (
+    ERR,
+    OUT,
+    Concurrency,
+    Gpu,
+    Json,
+    Placement,
+    Target,
+    parse_pairs,
+    plain,
+    print_json,
+    refuse_ignored,
+)
 from shoal.errors import InputError
 
 if TYPE_CHECKING:

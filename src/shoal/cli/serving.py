@@ -13,9 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.usage import refuse_ignored
 from shoal.component.spec import DTYPES, STRING
-from shoal.console import ERR, OUT, ApiKey, CaCert, ClientCert, Json, check_target, plain, print_copies, print_json
+from shoal.console import (
+    ERR,
+    OUT,
+    ApiKey,
+    CaCert,
+    ClientCert,
+    Json,
+    check_target,
+    plain,
+    print_copies,
+    print_json,
+    refuse_ignored,
+)
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.files import read_text
 

@@ -10,8 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from shoal.cli.usage import refuse_ignored
-from shoal.console import OUT, Json, plain, print_json, show_progress
+from shoal.console import OUT, Json, plain, print_json, refuse_ignored, show_progress
 from shoal.errors import InputError, needs
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import typer
 from typer.core import TyperCommand, TyperGroup
-
-from shoal.errors import InputError
 
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
@@ -38,18 +35,3 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
-
-
-def refuse_ignored(context: typer.Context, options: str, why: str, fix: str = "Leave it out.") -> None:
-    """Refuse options that would have no effect; ``why`` ends the message: ``--url has no effect with --local.``
-
-    ``options`` are names of options or arguments, separated by spaces. What is not on the command line is not refused.
-
-    Raises:
-        InputError: one of the options is on the command line.
-    """
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE" and {*parameter.opts} & {*options.split()}:
-            shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.opts[0].upper()
-            raise InputError(f"{shown} has no effect {why}.", fix)

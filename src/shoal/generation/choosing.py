@@ -78,7 +78,7 @@ class Chooser:
 
 
 class _Host:
-    """What is done with arrays of NumPy. It is done row by row, since a row stays in the processor's cache."""
+    """Operations on arrays of NumPy, row by row, since a row stays in the processor's cache."""
 
     xp: Any = np
 
@@ -120,7 +120,7 @@ HOST = _Host()
 
 
 class _Device(_Host):
-    """What is done with tensors of torch, on a device where a step of all rows costs as much as a step of one."""
+    """Operations on tensors of torch, on a device where a step of all rows costs as much as a step of one."""
 
     def __init__(self, device: Any) -> None:
         import torch

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import typer
 from rich.table import Column, Table
 
-from shoal.cli.usage import refuse_ignored
 from shoal.console import (
     ERR,
     OUT,
@@ -27,6 +26,7 @@ from shoal.console import (
     plain,
     print_json,
     print_table,
+    refuse_ignored,
     show_progress,
 )
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package

@@ -1,0 +1,37 @@
+"""The choice of tokens on a pretended accelerator: the host's tokens, and one copy to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.conftest import Scale
+from tests.support.accelerator import DEVICE, copies, largest
+from tests.unit import test_choosing as host
+
+
+def put(logits: NDArray[np.float32]) -> Any:
+    return torch.from_numpy(logits).to(DEVICE)
+
+
+@pytest.mark.parametrize("size", [50, 257, 5000])
+@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "half is -inf"])
+def test_the_hosts_tokens(size: int, kind: str, scale: Scale) -> None:
+    before = copies["to_host"], copies["reads"]
+    puts = []
+    host.check_all_rows(size, kind, scale, lambda logits: puts.append(1) or put(logits))  # type: ignore[func-returns-value]
+    assert (copies["to_host"] - before[0], copies["reads"] - before[1]) == (len(puts), 0)
+    assert largest["to_host"] < 50  # elements: the tokens, and never the logits
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 20])
+def test_the_hosts_log_probabilities(number: int) -> None:
+    host.check_log_probabilities(number, put)
+
+
+def test_logits_that_are_not_finite_give_no_token() -> None:
+    host.check_not_finite(put)
