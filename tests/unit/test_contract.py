@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from shoal.component import Context, StreamingComponent
 from shoal.component.base import check_outputs
-from shoal.errors import InputError
+from shoal.component.streaming import QueueStream
+from shoal.errors import InputError, ServerError
 from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
-from shoal.generation.answering import Answering
+from shoal.generation.answering import Answering, Seat, step
 from shoal.generation.contract import (
     FOREIGN,
     INPUTS,
@@ -267,6 +268,19 @@ def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int
         found[-1]["finish_reason"].item().decode(),
         (component.taken),
     )
+
+
+def test_logits_that_are_not_finite_end_one_answer() -> None:
+    component = Given(Context(ONE_ROW, ENGINE))
+    streams = [QueueStream(component, 1) for _ in range(2)]
+    seats = [Seat(TokenRequest((5,), 1, (), Sampling(0.0)), stream) for stream in streams]
+    logits = np.zeros((2, 20), np.float32)
+    logits[0, 3], logits[1, 7] = np.nan, 1
+    assert step(logits, seats) == [0, 7]
+    assert all(seat.is_done for seat in seats)
+    with pytest.raises(ServerError, match=r"logits are not finite, .* parameter dtype to bfloat16 or float32"):
+        list(streams[0])
+    assert [answer["output_ids"].tolist() for answer in streams[1]] == [[[[7]]]]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.component import Arrays, Component, Context, InputError, Parameters, read_tokenizer
+from shoal.component import Arrays, Component, Context, InputError, Parameters
 from shoal.generation import Prompts, Sampling, TokenRequest, find_weights, llama2, read_messages
 from shoal.generation.contract import as_python
 from shoal.generation.engines.loading import DTYPES, load_model
 from shoal.generation.engines.rows import continue_rows
+from shoal.generation.tokenizer import read_model_tokenizer
 
 
 class Llamav2(Component):
@@ -25,8 +26,8 @@ class Llamav2(Component):
         temperature, top_k = parameters.number("temperature", 0.01), parameters.whole("top_k", 20, least=0)
         penalty, seed = parameters.number("repetition_penalty", 1.1), parameters.whole("seed", 0, least=0)
         self.sampling = Sampling(temperature, top_k, parameters.number("top_p", 1.0), penalty, seed).check()
-        self.tokenizer = read_tokenizer(self.weights.folder / "tokenizer.json")
-        self.prompts = Prompts(self.tokenizer, llama2, context=self.weights.context)
+        self.tokenizer = read_model_tokenizer(self.weights.folder)
+        self.prompts = Prompts(self.tokenizer, llama2, context=self.weights.context, vocabulary=self.weights.vocabulary)
         self.model = load_model(self.weights, parameters.choice("dtype", DTYPES), context.num_threads)
 
     def requests(self, inputs: Arrays) -> list[TokenRequest]:

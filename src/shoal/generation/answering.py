@@ -13,10 +13,8 @@ from typing import Any
 
 from shoal.component import Stream
 from shoal.errors import ServerError
-from shoal.generation.choosing import Chooser, choose
+from shoal.generation.choosing import NOT_FINITE, Chooser, choose
 from shoal.generation.contract import Place, TokenRequest, new_stream_id, pack_answer, pack_places
-
-_NOT_FINITE = "Serve it with --dtype bf16 or fp32; if that does not help, its weights are damaged."
 
 
 class Answering:
@@ -93,7 +91,7 @@ class Seat:
         """
         try:
             if token < 0:
-                raise ServerError("The model's output is not finite, so that no token can be chosen.", _NOT_FINITE)
+                raise ServerError(*NOT_FINITE)
             self.is_done = not self._answering.add(token, place)
         except Exception as error:
             self.is_done = True

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from shoal.generation.contract import Place, TokenRequest
 
+NOT_FINITE = (  # what to say where there is no token
+    "The model's logits are not finite, so that no token can be chosen.",
+    "Set the engine's parameter dtype to bfloat16 or float32; if that does not help, the weights are damaged.",
+)
 _BLOCK = 256  # tokens whose probabilities are summed before the running sum
 
 Rows = Sequence["tuple[Chooser, list[int]] | None"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from shoal.generation.choosing import Chooser, choose
+from shoal.errors import ServerError
+from shoal.generation.choosing import NOT_FINITE, Chooser, choose
 from shoal.generation.contract import TokenRequest
 
 
@@ -15,6 +16,9 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
     """Return the new tokens of each request, with its own settings and random numbers.
 
     ``model`` is a decoder on the host. In FP32, a row's tokens do not depend on the other rows.
+
+    Raises:
+        ServerError: the model's logits are not finite.
     """
     widest, end_ids = max(len(request.ids) for request in requests), requests[0].end_ids
     ids, mask = (torch.zeros((len(requests), widest), dtype=torch.int64) for _ in range(2))
@@ -26,7 +30,10 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
     def pick(sequences: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Leave only the chosen token of each row, which greedy decoding then takes."""
         rows = list(zip(choosers, sequences[:, widest:].tolist(), strict=True))
-        chosen = torch.tensor([[token] for token, _ in choose(logits, rows)])
+        tokens = [token for token, _ in choose(logits, rows)]
+        if min(tokens) < 0:
+            raise ServerError(*NOT_FINITE)
+        chosen = torch.tensor(tokens)[:, None]
         return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
 
     found = model.generate(
