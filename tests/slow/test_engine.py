@@ -19,7 +19,7 @@ from shoal.generation.choosing import Chooser, choose
 from shoal.generation.contract import pack_words
 from shoal.llm.tiny import CONTEXT, make_tiny
 from tests.conftest import Scale
-from tests.support.families import FAMILIES, REFUSED, STATIC, make_family
+from tests.support.families import make_family
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
 TIE = 1e-4  # logits nearer than this may be exchanged by another order of summation
@@ -229,31 +229,6 @@ def test_static_batches_stay_within_the_context(tmp_path: Path) -> None:
         streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
         for (ids, new), stream in zip(asked, streams, strict=True):
             check_equal(tokens_of(stream), expect(model, ids, new))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_give_the_tokens_of_generate_or_are_refused(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One and sixteen at a time, on both sides of every threshold of the configuration."""
-    folder = make_family(name, tmp_path)
-    if name in REFUSED:
-        with pytest.raises(ArtifactError, match=REFUSED[name]), open_engine(folder):
-            pass
-        return
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    model.generation_config = GenerationConfig()
-    random = np.random.default_rng(5)
-    sizes = [1, 100, 2, 3, 8, 14, 16, 20, 25, 31, 32, 33, 40, 60, 80, 110]
-    asked = [(random.integers(3, 500, size).tolist(), 28 if size == 100 else 12) for size in sizes]
-    expected = [expect(model, ids, new) for ids, new in asked]
-    with caplog.at_level("INFO", "shoal"), open_engine(folder) as component:
-        streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
-        found = [tokens_of(stream) for stream in streams]
-        found += [tokens_of(component.stream(token_inputs(ids, new))) for ids, new in asked[:6]]
-    for tokens, right in zip(found, [*expected, *expected[:6]], strict=True):
-        check_equal(tokens, right)
-    assert f"is computed in {'static' if name in STATIC else 'continuous'} batches" in caplog.text
 
 
 def test_leaving_frees_the_slot_and_the_cache(engine: Any, oracle: Any, scale: Scale) -> None:

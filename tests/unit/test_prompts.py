@@ -419,8 +419,8 @@ def test_the_models_files(weights: Path) -> None:
     ):
         ask(piece, text_input=texts("The <image> cat"))
     piece.close()
-    (weights / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"config\.json has max_position_embeddings None"):
+    (weights / "config.json").write_text('{"n_positions": 0}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"config\.json has n_positions 0, expected a whole number"):
         start("prompt", model=str(weights))
     (weights / "config.json").write_text('{"max_position_embeddings": 40}', encoding="utf-8")
     (weights / "tokenizer.json").write_text("{}", encoding="utf-8")

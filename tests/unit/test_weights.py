@@ -90,6 +90,11 @@ def test_the_context_by_its_names(name: str, folder: Path) -> None:
     assert find_weights(folder).context == 77
 
 
+def test_a_model_that_names_no_context(folder: Path) -> None:
+    write(folder, config_json={"vocab_size": 6, "eos_token_id": 1})
+    assert find_weights(folder).context == 2048
+
+
 def test_a_unigram_vocabulary_is_a_list(folder: Path) -> None:
     write(folder, tokenizer_json={"added_tokens": [], "model": {"vocab": [["a", -1.0]] * 6}})
     assert find_weights(folder).vocabulary == 6
@@ -109,7 +114,7 @@ def test_the_text_part_of_a_model_that_sees(folder: Path) -> None:
         ({"config_json": None}, "has no config.json."),
         ({"tokenizer_json": None}, "has no tokenizer.json."),
         ({"config_json": {**CONFIG, "vocab_size": "6"}}, "has vocab_size '6', expected a whole number."),
-        ({"config_json": {"vocab_size": 6}}, "has max_position_embeddings None"),
+        ({"config_json": {**CONFIG, "max_position_embeddings": "64"}}, "has max_position_embeddings '64', expected"),
         ({"config_json": {**CONFIG, "vocab_size": 3}}, "token ids up to 3, and config.json has vocab_size 3"),
         ({"config_json": {**CONFIG, "eos_token_id": 6}}, "has eos_token_id 6, and vocab_size 6."),
         ({"tokenizer_json": {"model": {}}}, "is not a tokenizer: it has no vocabulary."),

@@ -17,6 +17,7 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_UNNAMED_CONTEXT = 2048
 _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 
 
@@ -142,8 +143,12 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 
 def _context(folder: Path, config: Mapping[str, Any]) -> int:
-    """Return the greatest number of tokens, whose name differs between families."""
-    return _whole(folder, config, next((name for name in _CONTEXTS if config.get(name) is not None), _CONTEXTS[0]))
+    """Return the greatest number of tokens, whose name differs between families.
+
+    Models with ALiBi and recurrent ones, such as BLOOM and Mamba, name none. They get the number that vLLM assumes.
+    """
+    name = next((name for name in _CONTEXTS if config.get(name) is not None), None)
+    return _UNNAMED_CONTEXT if name is None else _whole(folder, config, name)
 
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:

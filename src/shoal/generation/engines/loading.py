@@ -45,21 +45,25 @@ def load_model(weights: Weights, dtype: str, threads: int | None = None, place: 
     if threads is not None:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()  # of this process, which a server's log would keep
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, _choose_dtype(weights) if dtype == AUTO and place == "cpu" else dtype, AUTO),
+        "use_safetensors": True,
+        "local_files_only": True,
+        "output_loading_info": True,
+        **({} if place == "cpu" or not is_accelerate_available() else {"device_map": place}),
+    }
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            weights.folder,
-            dtype=getattr(torch, _choose_dtype(weights) if dtype == AUTO and place == "cpu" else dtype, AUTO),
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **({} if place == "cpu" or not is_accelerate_available() else {"device_map": place}),
-        )
+        try:
+            model, found = load(weights.folder, attn_implementation="sdpa", **options)
+        except ValueError as error:  # GPT-J, CodeGen, MPT, BLOOM, Gemma 2: what is right for them is found by trial
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, found = load(weights.folder, attn_implementation="eager", **options)
     except Exception as error:  # of many kinds, by file and model
         raise ArtifactError(
             f"transformers cannot load {weights.folder}: {error}", "Take all files of the same model."
         ) from error
-    model, found = loaded  # since output_loading_info
     if missing := sorted(found["missing_keys"]):  # transformers makes these up
         raise ArtifactError(
             f"{weights.folder} misses {len(missing)} of the model's weights: {missing[0]}.",

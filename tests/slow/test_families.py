@@ -1,0 +1,56 @@
+"""Families of transformers in the engine ``llm-hf``: the oracle is ``generate``, token by token."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from shoal.errors import ArtifactError
+from tests.slow.test_engine import check_equal, expect
+from tests.support.families import ALONE, FAMILIES, REFUSED, STATIC, make_family
+from tests.support.llm import open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_give_the_tokens_of_generate_or_are_refused(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One and sixteen at a time, on both sides of every threshold of the configuration."""
+    folder = make_family(name, tmp_path)
+    if name in REFUSED:
+        with pytest.raises(ArtifactError, match=REFUSED[name]), open_engine(folder):
+            pass
+        return
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config = GenerationConfig()
+    random = np.random.default_rng(5)
+    sizes = [1, 100, 2, 3, 8, 14, 16, 20, 25, 31, 32, 33, 40, 60, 80, 110]
+    asked = [(random.integers(3, 500, size).tolist(), 28 if size == 100 else 12) for size in sizes]
+    expected = [expect(model, ids, new) for ids, new in asked]
+    with caplog.at_level("INFO", "shoal"), open_engine(folder) as component:
+        streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
+        found = [tokens_of(stream) for stream in streams]
+        found += [tokens_of(component.stream(token_inputs(ids, new))) for ids, new in asked[:6]]
+    for tokens, right in zip(found, [*expected, *expected[:6]], strict=True):
+        check_equal(tokens, right)
+    way = "static batches" if name in STATIC else "one request at a time" if name in ALONE else "continuous batches"
+    assert f"is computed in {way}" in caplog.text
+
+
+def test_the_page_has_the_families() -> None:
+    page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    table = page.partition("| computed in | families |")[2].partition("\n\n")[0]
+    found = {row.split("|")[1].strip(): set(re.findall(r"`([\w.-]+)`", row)) for row in table.splitlines()[2:]}
+    assert found == {
+        "continuous batches": set(FAMILIES) - STATIC - ALONE - set(REFUSED),
+        "static batches": STATIC,
+        "one request at a time": ALONE,
+        "refused": set(REFUSED),
+    }
+    assert f"transformers {transformers.__version__.rpartition('.')[0]}" in page.replace("\n", " ")
