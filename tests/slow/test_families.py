@@ -10,9 +10,11 @@ import pytest
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, ShoalError
+from tests.conftest import Scale
 from tests.slow.test_engine import check_equal, expect
-from tests.support.families import ALONE, FAMILIES, REFUSED, STATIC, make_family
+from tests.support.families import ALONE, FAMILIES, NOT_EXPORTED, REFUSED, STATIC, make_family
+from tests.support.imports import add
 from tests.support.llm import open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
 
@@ -43,6 +45,32 @@ def test_families_give_the_tokens_of_generate_or_are_refused(
     assert f"is computed in {way}" in caplog.text
 
 
+SAMPLE = ("gpt2", "opt", "cohere", "mixtral", "qwen2-moe", "bloom", "jamba", "jetmoe", "apertus")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_decoders_in_onnx_give_the_tokens_of_generate_or_are_refused(name: str, tmp_path: Path, scale: Scale) -> None:
+    """The command compares the logits itself, prompts beside each other with a cache."""
+    if not (scale.is_full or name in SAMPLE):
+        pytest.skip("all families are exported with --verify")
+    folder = make_family(name, tmp_path / "weights")
+    if name in NOT_EXPORTED:
+        with pytest.raises(ShoalError, match=NOT_EXPORTED[name]) as error:
+            add(tmp_path / "project", folder, "decoder", is_decoder=True)
+        assert "Serve it with llm-hf" in error.value.fix
+        return
+    add(tmp_path / "project", folder, "decoder", is_decoder=True)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config = GenerationConfig()
+    random = np.random.default_rng(6)
+    asked = [(random.integers(3, 500, size).tolist(), 12) for size in (1, 3, 17, 40, 100)]
+    expected = [expect(model, ids, new) for ids, new in asked]
+    with open_engine("", tmp_path / "project" / "models" / "decoder") as component:
+        streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
+        for stream, right in zip(streams, expected, strict=True):
+            check_equal(tokens_of(stream), right)
+
+
 def test_the_page_has_the_families() -> None:
     page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
     table = page.partition("| computed in | families |")[2].partition("\n\n")[0]
@@ -53,4 +81,6 @@ def test_the_page_has_the_families() -> None:
         "one request at a time": ALONE,
         "refused": set(REFUSED),
     }
+    exported = page.partition("exports all of them but")[2].partition(".\n")[0]
+    assert set(re.findall(r"`([\w.-]+)`", exported)) == set(NOT_EXPORTED)
     assert f"transformers {transformers.__version__.rpartition('.')[0]}" in page.replace("\n", " ")

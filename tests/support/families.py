@@ -156,6 +156,19 @@ STATIC = frozenset({
     "mpt", "nemotron", "phi3-long", "qwen3-next", "stablelm", "vaultgemma", "xglm",
 })  # fmt: skip
 ALONE = frozenset({"rwkv"})
+# The reason why a family is not exported to ONNX.
+_STATE, _ALONE, _OPERATOR = "keeps another state", "does not compute as ONNX", "cannot be exported to ONNX: .*"
+NOT_EXPORTED = {
+    **dict.fromkeys(
+        (
+            "bamba", "falcon-h1", "granite-hybrid", "jamba", "lfm2", "mamba", "mamba2", "minimax", "qwen3-next",
+            "recurrent-gemma", "rwkv",
+        ),
+        _STATE,
+    ),
+    "jetmoe": _ALONE, "phi3-long": f"{_OPERATOR}aten::copy", "diffllama": f"{_OPERATOR}aten::rms_norm",
+    "deepseek-v2": f"{_OPERATOR}aten::polar", "llama4": f"{_OPERATOR}aten::polar", "apertus": f"{_OPERATOR}aten::expm1",
+}  # fmt: skip
 REFUSED = {
     "recurrent-gemma": r"cannot serve RecurrentGemmaForCausalLM: .* one request at a time: after a prompt of 1 token",
 }

@@ -19,6 +19,7 @@ from shoal.errors import ArtifactError, InputError, needs
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the model folder's tensors
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
+_torch_repeat_interleave = torch.repeat_interleave
 
 
 def trace(encoder: Trunked) -> Any:
@@ -93,6 +94,13 @@ def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     onnx.save(model, str(path))
 
 
+def _repeat_interleave(values: Tensor, repeats: Any, dim: int | None = None, **options: Any) -> Tensor:
+    """Repeat each element; torch's own form of this along the last dimension cannot be exported (2.13)."""
+    if isinstance(repeats, int) and dim is not None and dim in (-1, values.dim() - 1):
+        return values[..., None].expand(*values.shape, repeats).flatten(-2)
+    return _torch_repeat_interleave(values, repeats, dim=dim, **options)
+
+
 def export_onnx(module: nn.Module, example: Any, path: Path, what: str, fix: str, **options: Any) -> None:
     """Trace a module and write it as ONNX; ``options`` are those of ``torch.onnx.export``.
 
@@ -100,8 +108,13 @@ def export_onnx(module: nn.Module, example: Any, path: Path, what: str, fix: str
         ArtifactError: the exporter refuses it; the message is one line, with ``what`` and ``fix``.
     """
     try:
-        with patch.object(torch._C, "_jit_onnx_log"):  # by which a failing exporter prints the whole graph, always
-            torch.onnx.export(module, example, str(path), dynamo=False, opset_version=17, **options)
+        with (
+            patch.object(torch._C, "_jit_onnx_log"),  # by which a failing exporter prints the whole graph, always
+            patch.object(torch, "repeat_interleave", _repeat_interleave),
+            patch.object(torch.Tensor, "repeat_interleave", _repeat_interleave),
+        ):
+            # The exporter sets the module's mode back, and that of all its parts: dropout would be on in them.
+            torch.onnx.export(module.eval(), example, str(path), dynamo=False, opset_version=17, **options)
     except Exception as error:  # the exporter's and the tracer's errors have no other common class
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:MAX_REASON]
         raise ArtifactError(f"{what} cannot be exported to ONNX: {reason.rstrip('.')}.", fix) from error

@@ -35,8 +35,8 @@ class Decoder:
     """Decoder in ONNX, which returns ``logits``, and for each layer a cache of keys and a cache of values.
 
     Its inputs are ``input_ids``, ``attention_mask`` and ``position_ids``, INT64 [rows, tokens], and the caches so far,
-    FP32 [rows, heads, tokens, head size]. Its outputs are ``logits``, FP32 [rows, vocabulary], and the caches with the
-    new tokens, in the same order.
+    FP32 [rows, heads, tokens, head size]; models with ALiBi have no ``position_ids``. Its outputs are ``logits``, FP32
+    [rows, vocabulary], and the caches with the new tokens, in the same order.
     """
 
     def __init__(self, weights: Weights, threads: int | None) -> None:
@@ -55,8 +55,9 @@ class Decoder:
                 f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {error}", "Export it again, with --decoder."
             ) from error
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        caches = inputs[len(INPUTS) :]
-        is_decoder = tuple(each.name for each in inputs[: len(INPUTS)]) == INPUTS and bool(caches)
+        self._inputs = tuple(each.name for each in inputs if each.name in INPUTS)
+        caches = inputs[len(self._inputs) :]
+        is_decoder = self._inputs in (INPUTS, INPUTS[:2]) and bool(caches)
         if not is_decoder or len(outputs) != 1 + len(caches) or outputs[0].shape[-1] != weights.vocabulary:
             raise ArtifactError(
                 f"{path} is not a decoder with cache for {weights.vocabulary} tokens: its inputs begin with "
@@ -85,7 +86,8 @@ class Decoder:
             "attention_mask": (places >= 0).astype(np.int64),
             "position_ids": np.maximum(places[:, -ids.shape[1] :], 0),
         }
-        logits, *longer = self._session.run(None, {**given, **dict(zip(self._names, caches, strict=True))})
+        tensors = {name: given[name] for name in self._inputs} | dict(zip(self._names, caches, strict=True))
+        logits, *longer = self._session.run(None, tensors)
         return logits, longer
 
 

@@ -15,7 +15,7 @@ from shoal.composition.weights import PARAMETER
 from shoal.composition.weights import find as find_weights_or_download
 from shoal.encoders.encoder import quiet_transformers
 from shoal.encoders.export import export_onnx
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import ArtifactError, InputError, ShoalError, needs
 from shoal.files import MAX_LARGE_TEXT, read_bytes
 from shoal.generation.engines.loading import load_model
 from shoal.generation.tokenizer import TOKENIZER
@@ -63,12 +63,24 @@ def draft_decoder(
         with quiet_transformers():
             model = load_model(weights, "float32")
     with stage(on_progress, f"exporting {DECODER}"):
+        own = model.config._experts_implementation
+        model.set_experts_implementation("batched_mm")  # ONNX has no form for the others
         _export(model, weights, scratch / DECODER)
+        model.set_experts_implementation(own)  # the comparison is with this one
     copied = [file for file in (CONFIG, TOKENIZER, *_SMALL) if (weights.folder / file).is_file()]
     for file in copied:
         (scratch / file).write_bytes(read_bytes(weights.folder / file, MAX_LARGE_TEXT))
     with stage(on_progress, "comparing its answers"):
-        worst = _compare(Decoder(find_weights(scratch), threads=torch.get_num_threads()), model, weights)
+        decoder = Decoder(find_weights(scratch), threads=torch.get_num_threads())
+        try:
+            worst = _compare(decoder, model, weights)
+        except ShoalError:
+            raise
+        except Exception as error:  # of ONNX Runtime, where the trace holds for its own sizes alone
+            raise ArtifactError(
+                f"{type(model).__name__} does not compute as ONNX: {str(error).partition(chr(10))[0]}",
+                "Serve it with llm-hf.",
+            ) from error
     leaf = shipped_root() / _LEAF
     message = read_config(leaf).message
     message.name = name
@@ -114,7 +126,9 @@ class _Exported(torch.nn.Module):
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
             logits_to_keep=1,
         )  # fmt: skip
-        layers = out.past_key_values.layers
+        layers = getattr(getattr(out, "past_key_values", None), "layers", ())
+        if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
+            raise InputError("it keeps another state")
         return (out.logits[:, -1], *(tensor for layer in layers for tensor in (layer.keys, layer.values)))
 
 
@@ -133,9 +147,9 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
         try:
             _, *past = decoder(ids[:, :5], mask[:, :5], positions[:, :5])
         except Exception as error:  # of many kinds, by model
-            reason = str(error).partition("\n")[0]
+            reason = "" if isinstance(error, IndexError | InputError) else f" ({str(error).partition(chr(10))[0]})"
             raise InputError(
-                f"{type(model).__name__} is not computed with a cache of keys and values: {reason}",
+                f"{type(model).__name__} keeps another state than a cache of keys and values in each layer{reason}.",
                 "Serve it with llm-hf.",
             ) from error
         names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
