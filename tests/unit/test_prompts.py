@@ -426,3 +426,10 @@ def test_the_models_files(weights: Path) -> None:
     (weights / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"tokenizer\.json is not a fast tokenizer"):
         start("prompt", model=str(weights))
+
+
+def test_ids_with_gaps() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "x": 1, "b": 9}, unk_token="a"))
+    assert Prompts(tokenizer, None, context=10).encode("b") == [9]
+    with pytest.raises(InputError, match="which the model has no weights for"):
+        Prompts(tokenizer, None, context=10, vocabulary=9).encode("b")

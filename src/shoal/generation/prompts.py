@@ -133,7 +133,7 @@ class Prompts:
         tokenizer.no_padding()
         self._tokenizer, self._template = tokenizer, template
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
-        self._vocabulary = vocabulary or tokenizer.get_vocab_size()
+        self._vocabulary = vocabulary
         byte = tokenizer.token_to_id("<0xE2>")  # the first of three
         self._contexts = [[], self._ids("x"), *([] if byte is None else [[byte]])]
 
@@ -152,7 +152,7 @@ class Prompts:
             ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
         if not ids:
             raise InputError("The prompt is empty.", "Send a text of at least one token.")
-        if max(ids) >= self._vocabulary:
+        if self._vocabulary is not None and max(ids) >= self._vocabulary:
             token = self._tokenizer.id_to_token(max(ids))
             raise InputError(f"The prompt has {shorten(token)}, which the model has no weights for.", "Leave it out.")
         if len(ids) >= self._context:
