@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import SetupError
 
@@ -50,20 +50,28 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
     }
     gpus = find_gpus()
-    return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
+    return {**machine, "gpu": gpus[0].name, "num_gpus": len(gpus)} if gpus else machine
 
 
-def find_gpus() -> list[str]:
-    """Return the names of the NVIDIA GPUs that CUDA shows to this process, in the order of their numbers there.
+class Gpu(NamedTuple):
+    """NVIDIA GPU. ``memory`` is in bytes, 0 if unknown."""
 
-    The driver lists them through NVML if the package nvidia-ml-py is installed, else in ``/proc``. The environment
-    variable CUDA_VISIBLE_DEVICES selects from them as CUDA 13 does: by number or by the start of a UUID, as the first
-    entry has it; an entry of the other form or of no GPU ends the list, and a GPU that is named twice makes it empty. A
-    part of a GPU (``MIG-...``) counts as one.
+    name: str
+    uuid: str
+    memory: int
+
+
+def find_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that CUDA shows to this process, in the order of their numbers there.
+
+    The driver lists them through NVML if the package nvidia-ml-py is installed, else, without their memory, in
+    ``/proc``. The environment variable CUDA_VISIBLE_DEVICES selects from them as CUDA 13 does: by number or by the
+    start of a UUID, as the first entry has it; an entry of the other form or of no GPU ends the list, and a GPU that is
+    named twice makes it empty. A part of a GPU (``MIG-...``) counts as one.
     """
     gpus = _list_by_nvml() or _list_in_proc()
     if VISIBLE not in os.environ:
-        return [name for name, _ in gpus]
+        return gpus
     found: list[int] = []
     entries = [part.strip() for part in os.environ[VISIBLE].split(",")]
     for entry in entries:
@@ -72,30 +80,37 @@ def find_gpus() -> list[str]:
         elif entry.startswith("MIG-"):
             same = [0] if gpus else []
         else:
-            same = [index for index, (_, uuid) in enumerate(gpus) if entry and uuid.startswith(entry)]
+            same = [index for index, gpu in enumerate(gpus) if entry and gpu.uuid.startswith(entry)]
         if len(same) != 1 or (number is None) != (_NUMBER.match(entries[0]) is None):
             break
         if same[0] in found and not entry.startswith("MIG-"):
             return []
         found += same
-    return [gpus[index][0] for index in found]
+    return [gpus[index] for index in found]
 
 
-def _list_by_nvml() -> list[tuple[str, str]]:
-    """Return name and UUID of each GPU from NVML; empty without its package, its library or a GPU."""
+def _list_by_nvml() -> list[Gpu]:
+    """Return the GPUs that NVML lists; empty without its package, its library or a GPU."""
     try:
-        pynvml = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [(str(pynvml.nvmlDeviceGetName(each)), str(pynvml.nvmlDeviceGetUUID(each))) for each in handles]
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [
+            Gpu(
+                str(nvml.nvmlDeviceGetName(each)),
+                str(nvml.nvmlDeviceGetUUID(each)),
+                int(nvml.nvmlDeviceGetMemoryInfo(each).total),
+            )
+            for each in handles
+        ]
     except Exception:  # ModuleNotFoundError, or the package's own NVMLError: /proc is read instead
         return []
 
 
-def _list_in_proc() -> list[tuple[str, str]]:
-    """Return model and UUID of each GPU, in the order of their PCI addresses."""
+def _list_in_proc() -> list[Gpu]:
+    """Return the GPUs that the driver lists, in the order of their PCI addresses."""
     entries = [_fields(_read(path)) for path in sorted(_GPUS.glob("*/information"))]
-    return [(entry.get("Model", "a GPU"), entry.get("GPU UUID", "")) for entry in entries]
+    return [Gpu(entry.get("Model", "a GPU"), entry.get("GPU UUID", ""), 0) for entry in entries]
 
 
 def usable_cores() -> float:
@@ -112,6 +127,15 @@ def available_memory() -> int:
         if limit.isdecimal() and used.isdecimal():  # not "max"
             free = min(free, int(limit) - int(used))
     return free
+
+
+def total_memory() -> int:
+    """Return the bytes of memory that processes here may use together: the machine's, or this container's limit."""
+    total = int(_fields(_read(_MEMORY)).get("MemTotal", "0 kB").split()[0]) * 1024
+    for group, is_old in _groups("memory"):
+        limit = _read(group / ("memory.limit_in_bytes" if is_old else "memory.max")).strip()
+        total = min(total, int(limit)) if limit.isdecimal() else total
+    return total
 
 
 def peak_memory() -> int:

@@ -47,6 +47,22 @@ parameters { key: "slots" value { string_value: "16" } }
 parameters { key: "engine_args" value { string_value: '{"enforce_eager": true}' } }
 """
 
+CAUSAL = OURS.replace("engine_args", "cache_tokens").replace('{"enforce_eager": true}', "")
+QUANTIZED = CAUSAL.replace("cache_tokens", "quantize").replace('""', '"int8"').replace("''", "'int8'")
+DECODER: dict[str, Edit] = {
+    "engine/1/decoder.onnx": b"",
+    "engine/1/config.json": json.dumps(
+        {
+            "vocab_size": 8,
+            "max_position_embeddings": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "hidden_size": 64,
+        }
+    ),
+    "engine/1/tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": []}),
+}
+
 
 def dump(**arguments: Any) -> str:
     """Write ``GOOD`` with other arguments, one on each line; None removes one."""
@@ -66,11 +82,14 @@ def argument(rule: str, /, **arguments: Any) -> Plant:
     return plant(f"{last} {json.dumps(arguments)}", rule, f'"{last}"', {ARGS: dump(**arguments)})
 
 
-def ours(name: str, rule: str, line: str, edit: tuple[str, str], config: str = OURS) -> Plant:
-    """A mistake in a model of shoal's engine on vLLM."""
+def ours(
+    name: str, rule: str, line: str, edit: tuple[str, str], config: str = OURS, more: Mapping[str, Edit] | None = None
+) -> Plant:
+    """A mistake in a model of shoal's own engines."""
     model: dict[str, Edit] = {
         "engine/config.pbtxt": config,
         "engine/1/model.py": "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n",
+        **(more or {}),
     }
     return Plant(name, rule, "engine/config.pbtxt", line, {"engine/config.pbtxt": edit}, model)
 
@@ -127,6 +146,10 @@ PLANTS = (
           file=CONFIG),
     plant("two instances on one GPU", "vllm-instances", "KIND_GPU", {CONFIG: ("count: 1", "count: 2")},
           {CONFIG: TEXTS.replace("KIND_MODEL", "KIND_GPU gpus: [ 1 ]")}, file=CONFIG),
+    # shoal's engines on transformers and ONNX Runtime.
+    ours("three bits", "engine-quantize", "int3", ("int8", "int3"), QUANTIZED),
+    ours("four bits on the host", "engine-quantize", "int4", ("int8", "int4"), QUANTIZED),
+    ours("a cache beyond all memory", "engine-memory", "instance_group", ('"16"', '"1000000000000"'), CAUSAL, DECODER),
     # The parameter of shoal's engine.
     ours("two engines on one GPU", "vllm-instances", "KIND", ("kind: KIND_CPU", "count: 2 kind: KIND_GPU gpus: [ 1 ]")),
     ours("two engines with a GPU in common", "vllm-instances", "gpus", ("gpus: [ 0, 2 ]", "gpus: [ 0, 1 ]"),

@@ -112,6 +112,7 @@ def test_gpus_are_those_that_cuda_shows(
         nvmlDeviceGetHandleByIndex=lambda index: TWO[index],
         nvmlDeviceGetName=lambda gpu: gpu[0],
         nvmlDeviceGetUUID=lambda gpu: gpu[1],
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=2**30),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml if is_from_nvml else None)
     for index, (name, uuid) in enumerate([] if is_from_nvml else TWO):
@@ -121,7 +122,8 @@ def test_gpus_are_those_that_cuda_shows(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.find_gpus() == names
+    assert [gpu.name for gpu in machine.find_gpus()] == names
+    assert {gpu.memory for gpu in machine.find_gpus()} <= {2**30 if is_from_nvml else 0}
     assert machine.describe_machine().get("num_gpus", 0) == len(names)
     (tmp_path / "manifest.json").write_text('{"gpus": [1]}', encoding="utf-8")
     if len(names) < 2:

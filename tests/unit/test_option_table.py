@@ -60,6 +60,8 @@ REFUSED = {
     "tune r --text-column x": "--text-column has no effect without --data",
     "tune --artifacts a --output x": "--output has no effect with --artifacts",
     "compose llm r --placement cpu --concurrency 2": "--concurrency has no effect without a GPU",
+    "plan llm --gpu-memory 80": "--gpu-memory has no effect: no language model is on a GPU",
+    "plan ensemble_all --quantize int8": "--quantize int8 has no effect: none of these models",
     "plan llm --placement cpu --concurrency 2": "--concurrency has no effect without a GPU",
     "compose llm r --env a --env b": "There are two paths for all models: a and b.",
     "compose llm r --env llm-hf=a --env llm-hf=b": "There are two paths for llm-hf: a and llm-hf=b.",

@@ -7,6 +7,7 @@ from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import Engine, EngineComponent
 from shoal.generation.engines.batching import choose_engine
 from shoal.generation.engines.loading import AUTO, DTYPES, find_place, load_model
+from shoal.generation.weights import QUANTIZED
 
 
 class LlmHf(EngineComponent):
@@ -17,7 +18,8 @@ class LlmHf(EngineComponent):
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         cache_tokens, is_static = parameters.whole("cache_tokens", 0), parameters.flag("static", default=False)
         place, dtype = find_place(self.context.device), parameters.choice("dtype", (AUTO, *DTYPES))
-        model = load_model(weights, dtype, self.context.num_threads, place)
+        quantized = parameters.choice("quantize", QUANTIZED)
+        model = load_model(weights, dtype, self.context.num_threads, place, quantized=quantized)
         return choose_engine(self, model, limits, cache_tokens=cache_tokens, is_static=is_static)
 
 

@@ -13,6 +13,7 @@ from shoal.check.config import (
     engines,
     fields,
     folders,
+    llm_hf,
     llmapi,
     own_backends,
     scheduling,
@@ -30,7 +31,8 @@ from shoal.environment.targets import find_target
 # Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
     fields, folders, tensors, apis, scheduling, warmups, wiring, running, members, engines, checkpoints, trtllm, llmapi,
-    placement, environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends, security,
+    llm_hf, placement, environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends,
+    security,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
 

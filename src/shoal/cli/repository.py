@@ -25,7 +25,9 @@ from shoal.console import (
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
+    from shoal.repository.graph import Graph
     from shoal.repository.placement import Tuning
+    from shoal.repository.sizes import Sizes
 
 _TUNED = {
     "instances": "scorer=2, or scorer=2@0,1",
@@ -33,6 +35,13 @@ _TUNED = {
     "preferred-batch": "scorer=4,8",
     "queue-delay": "scorer=300",
 }
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some."),
+]
+Quantize = Annotated[
+    Literal["int8", "int4"] | None, typer.Option(help="Bits of a weight in llm-hf, by torchao; int4 needs a GPU.")
+]
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
@@ -80,10 +89,8 @@ def compose(
         list[str] | None,
         typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; may be repeated."),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some."),
-    ] = None,
+    weights: Weights = None,
+    quantize: Quantize = None,
     instances: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,6 +137,7 @@ def compose(
         tuning=_parse_tuning(instances, preferred_batch, queue_delay, place),
         tuned=tuned,
         accepts_error=accepts_error,
+        quantize=quantize or "",
     )
     manifest = read_manifest(path)
     for note in manifest["notes"]:
@@ -203,12 +211,21 @@ def plan(
     projects: Annotated[
         list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
     ] = None,
+    weights: Weights = None,
+    quantize: Quantize = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="Memory of each GPU, where this machine does not have them.", min=1),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
     from shoal.check.targets import explain_cupy
+    from shoal.composition.weights import find, give
+    from shoal.composition.weights import quantize as quantize_all
     from shoal.environment.targets import EMBEDDED
     from shoal.repository.call_graph import collect
+    from shoal.repository.engine_memory import HOST, find_excess
     from shoal.repository.graph import Graph
     from shoal.repository.model_folders import find_model_folders
     from shoal.repository.placement import Plan, gpus_of, is_in_client, place_all
@@ -217,15 +234,29 @@ def plan(
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
     if placement == "cpu":
         refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
-    models = place_all(collect(ensemble, find_model_folders(projects or ())), chosen)
-    if target == EMBEDDED and placement == "gpu" and (fault := explain_cupy(models[0].name)):
+    found = None if weights is None else find(weights)
+    collected = collect(ensemble, find_model_folders(projects or ()))
+    given = collected if found is None else give(collected, found)
+    models = place_all(quantize_all(given, quantize) if quantize else given, chosen)
+    on_cupy = next((model.name for model in models if gpus_of(model) and is_in_client(model)), "")
+    if target == EMBEDDED and placement == "gpu" and on_cupy and (fault := explain_cupy(on_cupy)):
         ERR.print(f"[yellow]warning:[/] {plain(' '.join(fault))}", soft_wrap=True)
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(drawn.config.spec.max_batch_size, text_bytes=text_bytes))
+    if gpu_memory is not None and not sizes.engines.keys() - {HOST}:
+        raise InputError("--gpu-memory has no effect: no language model is on a GPU.", "Leave it out.")
     places = {model.name: list(gpus_of(model)) for model in models if not model.is_ensemble}
     if as_json:
         print_json({"gpus": places, **sizes.as_dict()})
-        return
+    else:
+        _print_plan(places, drawn, sizes, placement)
+    if excess := find_excess(sizes.engines, gpu_memory):
+        raise InputError(*excess)
+
+
+def _print_plan(places: dict[str, list[int]], drawn: Graph, sizes: Sizes, placement: str | None) -> None:
+    from shoal.repository.placement import is_in_client
+
     for name, gpus in places.items():
         where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"
         is_here = placement == "hybrid" and is_in_client(drawn.members[name])

@@ -32,6 +32,7 @@ from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.composition.weights import find as find_weights
 from shoal.composition.weights import give as give_weights
+from shoal.composition.weights import quantize as quantize_all
 from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import SetupError
@@ -64,6 +65,7 @@ def compose(
     tuning: Mapping[str, Tuning] | None = None,
     tuned: Path | str | None = None,
     accepts_error: bool = False,
+    quantize: str = "",
 ) -> Path:
     """Write the model repository that serves one or more ensembles; returns its absolute path.
 
@@ -82,6 +84,7 @@ def compose(
     parameter ``model`` get the folder's path. ``tuning`` maps names of models to the settings of their instances and
     their dynamic batching. ``tuned`` is the plan file of ``shoal tune`` for the same encoders: its precision is the
     one for ``auto``, and it has the encoders for INT8; ``accepts_error`` allows any measured or unknown error of INT8.
+    ``quantize``, ``int8`` or ``int4``, is the form of the weights in engines of language models that can have it.
 
     Raises:
         InputError: Triton does not support the path, it holds something other than a composed repository, no model
@@ -100,6 +103,7 @@ def compose(
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     found = None if weights is None else find_weights(str(weights))
     models = tune(give_weights(models, found), tuning or {})
+    models = quantize_all(models, quantize) if quantize else models
     chosen = None if tuned is None else read_tuned(Path(tuned))
     models, plan, quantized, said = apply(models, artifacts, plan, chosen, accepts_error=accepts_error)
     reasons = find_host_reasons(models, artifacts)

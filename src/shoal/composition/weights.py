@@ -18,6 +18,7 @@ from shoal.repository.model_code import read_code
 from shoal.repository.versions import list_made
 
 PARAMETER = "model"  # of models that need weights: the absolute path of their folder; empty before composing
+_QUANTIZE = "quantize"  # of llm-hf: see shoal.generation.engines.quantising
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
 _ONNX_ENGINE = "shoal.generation.engines.onnx"  # in the code of a model that runs a decoder
 _LLMAPI_FILE = "model.yaml"  # of TensorRT-LLM's LLM API
@@ -113,6 +114,30 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
         raise InputError(
             f"The weights {found.folder} have no effect: no model has an empty parameter {PARAMETER}.",
             "Leave --weights out.",
+        )
+    return given
+
+
+def quantize(models: Iterable[ModelConfig], kind: str) -> list[ModelConfig]:
+    """Return the models; each one with the parameter ``quantize`` gets this value, ``int8`` or ``int4``.
+
+    Raises:
+        InputError: no model has the parameter.
+    """
+    given, is_taken = [], False
+    for model in models:
+        if _QUANTIZE in model.spec.parameters:
+            is_taken = True
+            message = type(model.message)()
+            message.CopyFrom(model.message)
+            message.parameters[_QUANTIZE].string_value = kind
+            message.parameters["requires"].string_value = " ".join([*model.requires, "torchao"])
+            model = as_config(message, model.folder)
+        given.append(model)
+    if not is_taken:
+        raise InputError(
+            f"--quantize {kind} has no effect: none of these models has the parameter {_QUANTIZE}.",
+            "Leave it out. An encoder is quantised by shoal tune, llm-vllm by quantization in its engine_args.",
         )
     return given
 

@@ -12,12 +12,16 @@ from shoal.component.artifact_files import check_folder, check_growth
 from shoal.errors import ArtifactError
 from shoal.files import MAX_LARGE_TEXT
 from shoal.generation.tokenizer import TOKENIZER, TOKENIZER_CONFIG, find_specials, read_settings
+from shoal.machine import computes_bf16
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _UNNAMED_CONTEXT = 2048
+NONE, INT8, INT4 = QUANTIZED = ("none", "int8", "int4")  # forms of llm-hf's weights
+CACHE_TOKENS = 32768  # greatest default size of llm-hf's cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
+PAGE = 32  # tokens of that cache
 _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 
 
@@ -69,6 +73,27 @@ def read_vocabulary(folder: Path) -> int | None:
     """
     found = _text_part(read_json(folder / CONFIG, "model configuration")).get("vocab_size")
     return found if isinstance(found, int) else None
+
+
+def choose_dtype(weights: Weights, dtype: str, *, on_gpu: bool) -> str:
+    """Return torch's name of the dtype that ``auto`` means: the weights' own, if the device computes well in it.
+
+    On a host, that is BF16 if the processor has instructions for it, and otherwise FP32.
+    """
+    own = str(weights.config.get("dtype") or weights.config.get("torch_dtype") or "float32")
+    if dtype != "auto":
+        return dtype
+    return own if on_gpu or (own == "bfloat16" and computes_bf16()) else "float32"
+
+
+def count_pages(tokens: int) -> int:
+    """Return the number of pages of llm-hf's cache for this many tokens, plus one page in reserve."""
+    return -(-tokens // PAGE) + 1
+
+
+def count_cache_pages(slots: int, context: int, cache_tokens: int) -> int:
+    """Return the number of pages of llm-hf's cache; with 0 ``cache_tokens``, its default number."""
+    return count_pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots
 
 
 def find_weights(folder: str | Path) -> Weights:

@@ -61,7 +61,7 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(encoder=EncoderSettings(max_epochs=4, max_steps=63)),  # one epoch of 1,000 rows
-    "full": Preset(num_folds=5),
+    "full": Preset(num_folds=5, encoder=EncoderSettings(max_epochs=2)),
 }
 
 

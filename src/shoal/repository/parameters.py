@@ -104,6 +104,8 @@ TABLE = tuple(Parameter(*row) for row in (
      "Weights and tokenizer; empty until shoal compose --weights writes it."),
     ("multimodal_encoders_name", "nothing", "", COMPONENT, "tensorrt_llm_bls", "Of NVIDIA's own model: refused here."),
     ("otherwise", "text", "", COMPONENT, "label", "Label of a row whose scores are all below `least`."),
+    ("quantize", "none, int8 or int4", "none", COMPONENT, "llm-hf",
+     "Bits of a weight, by torchao; int4 needs a GPU; shoal compose --quantize writes it."),
     ("repetition_penalty", _NUMBER, "1.1", COMPONENT, "llamav2", "Penalty of tokens that were generated before."),
     ("seed", _WHOLE, "0", COMPONENT, "llamav2", "Seed of the random choices."),
     ("slots", _WHOLE, "16", COMPONENT, _ENGINES, "How many requests are computed at once."),

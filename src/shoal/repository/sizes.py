@@ -13,12 +13,14 @@ from shoal.component.spec import STRING, TensorSpec
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError
 from shoal.repository.config import ModelConfig
+from shoal.repository.engine_memory import HOST, find_engine_memory
 from shoal.repository.graph import Edge, Graph, is_on_gpu
 from shoal.repository.manifest import launch_flags
 from shoal.repository.model_folders import read_configs
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, find_gpus
 
 MIB = 2**20
+POOLS = ("cuda", "pinned", "shared")
 CUDA_POOL_MIB = 64  # default of Triton; pool sizes are rounded up to multiples of it
 CACHE_MIB = 64.0  # of the response cache
 PINNED_POOL_MIB = 256  # default of Triton, used like CUDA_POOL_MIB
@@ -45,7 +47,10 @@ class Largest:
 
 @dataclass(frozen=True)
 class Line:
-    """Memory for one tensor in one pool: ``num_bytes`` times ``factor``, a number of requests or of instances."""
+    """Memory in one pool: ``num_bytes`` times ``factor``, a number of requests or of instances.
+
+    ``pool`` is ``cuda``, ``pinned`` or ``shared``, for a tensor; or, for an engine, its device: ``host`` or ``GPU 0``.
+    """
 
     pool: str
     what: str
@@ -62,7 +67,7 @@ class Line:
 class Sizes:
     """Memory that a plan needs, in bytes: ``cuda_pool`` on each GPU; ``pinned_pool`` and ``shared_memory`` on the host.
 
-    Without a GPU, Triton has no pools.
+    Without a GPU, Triton has no pools. ``engines`` are the bytes of the engines of language models, by device.
     """
 
     gpus: tuple[int, ...]
@@ -88,6 +93,12 @@ class Sizes:
         """Size that ``/dev/shm`` must have, in bytes."""
         return round_up(self._sum("shared"), 64)
 
+    @property
+    def engines(self) -> dict[str, int]:
+        """Bytes of the engines of language models on each device that has some: ``host``, ``GPU 0``, ...."""
+        devices = dict.fromkeys(line.pool for line in self.lines if line.pool not in POOLS)
+        return {device: self._sum(device) for device in devices}
+
     def explain(self) -> list[str]:
         """Return the calculation as text: one line for each ``Line``, one for each pool, and one for shared memory."""
         told = [
@@ -98,13 +109,14 @@ class Sizes:
             f"pinned pool: {self._sum('pinned'):,} -> {self.pinned_pool:,}",
         ]
         shared = f"shared memory: {self._sum('shared'):,} -> {self.shared_memory:,}"
-        return [*told, *(pools if self.gpus else []), shared]
+        engines = [f"engines, on {device}: {size:,}" for device, size in self.engines.items()]
+        return [*told, *(pools if self.gpus else []), shared, *engines]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the lines, the pool sizes and the launch flags, ready for JSON."""
         lines = [{**asdict(line), "total": line.total} for line in self.lines]
         pools = {name: getattr(self, name) for name in ("cuda_pool", "pinned_pool", "shared_memory")}
-        return {"lines": lines, **pools, "flags": self.flags()}
+        return {"lines": lines, **pools, "engines": self.engines, "flags": self.flags()}
 
     def flags(self) -> list[str]:
         """Return the tritonserver flags that set the pool sizes; empty without a GPU, since there are no pools."""
@@ -163,6 +175,7 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
         lines += find_pools(edges, largest, on_gpu, plan.concurrency)
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
+        lines += find_engines(config)
         if config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS):
             num_instances = _count_instances(config)
             lines.append(Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, num_instances))
@@ -199,6 +212,16 @@ def find_shared(
         if step in (edge.source, edge.target) and not (edge.source is not None and is_on_gpu(edge.source)):
             num_bytes = largest.num_bytes(edge.tensor) * COPIES_IN_SHARED_MEMORY
             yield Line("shared", f"{graph.steps[step].model}: {edge.name}", num_bytes, num_instances)
+
+
+def find_engines(config: ModelConfig) -> Iterator[Line]:
+    """Yield the memory of a language model's engine on each of its devices; nothing for any other model."""
+    for group in config.message.instance_group:
+        is_on_gpu = group.kind == group.KIND_GPU
+        memory = find_engine_memory(config, on_gpu=is_on_gpu)
+        for device in [f"GPU {gpu}" for gpu in group.gpus or (0,)] if is_on_gpu else [HOST]:
+            for what, num_bytes in asdict(memory).items() if memory else ():
+                yield Line(device, f"{config.name}: {what}", num_bytes, max(1, group.count))
 
 
 def _count_instances(config: ModelConfig) -> int:

@@ -24,9 +24,8 @@ from shoal.errors import SetupError, ShoalError
 from shoal.generation.answering import Seat, step
 from shoal.generation.choosing import Chooser
 from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.weights import PAGE, count_cache_pages, count_pages
 
-CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
-_PAGE = 32  # tokens
 _STEP_TOKENS = 256  # tokens per step, of prompts and answers; memory grows with its product with the cache
 _STOP_SECONDS = 5.0
 _LOOK_SECONDS = 0.1  # between two checks for errors and for the end of the batching thread
@@ -41,12 +40,7 @@ class _Seat(Seat):
     def __init__(self, number: int, request: TokenRequest, stream: Stream, chooser: Chooser | None) -> None:
         super().__init__(request, stream, chooser)
         self.number = number
-        self.pages = _pages(len(request.ids) + request.max_tokens)
-
-
-def _pages(tokens: int) -> int:
-    """Return the number of cache pages for this many tokens, plus one page in reserve."""
-    return -(-tokens // _PAGE) + 1
+        self.pages = count_pages(len(request.ids) + request.max_tokens)
 
 
 class _Choice(ContinuousBatchingLogitsProcessor):
@@ -89,10 +83,10 @@ class HfEngine:
 
     def __init__(self, model: Any, limits: Limits, *, cache_tokens: int) -> None:
         slots, context = limits.slots, limits.context
-        self._free = _pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots
-        self.limits = replace(limits, context=min(context, (self._free - slots) * _PAGE))
+        self._free = count_cache_pages(slots, context, cache_tokens)
+        self.limits = replace(limits, context=min(context, (self._free - slots) * PAGE))
         self._config = ContinuousBatchingConfig(
-            page_size=_PAGE,
+            page_size=PAGE,
             num_blocks=self._free,
             max_batch_tokens=max(_STEP_TOKENS, slots),
             max_requests_per_batch=slots,

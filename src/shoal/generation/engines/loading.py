@@ -12,8 +12,8 @@ from transformers.utils.import_utils import is_accelerate_available
 
 from shoal.component import Device
 from shoal.errors import ArtifactError
-from shoal.generation.weights import Weights
-from shoal.machine import computes_bf16
+from shoal.generation.engines.quantising import check_kind, quantize
+from shoal.generation.weights import INT4, NONE, Weights, choose_dtype
 
 AUTO = "auto"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,21 +32,29 @@ def find_place(device: Device) -> str:
     return there.torch_name
 
 
-def load_model(weights: Weights, dtype: str, threads: int | None = None, place: str = "cpu") -> Any:
+def load_model(
+    weights: Weights, dtype: str, threads: int | None = None, place: str = "cpu", *, quantized: str = NONE
+) -> Any:
     """Load a model onto a device, without the sampling settings of its folder: each request has its own.
 
     ``dtype`` is one of ``DTYPES``, or ``auto``: the weights' own, but FP32 on a host that does not compute in it.
     ``threads`` is the number of compute threads of this process; None keeps the present number. ``place`` is torch's
-    name of the device; without the package accelerate, the weights go through the host's memory.
+    name of the device; without the package accelerate, the weights go through the host's memory. ``quantized`` is
+    ``none``, ``int8`` or ``int4``; loading needs the memory of the weights before they are quantised.
 
     Raises:
-        ArtifactError: transformers does not know the model, or the files of the folder do not fit each other.
+        ArtifactError: transformers does not know the model, the files of the folder do not fit each other, or the model
+            cannot be quantised so.
+        SetupError: the device or this environment cannot compute in ``quantized``.
     """
+    if quantized != NONE:
+        check_kind(quantized, dtype, place)
+        dtype = "bfloat16" if quantized == INT4 else dtype
     if threads is not None:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()  # of this process, which a server's log would keep
     options: dict[str, Any] = {
-        "dtype": getattr(torch, _choose_dtype(weights) if dtype == AUTO and place == "cpu" else dtype, AUTO),
+        "dtype": getattr(torch, choose_dtype(weights, dtype, on_gpu=False) if place == "cpu" else dtype, AUTO),
         "use_safetensors": True,
         "local_files_only": True,
         "output_loading_info": True,
@@ -70,10 +78,7 @@ def load_model(weights: Weights, dtype: str, threads: int | None = None, place: 
             "Take all files of the same model.",
         )
     model.generation_config = GenerationConfig()
-    return model.to(place).eval()
-
-
-def _choose_dtype(weights: Weights) -> str:
-    """Return the dtype in which a host computes best: BF16 for such weights if the processor has it, else FP32."""
-    own = weights.config.get("dtype") or weights.config.get("torch_dtype")
-    return "bfloat16" if own == "bfloat16" and computes_bf16() else "float32"
+    model = model.to(place).eval()
+    if quantized != NONE:
+        quantize(model, quantized)
+    return model

@@ -1,0 +1,186 @@
+"""Weights of `llm-hf` in 8 bits, what is refused, and the memory that is computed before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.composition.compose import compose
+from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.generation.engines.loading import load_model
+from shoal.generation.engines.quantising import quantize
+from shoal.generation.weights import find_weights
+from shoal.llm.tiny import make_tiny
+from shoal.local import load
+from shoal.machine import Gpu
+from shoal.repository.config import as_config, read_config
+from shoal.repository.engine_memory import EngineMemory, find_engine_memory
+from shoal.repository.placement import Instances, Plan, Tuning
+from tests.support.families import make_family
+from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
+
+QUESTION = {"text_input": ["What do cats do?"], "max_tokens": [16], "temperature": [0.0], "stream": [False]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def count_bytes(tensor: Any) -> int:
+    """The bytes of a tensor, or of the parts of one of torchao's."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return sum(count_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    return int(tensor.numel() * tensor.element_size())
+
+
+def weigh(model: Any) -> int:
+    return sum(count_bytes(each.data) for each in model.parameters())
+
+
+def test_an_answer_and_its_memory(folder: Path, tmp_path: Path) -> None:
+    texts = []
+    for kind in ("", "int8"):
+        repository = compose("llm", tmp_path / f"r{kind}", weights=folder, quantize=kind)
+        with load(repository / "llm") as pipeline:
+            (answer,) = pipeline.stream(**QUESTION)
+            texts.append(answer["text_output"].item())
+    assert texts[0] == texts[1] != b""  # a model that was trained, if for little: what it says is sure
+    whole, small = (weigh(load_model(find_weights(folder), "float32", quantized=kind)) for kind in ("none", "int8"))
+    assert small < 0.35 * whole
+
+
+def test_tokens_are_those_of_the_same_models_generate(folder: Path) -> None:
+    """Quantised, the model is one more model, and its engines compute it as its own ``generate`` does."""
+    model = load_model(find_weights(folder), "float32", quantized="int8")
+    ids = [*range(5, 15)]
+    right = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    for static in ("false", "true"):
+        with open_engine(folder, quantize="int8", dtype="float32", static=static) as engine:
+            streams = [engine.stream(token_inputs(ids, 12)) for _ in range(3)]
+            assert [tokens_of(stream) for stream in streams] == [right[0, len(ids) :].tolist()] * 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "match"),
+    [
+        ({"quantize": "int3"}, "quantize of model llm-hf is 'int3'; expected none or int8 or int4"),
+        ({"quantize": "int4"}, r"int4 needs an NVIDIA GPU.*"),
+    ],
+)
+def test_what_a_host_cannot_compute_is_refused(folder: Path, parameters: dict[str, str], match: str) -> None:
+    with (
+        pytest.raises((SetupError, ArtifactError), match=match),
+        open_engine(folder, ENGINE, None, threads=1, **parameters),
+    ):
+        pass
+
+
+def test_without_torchao(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(SetupError, match=r"pip install 'shoal\[quantize\]'"), open_engine(folder, quantize="int8"):
+        pass
+
+
+@pytest.mark.parametrize(("name", "most"), [("gpt2", "c_attn|c_fc|c_proj"), ("mixtral", "experts")])
+def test_weights_outside_of_linear_layers_are_refused(name: str, most: str, tmp_path: Path) -> None:
+    weights = find_weights(make_family(name, tmp_path))
+    with pytest.raises(ArtifactError, match=rf"% of its weights outside of linear layers, the most in \S*({most})"):
+        load_model(weights, "float32", quantized="int8")
+
+
+def test_groups_that_do_not_divide_a_layer_are_refused() -> None:
+    model = torch.nn.Module()
+    model.up, model.head = torch.nn.Linear(72, 64, bias=False), torch.nn.Linear(72, 99, bias=False)
+    model.get_output_embeddings = lambda: model.head  # type: ignore[assignment]
+    with pytest.raises(ArtifactError, match=r"up has 72 inputs, and int4 has a scale for each 128, 64 or 32 of them"):
+        quantize(model, "int4")
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "one slot": {"slots": "1"},
+    "many slots": {"slots": "64"},
+    "a short context": {"context": "64"},
+    "its own cache": {"cache_tokens": "1000"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantize": "int8", "dtype": "float32"},
+    "int8 of bfloat16": {"quantize": "int8", "dtype": "bfloat16", "slots": "3"},
+}
+
+
+def compute(weights: Path, **parameters: str) -> EngineMemory:
+    config = read_config(ENGINE)
+    for name, value in {"model": str(weights), **parameters}.items():
+        config.message.parameters[name].string_value = value
+    found = find_engine_memory(as_config(config.message, config.folder), on_gpu=False)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("parameters", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_bytes_are_those_of_the_tensors(family: str, parameters: dict[str, str], tmp_path: Path) -> None:
+    """Weights and cache are within 5 % of what torch holds, on the host, for the same engine."""
+    weights = make_family(family, tmp_path / "weights")
+    memory = compute(weights, **parameters)
+    with open_engine(weights, ENGINE, None, threads=1, **parameters) as component:
+        engine = component.engine
+        cache = engine._manager.batch_processor.cache.cache_tensor
+        assert memory.weights == pytest.approx(weigh(engine._model), rel=0.05)
+        assert memory.cache == pytest.approx(cache.numel() * cache.element_size(), rel=0.05)
+        assert memory.logits == engine.limits.slots * engine.limits.vocabulary * engine._model.dtype.itemsize
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_plan_adds_up_and_refuses_what_does_not_fit(folder: Path) -> None:
+    result = run("plan", "llm", "--weights", folder, "--placement", "gpu", "--json")
+    assert result.exit_code == 0, result.output
+    assert '"GPU 0"' in result.output
+    assert "warning" not in result.output  # `prompt` is on the host: it needs no CuPy
+    result = run("plan", "llm", "--weights", folder)
+    assert "engines, on host: " in result.output
+    result = run("plan", "llm", "--placement", "gpu", "--weights", folder, "--gpu-memory", 1)
+    assert result.exit_code == 0, result.output
+    result = run("plan", "llm", "--weights", folder, "--gpu-memory", 1)
+    assert "no language model is on a GPU" in str(result.exception)
+    plan = ["plan", "llm", "--weights", folder, "--placement", "gpu", "--json"]
+    whole, small = (json.loads(run(*plan, *more).stdout)["engines"]["GPU 0"] for more in ([], ["--quantize", "int8"]))
+    assert small < whole
+
+
+def test_several_models_on_one_card_and_on_three(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances multiply, and the engines of one repository share their card; what is too much is refused."""
+    memory = compute(folder)
+    one = memory.weights + memory.cache + memory.logits
+    cards = [Gpu("H100", f"GPU-{number}", int(2.5 * one)) for number in range(3)]
+    monkeypatch.setattr("shoal.repository.engine_memory.find_gpus", lambda: cards)
+
+    def compose_on(count: int, *gpus: int) -> Path:
+        plan = Plan(placement="gpu", gpus=(0, 1, 2))
+        tuning = {"llm-hf": Tuning(instances=(Instances(count, gpus),))}
+        return compose("llm", tmp_path / "r", weights=folder, plan=plan, tuning=tuning)
+
+    compose_on(2, 0)
+    compose_on(2, 0, 1, 2)
+    with pytest.raises(ArtifactError, match=rf"Engines take {3 * one:,} bytes of GPU 0, which has .*\[engine-memory\]"):
+        compose_on(3, 0)
+
+
+def test_compose_refuses_a_kind_that_nothing_takes(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--quantize int8 has no effect: none of these models"):
+        compose("llm", tmp_path / "r", weights=folder, swap={"llm-hf": "llm-vllm"}, quantize="int8")
+    with pytest.raises(ArtifactError, match=r"llm-hf is on the host, and int4 needs an NVIDIA GPU"):
+        compose("llm", tmp_path / "r", weights=folder, quantize="int4")
