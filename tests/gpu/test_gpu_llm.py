@@ -149,6 +149,15 @@ def test_in_half_precision_every_request_ends(dtype: str, folder: Path) -> None:
             assert [len(tokens) for tokens in ask(there, requests(32, 24), together)] == [24] * 32
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_in_few_bits_every_request_ends(kind: str, large: Path) -> None:
+    pytest.importorskip("torchao")
+    with open_engine(large, GPU, quantize=kind) as there:
+        assert hasattr(there.engine._model.lm_head.weight.data, "__tensor_flatten__")  # one of torchao's
+        for together in STREAMS:
+            assert [len(tokens) for tokens in ask(there, requests(16, 24), together)] == [24] * 16
+
+
 def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
     number = torch.cuda.device_count()
     with (

@@ -25,6 +25,9 @@ from shoal.repository.engine_memory import EngineMemory, find_engine_memory
 from shoal.repository.placement import Instances, Plan, Tuning
 from tests.support.families import make_family
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
+from tests.support.torchao import torchao  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("torchao")
 
 QUESTION = {"text_input": ["What do cats do?"], "max_tokens": [16], "temperature": [0.0], "stream": [False]}
 
