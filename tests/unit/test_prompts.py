@@ -379,7 +379,11 @@ def test_the_row_that_is_refused_is_named(prompt: Component) -> None:
     [
         ("model", "", "Parameter model of model prompt is ''; expected the absolute path of a folder"),
         ("model", "weights", "is 'weights'; expected the absolute path"),
-        ("template", "llama3", "Parameter template of model prompt is 'llama3'; expected llama2, or nothing"),
+        (
+            "template",
+            "llama3",
+            "Parameter template of model prompt is 'llama3'; expected one of llama2, default",
+        ),
         ("context", "x", "Parameter context of model prompt is 'x'"),
         ("max_tokens", "0", "Parameter max_tokens of model prompt is '0'"),
     ],

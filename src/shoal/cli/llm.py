@@ -12,14 +12,14 @@ from rich.text import Text
 
 from shoal.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json, refuse_ignored
 from shoal.errors import InputError, suggest
-from shoal.generation.sampling import SETTINGS
+from shoal.generation.sampling import SETTINGS, VARIABLES, read_variables
 
 if TYPE_CHECKING:
     from shoal.client.tls import Access
 
 _ROWS = {row.name: row for row in SETTINGS}
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
-_OTHERS = ", ".join(name for name in _ROWS if name not in _OPTIONS)
+_OTHERS = ", ".join([*(name for name in _ROWS if name not in _OPTIONS), VARIABLES])
 
 
 def generate(
@@ -163,14 +163,17 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _read_settings(given: list[str] | None) -> dict[str, Any]:
-    """Read the values of ``--set``: numbers, and lists of the texts that have the same name."""
+    """Read the values of ``--set``: numbers, JSON objects, and lists of the texts that have the same name."""
     settings: dict[str, Any] = {}
     for text in given or ():
         name, _, value = text.partition("=")
         row = _ROWS.get(name)
         try:
+            if name == VARIABLES:
+                settings[name] = read_variables(value)
+                continue
             if row is None:
-                raise InputError(f"Unknown setting {name!r}.", suggest(name, _ROWS))
+                raise InputError(f"Unknown setting {name!r}.", suggest(name, [*_ROWS, VARIABLES]))
             if row.is_list:
                 settings.setdefault(name, []).append(value)
             elif name in settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.completions import RETURNS
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
-from shoal.generation.sampling import NUMBERS, SETTINGS, Sampling
+from shoal.generation.sampling import NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
 from shoal.generation.weights import read_context, read_folder, read_vocabulary
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
+_OTHER_TEMPLATES = "additional_chat_templates"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
@@ -116,7 +117,10 @@ class Prompts:
     ``template`` turns a chat into one text; None if the model takes no chats. ``context`` is the greatest number of
     tokens of a prompt and its answer together. ``max_tokens`` is the greatest number of new tokens for a request
     that does not set one; it is reduced to what fits the context. A request that sets a greater number than fits is
-    refused.
+    refused. ``variables`` are values of the template's own variables, for requests that do not set them.
+
+    Raises:
+        InputError: the template does not read one of ``variables``.
     """
 
     def __init__(
@@ -128,26 +132,34 @@ class Prompts:
         max_tokens: int = MAX_TOKENS,
         max_text_bytes: int = MAX_TEXT_BYTES,
         vocabulary: int | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._template = tokenizer, template
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
         self._vocabulary = vocabulary
+        self._variables = dict(variables or {})
+        self._check_variables(self._variables)
         byte = tokenizer.token_to_id("<0xE2>")  # the first of three
         self._contexts = [[], self._ids("x"), *([] if byte is None else [[byte]])]
 
-    def encode(self, text_input: str | None = None, messages: Sequence[Message] | None = None) -> list[int]:
-        """Return the token ids of a text, or of a chat.
+    def encode(
+        self,
+        text_input: str | None = None,
+        messages: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a text, or of a chat; ``variables`` are the chat template's own, by name.
 
         In a text, the tokenizer adds special tokens; in a chat, the template does.
 
         Raises:
-            InputError: the text is empty, the model takes no chats, the template cannot render this chat, or the
-                context has no room for the ids and one new token.
+            InputError: the text is empty, the model takes no chats, the template cannot render this chat or does not
+                read a variable, or the context has no room for the ids and one new token.
         """
         if messages is not None:
-            ids = self._ids(self._chat(messages))
+            ids = self._ids(self._chat(messages, variables or {}))
         else:
             ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
         if not ids:
@@ -162,15 +174,31 @@ class Prompts:
             )
         return ids
 
-    def _chat(self, messages: Sequence[Message]) -> str:
+    def _chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         if self._template is None:
             raise InputError(
                 "The model has no chat template, and the request has messages.",
                 f"Send text_input. For a Llama 2, set the parameter template of the prompt model to {LLAMA2}.",
             )
-        text = self._template.render(messages) if isinstance(self._template, ChatTemplate) else self._template(messages)
+        self._check_variables(variables)
+        if isinstance(self._template, ChatTemplate):
+            text = self._template.render(messages, variables=self._variables | dict(variables))
+        else:
+            text = self._template(messages)
         self._check_size(len(text.encode()), "The rendered chat")
         return text
+
+    def _check_variables(self, names: Iterable[str]) -> None:
+        known = self._template.variables if isinstance(self._template, ChatTemplate) else frozenset()
+        for name in names:
+            if name == "tools":
+                raise InputError("chat_template_kwargs has tools, which are not served.", "Leave them out.")
+            if name not in known:
+                reads = f"It reads {', '.join(sorted(known))}" if known else "It reads none"
+                raise InputError(
+                    f"chat_template_kwargs has {shorten(name)}, which the model's chat template does not read.",
+                    f"{reads}; leave {shorten(name)} out.",
+                )
 
     def _check_size(self, size: int, name: str) -> None:
         if size > self._max_text_bytes:
@@ -188,6 +216,8 @@ class Prompts:
         if ("text_input" in names) == ("messages" in names):
             given = "text_input and messages" if "messages" in names else "neither text_input nor messages"
             raise InputError(f"The request has {given}.", "Send exactly one of them.")
+        if VARIABLES in names and "messages" not in names:
+            raise InputError(f"The request has {VARIABLES}, and text_input.", "Send messages, or leave it out.")
 
     def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return an engine's inputs for one request by name: lists, numbers and arrays, as ``stack`` takes them.
@@ -199,7 +229,7 @@ class Prompts:
             InputError: a value cannot be used.
         """
         self.check(row)
-        ids = self.encode(self._text(row), self._messages(row))
+        ids = self.encode(self._text(row), self._messages(row), self._own_variables(row))
         stops, bad = ([word for word in self._words(row, name) if word] for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
@@ -246,6 +276,9 @@ class Prompts:
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message] | None:
         return read_messages(self.decode(row["messages"], "messages")) if "messages" in row else None
+
+    def _own_variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return read_variables(self.decode(row[VARIABLES], VARIABLES)) if VARIABLES in row else {}
 
     def decode(self, value: bytes, name: str) -> str:
         """Decode the text ``value``, of the input ``name``, from UTF-8.
@@ -334,18 +367,34 @@ class Prompts:
         """
         folder = read_folder(parameters)
         template = parameters.text("template")
-        if template not in ("", LLAMA2):
-            raise parameters.refusal("template", f"expected {LLAMA2}, or nothing for the model's own", LLAMA2)
+        try:
+            variables = read_variables(parameters.text(VARIABLES) or "{}")
+        except InputError:
+            raise parameters.refusal(VARIABLES, "expected a JSON object", '{"enable_thinking": false}') from None
         context, max_tokens = parameters.whole("context", 0, least=0), parameters.whole("max_tokens", MAX_TOKENS)
         max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
         with fixed_by(_FIX_FOLDER):
             context = context or read_context(folder)
             tokenizer, vocabulary = read_model_tokenizer(folder), read_vocabulary(folder)
-            chosen = llama2 if template else _read_template(folder)  # last, because it starts a process
+            templates, place = _read_templates(folder)
+        if template and template not in (LLAMA2, *templates):
+            known = ", ".join([LLAMA2, *sorted(templates)])
+            raise parameters.refusal("template", f"expected one of {known}, or nothing for the default one", LLAMA2)
+        source = templates.get(template or "default")
+        if templates and not template and source is None:
+            names = ", ".join(sorted(templates))
+            raise parameters.refusal("template", f"there is no default one, expected one of {names}", min(templates))
+        with fixed_by(_FIX_FOLDER):  # last, because it starts a process
+            chosen = llama2 if template == LLAMA2 else _compile_template(folder, source, place)
+        try:
             return cls(
                 tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes,
-                vocabulary=vocabulary,
+                vocabulary=vocabulary, variables=variables,
             )  # fmt: skip
+        except InputError as error:
+            if isinstance(chosen, ChatTemplate):
+                chosen.close()
+            raise ArtifactError(error.what, error.fix) from error
 
     def close(self) -> None:
         """End the process that renders the chat template, if there is one."""
@@ -363,20 +412,32 @@ def _sampling(row: Mapping[str, Any]) -> Sampling:
 # --- a model's folder --------------------------------------------------------------------------------------------
 
 
-def _read_template(folder: Path) -> ChatTemplate | None:
-    """Return the chat template in chat_template.jinja, else in tokenizer_config.json; None if there is none."""
-    path, file = folder / TOKENIZER_CONFIG, folder / "chat_template.jinja"
-    settings = read_settings(folder)
-    source = read_text(file, "chat template") if file.is_file() else settings.get("chat_template")
-    tokens = find_specials(settings, path)
+def _read_templates(folder: Path) -> tuple[dict[str, str], Path]:
+    """Return the chat templates by name, and the file that has them, as transformers 5.23 finds them.
+
+    ``chat_template.jinja`` is the default one, and ``additional_chat_templates`` has others; without these files, they
+    are in ``tokenizer_config.json``: one, or a list of several with names.
+    """
+    path, file, others = folder / TOKENIZER_CONFIG, folder / "chat_template.jinja", folder / _OTHER_TEMPLATES
+    found = {"default": read_text(file, "chat template")} if file.is_file() else {}
+    found |= {each.stem: read_text(each, "chat template") for each in sorted(others.glob("*.jinja"))}
+    if found:
+        return found, file if file.is_file() else others
+    source = read_settings(folder).get("chat_template")
     try:
-        if isinstance(source, list):  # several, each with a name
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        return ChatTemplate(str(source), tokens) if source else None
+        entries = source if isinstance(source, list) else [{"name": "default", "template": source}] if source else []
+        return {str(entry["name"]): str(entry["template"]) for entry in entries}, path
     except (LookupError, TypeError) as error:
         raise refusal(path, "tokenizer's configuration", f"its template has another form: {error}") from error
+
+
+def _compile_template(folder: Path, source: str | None, place: Path) -> ChatTemplate | None:
+    """Return the chat template with the model's special tokens; None without a ``source``, which ``place`` has."""
+    try:
+        tokens = find_specials(read_settings(folder), folder / TOKENIZER_CONFIG)
+        return ChatTemplate(source, tokens) if source else None
     except InputError as error:
-        raise ArtifactError(f"{file if file.is_file() else path}: {error.what}") from error
+        raise ArtifactError(f"{place}: {error.what}") from error
 
 
 # --- batches -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Program that renders one chat template, with limits on time and memory; ``templates.ChatTemplate`` runs it.
 
 It reads JSON lines from standard input and answers each with a JSON line on standard output. The first line has the
-template and its limits, each later line the messages of a chat. If a rendering exceeds a limit, the process ends: by
-SIGALRM (time), or with the exit code ``MEMORY``.
+template and its limits, and the answer the names of the template's variables; each later line has the messages of a
+chat. If a rendering exceeds a limit, the process ends: by SIGALRM (time), or with the exit code ``MEMORY``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     settings = json.loads(requests.readline())
     sys.path[:] = settings["path"]
-    for name in ("jinja2.ext", "jinja2.sandbox"):  # before memory is limited
+    for name in ("jinja2.ext", "jinja2.meta", "jinja2.sandbox"):  # before memory is limited
         importlib.import_module(name)
     _limit_memory(settings["memory"])
     template = _answer(answers, settings["seconds"], partial(_compile, settings["source"]))
@@ -41,14 +41,14 @@ def main() -> None:
             _answer(answers, settings["seconds"], render)
 
 
-def _render(template: Any, request: dict[str, Any], max_chars: int) -> str:
+def _render(template: Any, request: dict[str, Any], max_chars: int) -> tuple[None, str]:
     parts, size = [], 0
     for part in template.generate(**request):
         size += len(part)
         if size > max_chars:
             raise ValueError(f"the text has more than {max_chars:,} characters")
         parts.append(part)
-    return "".join(parts)
+    return None, "".join(parts)
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -58,16 +58,16 @@ def _limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
-    """Send the text that ``work`` returns ("" if the result is not a text), or the error that it raises.
+def _answer(answers: BinaryIO, seconds: float, work: Callable[[], tuple[Any, str]]) -> Any:
+    """Send the text that ``work`` returns beside its result, or the error that it raises.
 
     Returns the result of ``work``; None after an error.
     """
     found = None
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        found = work()
-        reply = {"text": found if isinstance(found, str) else ""}
+        found, text = work()
+        reply = {"text": text}
         encoded = json.dumps(reply, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except MemoryError:
         os._exit(MEMORY)
@@ -83,10 +83,14 @@ def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
     return found
 
 
-def _compile(source: str) -> Any:
-    """Compile a template in a sandbox, with the extensions that transformers gives to chat templates."""
+def _compile(source: str) -> tuple[Any, str]:
+    """Compile a template in a sandbox, with the extensions that transformers gives to chat templates.
+
+    Beside the template, return the names of its variables, separated by spaces.
+    """
     import jinja2
     from jinja2.ext import Extension
+    from jinja2.meta import find_undeclared_variables
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
@@ -144,7 +148,8 @@ def _compile(source: str) -> Any:
         "dict": Dict(),
         "namespace": Namespace,
     }
-    return environment.from_string(source)
+    variables = find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
+    return environment.from_string(source), " ".join(sorted(variables))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,18 @@ table. What cannot read it (``config.pbtxt``, the types of the client's settings
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, fields
+from reprlib import repr as shorten
 from typing import Any
 
 from shoal.errors import InputError
 
 COLDEST = 1e-3  # least temperature above 0: logits divided by less can exceed FP32
+VARIABLES = "chat_template_kwargs"  # input and parameter: transformers' and vLLM's name of a template's own variables
+_FIX_VARIABLES = 'For example: {"enable_thinking": false}'
 MOST_TOP = 20  # as in OpenAI's API, and vLLM's default
 _MOST_SEED = 2**64 - 1
 
@@ -168,3 +172,18 @@ _WORDS = (
     ),
 )  # fmt: skip
 SETTINGS = (_MAX_TOKENS, *NUMBERS, *_WORDS)
+
+
+def read_variables(text: str) -> dict[str, Any]:
+    """Read the variables of a chat template: a JSON object.
+
+    Raises:
+        InputError: ``text`` is not a JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{VARIABLES} is not JSON ({error}): {shorten(text)}.", _FIX_VARIABLES) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{VARIABLES} is {shorten(found)}, expected an object.", _FIX_VARIABLES)
+    return found

@@ -25,6 +25,7 @@ OLDEST_JINJA = (3, 1, 6)  # older sandboxes have known escapes
 SECONDS = 2.0  # for one rendering, without the start of the process
 MEMORY_MIB = 512  # above the memory that the process has at its start
 MAX_CHARS = 2**24  # of a rendered text
+_GIVEN = frozenset({"messages", "tools", "add_generation_prompt"})  # variables that no request may set
 _FIX = "Change the messages, or the model's chat template."
 
 
@@ -32,8 +33,10 @@ class ChatTemplate:
     """Chat template of a model. Thread-safe.
 
     ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates.
-    ``special_tokens`` are variables in it, such as ``bos_token``. Each object has one process that renders. That
-    process ends with ``close``, or when this process ends, even if this process is killed.
+    ``special_tokens`` are variables in it, such as ``bos_token``. ``variables`` are the names of those that a request
+    may give it, such as ``enable_thinking``: all that it reads, but for messages, tools and special tokens. Each object
+    has one process that renders. That process ends with ``close``, or when this process ends, even if this process is
+    killed.
 
     Raises:
         InputError: the template is not valid.
@@ -59,10 +62,18 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         with self._lock:
-            self._start()
+            read = self._start().split()
+        self.variables = frozenset(read) - _GIVEN - self._special_tokens.keys()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the messages as one text; with ``add_generation_prompt`` it ends where the assistant's answer begins.
+
+        ``variables`` are the template's other variables, by name.
 
         Raises:
             InputError: the template refuses the messages, fails, or takes more than 2 s, 512 MiB or 16 Mi characters.
@@ -72,6 +83,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": None,
             "documents": None,
+            **(variables or {}),
             "add_generation_prompt": add_generation_prompt,
         }
         with self._lock:
@@ -84,13 +96,14 @@ class ChatTemplate:
         with self._lock:
             self._stop()
 
-    def _start(self) -> None:
+    def _start(self) -> str:
+        """Start the process, and return the names of the template's variables, separated by spaces."""
         self._stop()
         # -I, -S: PYTHON* variables and the current folder change nothing. Triton's stub ignores the former, too.
         command = [find_python(), "-I", "-S", rendering.__file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            self._exchange(self._settings, "is not valid", "Fix it in the model's folder.")
+            return self._exchange(self._settings, "is not valid", "Fix it in the model's folder.")
         except InputError:
             self._stop()
             raise

@@ -41,6 +41,7 @@ class Settings(TypedDict, total=False):
     # end of settings
     return_cumulative_logprob: bool
     return_logprobs: bool
+    chat_template_kwargs: Mapping[str, Any]
 
 
 class Pipeline(Protocol):

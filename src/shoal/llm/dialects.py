@@ -38,7 +38,7 @@ class Dialect:
         else:
             inputs["messages"] = [_to_json(prompt)]
         for name, value in _given(settings).items():
-            inputs[name] = [value]
+            inputs[name] = [json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value]
         return inputs
 
     def _check_known(self, names: Iterable[str]) -> None:
@@ -90,6 +90,8 @@ class Vllm(Dialect):
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
+        if _VARIABLES in given:
+            raise InputError(f"NVIDIA's vLLM backend takes texts alone, without {_VARIABLES}.", "Leave it out.")
         log_probs = {name: given.pop(name) for name in _LOG_PROBS if name in given}
         sampling = {_VLLM.get(name, name): value for name, value in given.items()}
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
@@ -136,6 +138,7 @@ class TensorrtLlm(Vllm):
         }
 
 
+_VARIABLES = "chat_template_kwargs"
 _LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
 _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 

@@ -81,6 +81,7 @@ TABLE = tuple(Parameter(*row) for row in (
     # Of a component.
     ("accumulate_tokens", _FLAG, "false", COMPONENT, "tensorrt_llm_bls", "Whether pieces have the whole text so far."),
     ("cache_tokens", _WHOLE, "", COMPONENT, "llm-hf", "Most tokens of all requests; slots x context, at most 32768."),
+    ("chat_template_kwargs", _JSON, "", COMPONENT, "prompt", "Variables of the chat template."),
     ("context", _WHOLE, "", COMPONENT, _ENGINES, "Most tokens of prompt and answer; if empty, the model's own."),
     ("context", _WHOLE, "0", COMPONENT, "prompt, preprocessing", "Most tokens; 0 is the model's own number."),
     ("dtype", "float32, bfloat16 or float16", "float32", COMPONENT, "llamav2", "Dtype of the weights."),
@@ -113,7 +114,7 @@ TABLE = tuple(Parameter(*row) for row in (
     ("statistics", _FLAG, "false", COMPONENT, "word_counts", "Whether seven statistics of the text come first."),
     ("system_prompt", "text", "", COMPONENT, "llamav2", "Text before each chat."),
     ("temperature", _NUMBER, "0.01", COMPONENT, "llamav2", "Temperature of the random choices."),
-    ("template", "llama2, or nothing", "", COMPONENT, "prompt", "Chat template; if empty, the model's own."),
+    ("template", "name, or llama2", "", COMPONENT, "prompt", "Chat template of the model; if empty, its default."),
     ("threshold", _NUMBER, "0.5", COMPONENT, "threshold", "Least score that counts."),
     ("tensorrt_llm_draft_model_name", "nothing", "", COMPONENT, "tensorrt_llm_bls",
      "Of NVIDIA's own model: refused here."),

@@ -144,7 +144,8 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 class Writing(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
-    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions.
+    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions, as is
+    ``chat_template_kwargs`` of chats.
     """
 
     max_tokens: Count | None = None
@@ -215,6 +216,7 @@ class ChatRequest(Writing, kw_only=True):
     verbosity: None = None
     web_search_options: None = None
     moderation: None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def places(self) -> Places:
@@ -237,7 +239,8 @@ class ChatRequest(Writing, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
         wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        return super().settings() | wanted
+        own = {} if self.chat_template_kwargs is None else {"chat_template_kwargs": self.chat_template_kwargs}
+        return super().settings() | wanted | own
 
 
 class CompletionRequest(Writing, kw_only=True):

@@ -19,6 +19,7 @@ from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError
 from shoal.gateway.v1.schema import Message, Name
 from shoal.gateway.v1.writing import to_response
+from shoal.generation.sampling import VARIABLES
 from shoal.generation.weights import read_context
 from shoal.repository.config import ModelConfig
 
@@ -38,6 +39,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: Literal[False] | None = None
     chat_template: None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def inputs(self) -> dict[str, list[str]]:
@@ -47,9 +49,12 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         if self.add_special_tokens is (self.prompt is None):
             what = "A text gets the tokenizer's special tokens, and a chat those of its template."
             raise ApiError(f"{what} Leave add_special_tokens out.", "add_special_tokens", "unsupported_parameter")
+        if self.messages is None and self.chat_template_kwargs is not None:
+            raise ApiError("A text has no chat template. Send messages.", VARIABLES)
         if self.messages is None:
             return {"text_input": [self.prompt or ""]}
-        return {"messages": [json.dumps([message.to_plain() for message in self.messages])]}
+        own = {} if self.chat_template_kwargs is None else {VARIABLES: [json.dumps(self.chat_template_kwargs)]}
+        return {"messages": [json.dumps([message.to_plain() for message in self.messages])], **own}
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True):
