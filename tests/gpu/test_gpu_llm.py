@@ -129,10 +129,10 @@ def large(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("static", ["false", "true"])
-def test_in_fp32_texts_are_the_hosts(static: str, folder: Path) -> None:
+@pytest.mark.parametrize("batching", ["auto", "static"])
+def test_in_fp32_texts_are_the_hosts(batching: str, folder: Path) -> None:
     asked = requests(48, 24)
-    with open_engine(folder, HOST, static=static) as here, open_engine(folder, GPU, static=static) as there:
+    with open_engine(folder, HOST, batching=batching) as here, open_engine(folder, GPU, batching=batching) as there:
         assert {each.device.type for each in there.engine._model.parameters()} == {"cuda"}
         expected = ask(here, asked, 16)
         for together in STREAMS:

@@ -101,7 +101,7 @@ def repository(folder: Path, tmp_path: Path, request: pytest.FixtureRequest, sca
         )
     made = compose(["llm", "llm_bls"], tmp_path / "made", weights=folder)
     message = read_config(made / "llm-hf").message
-    message.parameters["static"].string_value = str(request.param == "static").lower()
+    message.parameters["batching"].string_value = request.param
     write_config(message, made / "llm-hf" / "config.pbtxt", comment="Static.")
     return made
 

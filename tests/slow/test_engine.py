@@ -23,7 +23,7 @@ from tests.support.families import make_family
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
 TIE = 1e-4  # logits nearer than this may be exchanged by another order of summation
-EACH = pytest.mark.parametrize("static", ["false", "true"])
+EACH = pytest.mark.parametrize("batching", ["auto", "static"])
 Inputs = dict[str, Any]
 
 
@@ -108,9 +108,9 @@ def batched(component: Any) -> list[str]:
 
 
 @EACH
-def test_mixed_lengths_sixteen_at_a_time(static: str, folder: Path, oracle: Any) -> None:
+def test_mixed_lengths_sixteen_at_a_time(batching: str, folder: Path, oracle: Any) -> None:
     asked = list(zip(prompts(48), [8, 16, 32, 96] * 12, strict=True))
-    with open_engine(folder, static=static) as component:
+    with open_engine(folder, batching=batching) as component:
         streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
         found = [tokens_of(stream) for stream in streams]
     for (ids, new), tokens in zip(asked, found, strict=True):
@@ -118,14 +118,14 @@ def test_mixed_lengths_sixteen_at_a_time(static: str, folder: Path, oracle: Any)
 
 
 @EACH
-def test_settings_are_applied_as_by_generate(static: str, folder: Path, oracle: Any) -> None:
+def test_settings_are_applied_as_by_generate(batching: str, folder: Path, oracle: Any) -> None:
     """Greedy with a penalty, forbidden words and a least length, beside neighbours that sample."""
     ids = prompts(1, 7)[0]
     plain = expect(oracle, ids, 24)[0]
     bad, end = [[plain[2]], plain[5:7]], plain[0]
     settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
     more = {"repetition_penalty": 1.3, "min_tokens": 6, "bad_words_list": pack_words(bad), "end_id": end}
-    with open_engine(folder, static=static) as component:
+    with open_engine(folder, batching=batching) as component:
         crowd = [component.stream(token_inputs(each, 40, temperature=1.0, runtime_top_p=1.0)) for each in prompts(3, 8)]
         found = tokens_of(component.stream(token_inputs(ids, 24, **more)))
         for stream in crowd:
@@ -136,9 +136,9 @@ def test_settings_are_applied_as_by_generate(static: str, folder: Path, oracle: 
 
 
 @EACH
-def test_frequency_and_presence_penalties(static: str, folder: Path, oracle: Any) -> None:
+def test_frequency_and_presence_penalties(batching: str, folder: Path, oracle: Any) -> None:
     ids = prompts(1, 7)[0]
-    with open_engine(folder, static=static) as component:
+    with open_engine(folder, batching=batching) as component:
         for frequency, presence in PENALTIES:
             crowd = component.stream(token_inputs(prompts(1, 8)[0], 40, temperature=1.0, runtime_top_p=1.0))
             more = {"frequency_penalty": frequency, "presence_penalty": presence}
@@ -150,10 +150,10 @@ def test_frequency_and_presence_penalties(static: str, folder: Path, oracle: Any
 
 
 @EACH
-def test_in_fp32_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(static: str, folder: Path) -> None:
+def test_in_fp32_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(batching: str, folder: Path) -> None:
     ids = prompts(1, 3)[0]
     settings = {"temperature": 1.2, "runtime_top_k": 80, "runtime_top_p": 0.95}
-    with open_engine(folder, static=static) as component:
+    with open_engine(folder, batching=batching) as component:
 
         def draw(seed: int | None) -> list[int]:
             return tokens_of(component.stream(token_inputs(ids, 40, seed=seed, **settings)))
@@ -185,14 +185,14 @@ def test_tokens_are_drawn_as_their_probabilities_say() -> None:
 
 
 @EACH
-def test_stops_end_the_answer(static: str, folder: Path, oracle: Any) -> None:
+def test_stops_end_the_answer(batching: str, folder: Path, oracle: Any) -> None:
     """The end token is not part of it; stop words are, because their text shows where the answer ends."""
     ids = prompts(1, 5)[0]
     tokens = expect(oracle, ids, 32)[0]
     place = next(i for i in range(3, 30) if tokens.index(tokens[i]) == i)  # the first of its kind
     stop = pack_words([tokens[place : place + 2], [0, 0, 0]])
     again = next((i for i in range(place + 2, 31) if tokens[i : i + 2] == tokens[place : place + 2]), 30)
-    with open_engine(folder, static=static) as component:
+    with open_engine(folder, batching=batching) as component:
         for more, size in (
             ({"end_id": tokens[place]}, place),
             ({"stop_words_list": stop}, place + 2),
@@ -225,7 +225,7 @@ def test_static_batches_stay_within_the_context(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     asked = [(list(range(3, 3 + size)), new) for size, new in ((100, 20), (5, 120), (40, 60), (2, 3), (120, 8))]
-    with open_engine(folder, static="true") as component:
+    with open_engine(folder, batching="static") as component:
         streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
         for (ids, new), stream in zip(asked, streams, strict=True):
             check_equal(tokens_of(stream), expect(model, ids, new))
@@ -342,7 +342,7 @@ def test_an_engine_that_is_closed_ends_its_streams(folder: Path) -> None:
 
 
 def test_static_requests_that_leave_do_not_hold_up_the_batch(folder: Path, scale: Scale) -> None:
-    with open_engine(folder, static="true") as component:
+    with open_engine(folder, batching="static") as component:
         long = component.stream(token_inputs([5], 900))
         next(iter(long))
         long.close()

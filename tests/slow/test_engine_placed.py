@@ -46,12 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="module", params=["false", "true"])
+@pytest.fixture(scope="module", params=["auto", "static"])
 def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[Any, Any]]:
     """The engine on the host and on the pretended accelerator, both with continuous, then with static batches."""
     with (
-        open_engine(folder, static=request.param) as here,
-        open_engine(folder, device=PretendedDevice(), static=request.param) as there,
+        open_engine(folder, batching=request.param) as here,
+        open_engine(folder, device=PretendedDevice(), batching=request.param) as there,
     ):
         assert {each.device.type for each in there.engine._model.parameters()} == {"pretend"}
         yield here, there

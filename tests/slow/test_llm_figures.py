@@ -90,9 +90,7 @@ def test_continuous_batching_beats_static(folder: Path, scale: Scale, record: Re
     rates: dict[str, list[float]] = {"static": [], "continuous": []}
     found: dict[str, list[list[int]]] = {}
     with ExitStack() as held, ThreadPoolExecutor(SLOTS) as callers:
-        engines = {
-            name: held.enter_context(open_engine(weights, static=str(name == "static").lower())) for name in rates
-        }
+        engines = {name: held.enter_context(open_engine(weights, batching=name)) for name in rates}
         for _ in range(rounds):
             for name, engine in engines.items():
                 start = time.perf_counter()
@@ -127,7 +125,7 @@ def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory
         message = read_config(repository / name).message
         message.parameters["threads"].string_value = "1"
         if name == "llm-static":
-            message.parameters["static"].string_value = "true"
+            message.parameters["batching"].string_value = "static"
         if name == "llm-vllm":
             message.parameters["engine_args"].string_value = ARGUMENTS
         write_config(message, repository / name / "config.pbtxt", comment="For a comparison.")

@@ -85,7 +85,7 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("llm-hf", "slots"): Two("1", "2", look_at_two),
     ("llm-hf", "cache_tokens"): Two("64", "1024", look_at_long),
     ("llm-hf", "dtype"): Two("float32", "bfloat16", lambda c: str(c.engine._model.dtype)),
-    ("llm-hf", "static"): Two("false", "true", lambda c: type(c.engine).__name__),
+    ("llm-hf", "batching"): Two("auto", "static", lambda c: type(c.engine).__name__),
     **{
         (engine, "exclude_input_in_output"): Two("false", "true", lambda c: "started")
         for engine in ("llm-hf", "llm-onnx", "llm-vllm")

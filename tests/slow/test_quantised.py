@@ -65,8 +65,8 @@ def test_tokens_are_those_of_the_same_models_generate(folder: Path) -> None:
     model = load_model(find_weights(folder), "float32", quantized="int8")
     ids = [*range(5, 15)]
     right = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    for static in ("false", "true"):
-        with open_engine(folder, quantize="int8", dtype="float32", static=static) as engine:
+    for batching in ("auto", "static"):
+        with open_engine(folder, quantize="int8", dtype="float32", batching=batching) as engine:
             streams = [engine.stream(token_inputs(ids, 12)) for _ in range(3)]
             assert [tokens_of(stream) for stream in streams] == [right[0, len(ids) :].tolist()] * 3
 

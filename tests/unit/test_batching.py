@@ -27,10 +27,12 @@ def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: Any) ->
     return said
 
 
-def test_continuous_batches_unless_static_ones_are_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_continuous_batches_unless_another_way_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_family("llama", tmp_path)
     assert choose(folder, caplog) == "LlamaForCausalLM is computed in continuous batches"
-    assert choose(folder, caplog, static="true") == "LlamaForCausalLM is computed in static batches"
+    for name, words in batching.WAYS.items():
+        said = choose(folder, caplog, batching=name)
+        assert said == f"LlamaForCausalLM is computed in {words}, as the parameter batching says, without a comparison"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -5,8 +5,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from shoal.component import Parameters
 from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import Engine, EngineComponent
-from shoal.generation.engines.batching import choose_engine
-from shoal.generation.engines.loading import AUTO, DTYPES, find_place, load_model
+from shoal.generation.engines.batching import AUTO, WAYS, choose_engine
+from shoal.generation.engines.loading import DTYPES, find_place, load_model
 from shoal.generation.weights import QUANTIZED
 
 
@@ -16,11 +16,11 @@ class LlmHf(EngineComponent):
     library = "engine"
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
-        cache_tokens, is_static = parameters.whole("cache_tokens", 0), parameters.flag("static", default=False)
+        cache_tokens, way = parameters.whole("cache_tokens", 0), parameters.choice("batching", (AUTO, *WAYS))
         place, dtype = find_place(self.context.device), parameters.choice("dtype", (AUTO, *DTYPES))
         quantized = parameters.choice("quantize", QUANTIZED)
         model = load_model(weights, dtype, self.context.num_threads, place, quantized=quantized)
-        return choose_engine(self, model, limits, cache_tokens=cache_tokens, is_static=is_static)
+        return choose_engine(self, model, limits, cache_tokens=cache_tokens, way=way)
 
 
 TritonPythonModel = LlmHf.for_triton()

@@ -80,6 +80,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("xgboost_allow_unknown_field", _FLAG, "false", "fil", "backend fil of NVIDIA", "Whether unknown fields are read."),
     # Of a component.
     ("accumulate_tokens", _FLAG, "false", COMPONENT, "tensorrt_llm_bls", "Whether pieces have the whole text so far."),
+    ("batching", "auto, or a way", "auto", COMPONENT, "llm-hf",
+     "continuous, static or single, without a comparison with generate; auto: the first that equals it."),
     ("cache_tokens", _WHOLE, "", COMPONENT, "llm-hf", "Most tokens of all requests; slots x context, at most 32768."),
     ("chat_template_kwargs", _JSON, "", COMPONENT, "prompt", "Variables of the chat template."),
     ("context", _WHOLE, "", COMPONENT, _ENGINES, "Most tokens of prompt and answer; if empty, the model's own."),
@@ -110,7 +112,6 @@ TABLE = tuple(Parameter(*row) for row in (
     ("repetition_penalty", _NUMBER, "1.1", COMPONENT, "llamav2", "Penalty of tokens that were generated before."),
     ("seed", _WHOLE, "0", COMPONENT, "llamav2", "Seed of the random choices."),
     ("slots", _WHOLE, "16", COMPONENT, _ENGINES, "How many requests are computed at once."),
-    ("static", _FLAG, "false", COMPONENT, "llm-hf", "Whether the requests of a batch end together."),
     ("statistics", _FLAG, "false", COMPONENT, "word_counts", "Whether seven statistics of the text come first."),
     ("system_prompt", "text", "", COMPONENT, "llamav2", "Text before each chat."),
     ("temperature", _NUMBER, "0.01", COMPONENT, "llamav2", "Temperature of the random choices."),

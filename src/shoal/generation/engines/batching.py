@@ -25,6 +25,8 @@ from shoal.generation.engines.hf import HfEngine
 from shoal.generation.engines.hf_static import HfStaticEngine
 from shoal.generation.whole import TrialStream
 
+AUTO = "auto"
+WAYS = {"continuous": "continuous batches", "static": "static batches", "single": "one request at a time"}
 _SIZES = ((1, 3, 9, 24), 8)  # tokens per prompt, and new tokens
 _LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
 _LARGE = 1_000_000_000  # weights
@@ -46,12 +48,13 @@ class _Case(NamedTuple):
 
 
 def choose_engine(
-    component: Component, model: Any, limits: Limits, *, cache_tokens: int, is_static: bool
+    component: Component, model: Any, limits: Limits, *, cache_tokens: int, way: str
 ) -> HfEngine | HfStaticEngine:
     """Return the engine of the first way of batching that computes ``model`` rightly; what was chosen is logged.
 
-    The ways are continuous batches (left out with ``is_static``), static batches, and one request at a time. If the
-    model's rope changes at a number of tokens, longer requests are not computed beside others in static batches.
+    The ways are continuous batches, static batches, and one request at a time. A ``way`` that is named is taken without
+    a comparison; ``auto`` compares. If the model's rope changes at a number of tokens, longer requests are not computed
+    beside others in static batches.
 
     Raises:
         ArtifactError: the model does not generate at all, or no way gives the tokens of its own ``generate``.
@@ -63,33 +66,34 @@ def choose_engine(
     is_changing = "longrope" in kinds or any("dynamic" in kind for kind in kinds)
     turns = _find_sizes(config, limits.context, _THRESHOLDS[0]) if is_changing else []
     ways: dict[str, Callable[[], HfEngine | HfStaticEngine]] = {
-        "continuous batches": lambda: HfEngine(model, limits, cache_tokens=cache_tokens),
-        "static batches": lambda: HfStaticEngine(model, limits, together=min([limits.context, *turns])),
-        "one request at a time": lambda: HfStaticEngine(model, limits, together=0),
+        "continuous": lambda: HfEngine(model, limits, cache_tokens=cache_tokens),
+        "static": lambda: HfStaticEngine(model, limits, together=min([limits.context, *turns])),
+        "single": lambda: HfStaticEngine(model, limits, together=0),
     }
     faults = {}
-    if is_static:
-        del ways["continuous batches"]
-    elif not {*turns} <= {*tried}:
-        faults["continuous batches"] = f"its rope changes after {turns[0]} tokens"
-        del ways["continuous batches"]
     kind = type(model).__name__
+    if way != AUTO:
+        _log.info("%s is computed in %s, as the parameter batching says, without a comparison", kind, WAYS[way])
+        return ways[way]()
+    if not {*turns} <= {*tried}:
+        faults[WAYS["continuous"]] = f"its rope changes after {turns[0]} tokens"
+        del ways["continuous"]
     cases = _make_cases(model, limits, tried)
-    for way, make in ways.items():
+    for name, make in ways.items():
         try:
             engine = make()
         except ShoalError as error:
-            faults[way] = error.what
+            faults[WAYS[name]] = error.what
             continue
         fault = _find_fault(engine, component, cases, _TOLERANCES.get(model.dtype, _TOLERANCES[torch.float32]))
         if not fault:
             reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
-            _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, way, reasons)
+            _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, WAYS[name], reasons)
             return engine
         engine.close()
-        faults[way] = fault
+        faults[WAYS[name]] = fault
     raise ArtifactError(
-        f"transformers {version} cannot serve {kind}: {'; '.join(f'{way}: {why}' for way, why in faults.items())}.",
+        f"transformers {version} cannot serve {kind}: {'; '.join(f'{other}: {why}' for other, why in faults.items())}.",
         "Use another engine (llm-vllm, or llm-onnx with shoal add-model --decoder), or another model.",
     )
 
