@@ -21,7 +21,7 @@ from tests.support.once import ROOT
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_give_the_tokens_of_generate_or_are_refused(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, scale: Scale
 ) -> None:
     """One and sixteen at a time, on both sides of every threshold of the configuration."""
     folder = make_family(name, tmp_path)
@@ -32,7 +32,7 @@ def test_families_give_the_tokens_of_generate_or_are_refused(
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     random = np.random.default_rng(5)
-    sizes = [1, 100, 2, 3, 8, 14, 16, 20, 25, 31, 32, 33, 40, 60, 80, 110]
+    sizes = [1, 100, 2, 3, 8, 14, 16, 20, 25, 31, 32, 33, 40, 60, 80, 110] * scale(1, 2)
     asked = [(random.integers(3, 500, size).tolist(), 28 if size == 100 else 12) for size in sizes]
     expected = [expect(model, ids, new) for ids, new in asked]
     with caplog.at_level("INFO", "shoal"), open_engine(folder) as component:

@@ -16,6 +16,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.readability import corpus as corpora
 from shoal.readability.corpus import Corpus, find_corpus, fingerprint, read_corpus, read_passages, read_stop_words
 from shoal.readability.download import CLEAR_FILE
+from shoal.readability.folds import make_folds
 from shoal.readability.train import PRESETS, split
 from tests.unit.test_tables import KINDS, XML, write_table
 
@@ -293,3 +294,31 @@ def test_split_keeps_rows_apart(passages: Corpus) -> None:
     assert split(passages, PRESETS["quick"], seed=1)[1].tolist() != held_out.tolist()
     with pytest.raises(InputError, match="shoal passages has 9 different texts; training needs 10"):
         split(passages.take(range(9)), PRESETS["quick"], seed=0)
+
+
+def test_texts_of_one_kin_stay_together(tmp_path: Path) -> None:
+    """Equal texts and equal names join: a text by two authors makes one group of all that either has written."""
+    names = ["Ann", "Ben", "Ann", "Cyd", "Dan", "Ben", "Eve"]
+    texts = ["a", "b", "c", "D", "e", "d", "f"]
+    rows = [[text, float(number), name] for number, (text, name) in enumerate(zip(texts, names, strict=True))]
+    path = write_table(tmp_path / "x.csv", ["text", "target", "author"], rows)
+    corpus = read_corpus(path, group_column="author")
+    assert corpus.groups.tolist() == [0, 1, 0, 1, 2, 1, 3]
+    assert corpus.take([4, 5, 1]).groups.tolist() == [0, 1, 1]
+    assert corpus.sha256 != read_corpus(path).sha256
+    with pytest.raises(ArtifactError, match=r"x\.csv has no column 'writer'"):
+        read_corpus(path, group_column="writer")
+    path.write_text("text,target,author\na,1,Ann\nb,2,\n", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"row 3, column 'author': the group is missing"):
+        read_corpus(path, group_column="author")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_folds_keep_kin_together(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    texts, names = tuple(f"text {k}" for k in range(200)), tuple(f"name {k}" for k in random.integers(0, 40, 200))
+    corpus = Corpus("", texts, np.arange(200.0), kin=names)
+    folds = make_folds(corpus, 5, seed=seed)
+    assert sorted(row for _, unseen in folds for row in unseen) == [*range(200)]
+    for known, unseen in folds:
+        assert not {names[row] for row in known} & {names[row] for row in unseen}

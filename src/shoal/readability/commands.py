@@ -43,6 +43,10 @@ def train(
     data: Data = None,
     text_column: TextColumn = None,
     target_column: TargetColumn = None,
+    group_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Texts with the same value here, such as an author, stay in one fold."),
+    ] = None,
     encoder: Encoder = SMALL_ENCODER,
     revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else a pinned one.")] = None,
     forest: Annotated[
@@ -85,8 +89,9 @@ def train(
     )
     with _say_how_to_go_on(out), show_progress() as show:
         corpus = find_corpus(
-            data, text_column=text_column, target_column=target_column, download=preset == "full", on_progress=show
-        )
+            data, text_column=text_column, target_column=target_column, group_column=group_column,
+            download=preset == "full", on_progress=show,
+        )  # fmt: skip
         report = train_pipeline(
             corpus, out, encoder=encoder, revision=revision, preset=chosen, seed=seed, is_fresh=fresh, on_progress=show
         )

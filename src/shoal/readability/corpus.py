@@ -53,7 +53,8 @@ class Corpus:
 
     ``sha256`` is the hash of texts and targets, independent of the file. ``is_demonstration`` marks data too small for
     scores to mean anything. ``formulas`` has the values of published readability formulas by the formula's name, FP64
-    ``[len(texts)]`` each; ``genres`` has one genre per text. Both are empty if the file has none.
+    ``[len(texts)]`` each; ``genres`` has one genre per text. Both are empty if the file has none. ``kin`` has one name
+    per text, such as its author's, if texts of the same name are to be kept together; empty otherwise.
     """
 
     name: str
@@ -62,14 +63,16 @@ class Corpus:
     is_demonstration: bool = False
     formulas: Mapping[str, Floats] = field(default_factory=dict)
     genres: tuple[str, ...] = ()
+    kin: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of all texts and targets, in order."""
-        lines = (json.dumps([text, target]) for text, target in zip(self.texts, self.targets.tolist(), strict=True))
+        """SHA-256 of all texts and targets, in order, and of ``kin``."""
+        columns = [self.texts, self.targets.tolist(), *([self.kin] if self.kin else [])]
+        lines = (json.dumps(row) for row in zip(*columns, strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
@@ -79,13 +82,23 @@ class Corpus:
 
     @cached_property
     def groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Duplicate group of each text, INT64 ``[len(texts)]``: equal if texts differ only in case and whitespace.
+        """Group of each text, INT64 ``[len(texts)]``: texts that differ only in case and whitespace, or are of one kin.
 
         Groups are numbered from 0 in order of appearance. A split must not divide a group between training rows and
         held-out rows.
         """
         numbers: dict[str, int] = {}
-        return np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
+        same = np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
+        if not self.kin:
+            return same
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
+        _, kin = np.unique(self.kin, return_inverse=True)
+        edges = coo_matrix((np.ones(len(same)), (same, len(numbers) + kin)), shape=[len(numbers) + kin.max() + 1] * 2)
+        _, found = connected_components(edges, directed=False)
+        _, firsts, places = np.unique(found[same], return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(firsts))[places]
 
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Corpus:
         """Return a corpus of the rows with these numbers, in the given order."""
@@ -97,6 +110,7 @@ class Corpus:
             self.is_demonstration,
             {name: values[index] for name, values in self.formulas.items()},
             tuple(self.genres[i] for i in index) if self.genres else (),
+            tuple(self.kin[i] for i in index) if self.kin else (),
         )
 
 
@@ -121,6 +135,7 @@ def find_corpus(
     *,
     text_column: str | None = None,
     target_column: str | None = None,
+    group_column: str | None = None,
     download: bool = False,
     may_be_constant: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -141,11 +156,15 @@ def find_corpus(
     if (path is None and download) or (path == CLEAR and not CLEAR.is_file()):
         path = download_clear(on_progress=on_progress)
     if path is not None:
-        return read_corpus(path, text_column=text_column, target_column=target_column, may_be_constant=may_be_constant)
-    if text_column is not None or target_column is not None:
-        raise InputError(
-            f"There is no file for column {shorten(text_column or target_column)}.", "Name it with --data."
+        return read_corpus(
+            path,
+            text_column=text_column,
+            target_column=target_column,
+            group_column=group_column,
+            may_be_constant=may_be_constant,
         )
+    if named := text_column or target_column or group_column:
+        raise InputError(f"There is no file for column {shorten(named)}.", "Name it with --data.")
     return read_passages()
 
 
@@ -182,29 +201,38 @@ def read_stop_words() -> tuple[str, ...]:
 
 
 def read_corpus(
-    path: Path, *, text_column: str | None = None, target_column: str | None = None, may_be_constant: bool = False
+    path: Path,
+    *,
+    text_column: str | None = None,
+    target_column: str | None = None,
+    group_column: str | None = None,
+    may_be_constant: bool = False,
 ) -> Corpus:
     """Read the texts and targets of a CSV, JSON Lines, Parquet or Excel file, through ``shoal.tables``.
 
     If a column is not given, known names are tried: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al.,
     "A large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
     (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. The columns in ``FORMULAS`` and ``GENRE`` are
-    read too, except columns with a missing value and formulas with a value that is not finite.
+    read too, except columns with a missing value and formulas with a value that is not finite. Texts with the same
+    value in ``group_column`` are of one kin.
 
     Raises:
         ArtifactError: the file cannot be read, lacks these columns, or has no rows; a row has no text or no finite
-            target; or all targets are the same, and ``may_be_constant`` is False.
+            target, or no value in ``group_column``; or all targets are the same, and ``may_be_constant`` is False.
         InputError: text and target are the same column.
         SetupError: the library for the file's kind is not installed.
     """
     texts: list[str] = []
     targets: list[float] = []
     with open_table(path) as table:
-        name, text, target = _find_columns(table.columns, path, text_column, target_column)
+        name, text, target = _find_columns(table.columns, path, text_column, target_column, group_column)
+        kin: list[str] = []
         others: dict[str, list[Any]] = {column: [] for column in (*FORMULAS, GENRE) if column in table.columns}
         for number, row in table.rows:
             texts.append(_read_text(row.get(text), f"{table.where(number)}, column {text!r}"))
             targets.append(_read_target(row.get(target), f"{table.where(number)}, column {target!r}"))
+            if group_column is not None:
+                kin.append(_read_kin(row.get(group_column), f"{table.where(number)}, column {group_column!r}"))
             for column, values in others.items():
                 values.append(row.get(column))
     if not texts:
@@ -221,14 +249,19 @@ def read_corpus(
         np.array(targets, np.float64),
         formulas=_read_formulas(others),
         genres=tuple(genres) if are_genres else (),
+        kin=tuple(kin),
     )
 
 
 def _find_columns(
-    columns: Sequence[str], path: Path, text_column: str | None, target_column: str | None
+    columns: Sequence[str],
+    path: Path,
+    text_column: str | None,
+    target_column: str | None,
+    group_column: str | None = None,
 ) -> tuple[str, str, str]:
     """Return the corpus's name, its text column and its target column."""
-    for named in (text_column, target_column):
+    for named in (text_column, target_column, group_column):
         if named is not None and named not in columns:
             raise ArtifactError(
                 f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.",
@@ -271,6 +304,13 @@ def _read_text(value: object, where: str) -> str:
             "Write the text again, or take the row out.",
         ) from None
     return value
+
+
+def _read_kin(value: object, where: str) -> str:
+    found = "" if value is None else str(value).strip()
+    if not found:
+        raise ArtifactError(f"{where}: the group is missing: {shorten(value)}.", "Fill it in, or take the row out.")
+    return found
 
 
 def _read_target(value: object, where: str) -> float:
