@@ -71,6 +71,7 @@ def tune(
     targets: Sequence[float] | None = None,
     calibration: Sequence[str] = (),
     output: str = "",
+    seen: bool | None = None,
     seconds: float = SECONDS,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def tune(
 
     Every candidate scores the first 512 of ``texts``, or those that ``seconds`` leave time for; with ``targets``, one
     per text, RMSE and Spearman's correlation are compared, too. ``calibration`` are other texts, which INT8 needs.
-    ``output`` is the output that is compared, by default the first of FP32.
+    ``output`` is the output that is compared, by default the first of FP32. ``seen`` goes into the plan: whether the
+    models were trained on ``texts``, if that is known.
 
     Raises:
         InputError: the repository has no encoder in TorchScript, or needs other inputs than one text; or a text is for
@@ -116,6 +118,7 @@ def tune(
         if find_spec("matplotlib"):
             draw_precisions(plan, made / PLOT)
         plan |= {
+            **({} if seen is None else {"seen": seen}),
             "shoal": shoal.__version__,
             "machine": describe_machine(),
             "versions": library_versions("torch", "openvino", "nncf"),

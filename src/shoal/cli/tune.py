@@ -41,12 +41,11 @@ def tune(
         refuse_ignored(context, "--text-column --target-column", "without --data")
     if artifacts is not None:
         refuse_ignored(context, "--output", "with --artifacts")
-    with needs("train"):
-        from shoal.readability.corpus import find_corpus
     with show_progress() as show:
         if artifacts is not None:
-            from shoal.readability.tuning import tune_artifacts
-
+            with needs("train"):
+                from shoal.readability.corpus import find_corpus
+                from shoal.readability.tuning import tune_artifacts
             corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
             plan = tune_artifacts(artifacts, corpus, out, seconds=seconds, on_progress=show)
         else:
@@ -81,17 +80,20 @@ def _tune_repository(
     from shoal.bench.inputs import read_inputs
     from shoal.bench.tune import tune as tune_repository
     from shoal.encoders.quantize import NUM_CALIBRATED
-    from shoal.readability.corpus import find_corpus, sample_texts
     from shoal.repository.model_folders import find_graph
 
     targets: Any = None
     if target_column is not None:
+        with needs("train"):
+            from shoal.readability.corpus import find_corpus
         corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
         texts, targets = list(corpus.texts), corpus.targets
     elif data is not None:
         found = read_inputs(find_graph(repository).config.spec, data, text_column or "")
         texts = [text.decode() for text in next(iter(found.arrays.values())).ravel()]
     else:
+        from shoal.readability.corpus import sample_texts
+
         texts = list(sample_texts()[1])
     texts = list(dict.fromkeys(texts)) if targets is None else texts
     order = np.random.default_rng(0).permutation(len(texts))

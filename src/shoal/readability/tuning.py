@@ -51,14 +51,14 @@ def tune_artifacts(
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="shoal-", dir=out.resolve().parent) as folder:
         repository = compose(ENSEMBLE, Path(folder) / "repository", artifacts=artifacts, is_warmed_up=False)
-        plan = tune(
+        return tune(
             repository,
             out,
             [corpus.texts[row] for row in rows],
             targets=corpus.targets[rows].tolist(),
             calibration=sorted(chosen),
             output=OUTPUTS[BLEND],
+            seen=is_seen,
             seconds=seconds,
             on_progress=on_progress,
         )
-    return {**plan, "seen": is_seen}
