@@ -213,7 +213,7 @@ def _run(folder: Path, line: str) -> dict[str, Any]:
     )
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
-    assert json.loads((folder / "out" / PLAN).read_text(encoding="utf-8")).items() <= found.items()
+    assert json.loads((folder / "out" / PLAN).read_text(encoding="utf-8")) == found
     return found
 
 

@@ -26,7 +26,6 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.versions import list_made
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_HEADERS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -38,9 +37,10 @@ _MAX_HEADER = 100_000_000  # bytes, of a safetensors file: the library's own lim
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of one instance of an engine: ``weights``, ``cache`` of all its slots when full, ``logits`` of a step.
+    """Bytes of one instance of an engine: ``weights``, the ``cache`` that it has from its start, ``logits`` of a step.
 
-    What a step computes in between comes on top: it depends on the library, and is small beside them.
+    The cache of ``llm-onnx``, and of ``llm-hf`` in static batches, is not in it: it grows with the requests. What a
+    step computes in between comes on top: it depends on the library, and is small beside them.
     """
 
     weights: int
@@ -70,14 +70,14 @@ def find_engine_memory(config: ModelConfig, *, on_gpu: bool) -> EngineMemory | N
     geometry = weights.config.get("text_config") or weights.config
     if weights.shards == (DECODER,):
         size = sum(path.stat().st_size for path in weights.folder.glob(f"{DECODER}*"))
-        return EngineMemory(size, _cache_bytes(geometry, slots * context, 4), slots * weights.vocabulary * 4)
+        return EngineMemory(size, 0, slots * weights.vocabulary * 4)
     kind = parameters.get("quantize") or NONE
     dtype = "bfloat16" if kind == INT4 else parameters.get("dtype") or "auto"
     item = _ITEM_BYTES.get(choose_dtype(weights, dtype, on_gpu=on_gpu), 4)
     tokens = (count_cache_pages(slots, context, asked) + 2) * PAGE  # transformers keeps two for padding
     return EngineMemory(
         _weight_bytes(weights, item, kind),
-        _cache_bytes(geometry, tokens, item),
+        _cache_bytes(geometry, tokens, item) if parameters.get("batching") in (None, "auto", "continuous") else 0,
         slots * weights.vocabulary * item,
     )
 
@@ -99,7 +99,7 @@ def find_excess(engines: Mapping[str, int], gpu_gib: float | None = None) -> tup
             more = ", or llm-vllm with tensor_parallel_size in engine_args" if device != HOST else ""
             return (
                 f"Engines take {needed:,} bytes of {'the host' if device == HOST else device}, which has {there:,}.",
-                f"Give less context, slots or cache_tokens, other devices, quantize{more}.",
+                f"Give less context, slots or cache_tokens, or other devices; or --quantize{more}.",
             )
     return None
 

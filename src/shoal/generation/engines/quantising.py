@@ -52,7 +52,7 @@ def quantize(model: Any, kind: str) -> None:
         raise ArtifactError(
             f"{type(model).__name__} has {left:.0%} of its weights outside of linear layers, the most in"
             f" {max(others, key=lambda name: others[name])}: {kind} would leave them as they are.",
-            "Leave quantize empty, or use llm-vllm, which has other ways to quantise.",
+            'Set the parameter quantize to "none", or use llm-vllm, which has other ways to quantise.',
         )
     head = model.get_output_embeddings()
     rows = IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0))
