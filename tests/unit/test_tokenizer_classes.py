@@ -109,7 +109,7 @@ def write(folder: Path, tokenizer: Tokenizer, model: str, **settings: Any) -> Pa
 def test_the_ids_and_texts_of_transformers(kind: str, tmp_path: Path) -> None:
     make, classes, named, others = KINDS[kind]
     tokenizer = make()
-    for model in ("llama", "mistral", "gpt2"):
+    for model in ("llama", "mistral", "gpt2", "qwen2"):
         for name in classes:
             for more in others:
                 folder = write(tmp_path, tokenizer, model, tokenizer_class=name, **named, **more)

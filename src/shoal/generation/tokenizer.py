@@ -52,6 +52,11 @@ _CLASSES: dict[str, tuple[Any, list[Any]] | None] = {
         ("CodeLlamaTokenizer", "LlamaTokenizer", "OpenAIGPTTokenizer", "Qwen3_5Tokenizer", "XGLMTokenizer")
     ),
 }
+_OF_MODELS = {
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3_5": "Qwen3_5Tokenizer",
+    "qwen3_5_moe": "Qwen3_5Tokenizer",
+}  # for any class
 _END, _META = "<|endoftext|>", {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _GPT2 = dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END)
 _DEFAULTS: dict[str, dict[str, str]] = {  # named tokens of these classes
@@ -169,7 +174,9 @@ def _name_class(settings: Mapping[str, Any]) -> str:
 
 def _find_class(folder: Path, settings: Mapping[str, Any]) -> str:
     """Return the class that makes other parts than those in ``tokenizer.json``; empty if the file is the tokenizer."""
-    name = _name_class(settings)
+    config = folder / "config.json"
+    model = read_json(config, "model configuration").get("model_type") if config.is_file() else ""
+    name = _OF_MODELS.get(str(model)) or _name_class(settings)
     if name not in _CLASSES:
         return ""
     usual = _CLASSES[name]
