@@ -52,11 +52,11 @@ _CLASSES: dict[str, tuple[Any, list[Any]] | None] = {
         ("CodeLlamaTokenizer", "LlamaTokenizer", "OpenAIGPTTokenizer", "Qwen3_5Tokenizer", "XGLMTokenizer")
     ),
 }
-_OF_MODELS = {
+_OF_MODELS = {  # classes of model types, whatever class a folder names
     "qwen2": "Qwen2Tokenizer",
-    "qwen3_5": "Qwen3_5Tokenizer",
-    "qwen3_5_moe": "Qwen3_5Tokenizer",
-}  # for any class
+    "hyperclovax_vision_v2": "GPT2Tokenizer",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"), "Qwen3_5Tokenizer"),
+}
 _END, _META = "<|endoftext|>", {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _GPT2 = dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END)
 _DEFAULTS: dict[str, dict[str, str]] = {  # named tokens of these classes
