@@ -358,6 +358,7 @@ def test_static_requests_that_leave_do_not_hold_up_the_batch(folder: Path, scale
         ({"model": "tiny"}, "expected the absolute path"),
         ({"dtype": "int8"}, "expected auto or float32 or bfloat16 or float16"),
         ({"slots": "0"}, "expected a whole number from 1 to 1,024"),
+        ({"batching": "fast"}, "expected auto or continuous or static or single"),
     ],
 )
 def test_parameters(parameters: dict[str, str], words: str, folder: Path) -> None:

@@ -33,7 +33,7 @@ TABLE: Table = {
     "train --target-column": Both(
         f"{TRAIN} --data columns.csv", "--target-column target", "--target-column score", MODEL
     ),
-    "train --group-column": Elsewhere("unit/test_corpus.py::test_texts_of_one_kin_stay_together"),
+    "train --group-column": Elsewhere("unit/test_corpus.py::test_texts_of_one_group_stay_together"),
     "train --encoder": Both("train --out a", "--encoder bert", "--encoder published/score", MODEL),
     "train --revision": Both(TRAIN, "", "--revision abc"),
     "train --seed": Both(TRAIN, "--seed 0", "--seed 1", MODEL),

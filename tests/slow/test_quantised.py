@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ from shoal.repository.engine_memory import EngineMemory, find_engine_memory
 from shoal.repository.placement import Instances, Plan, Tuning
 from tests.support.families import make_family
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
-from tests.support.torchao import torchao  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("torchao")
+from tests.support.torchao import add_torchao
 
 QUESTION = {"text_input": ["What do cats do?"], "max_tokens": [16], "temperature": [0.0], "stream": [False]}
+
+
+@pytest.fixture(autouse=True)
+def _torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_torchao(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +103,20 @@ def test_weights_outside_of_linear_layers_are_refused(name: str, most: str, tmp_
         load_model(weights, "float32", quantized="int8")
 
 
+class Odd(torch.nn.Module):
+    """A model with an inner width that no group divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = torch.nn.Linear(72, 64, bias=False), torch.nn.Linear(72, 99, bias=False)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+
 def test_groups_that_do_not_divide_a_layer_are_refused() -> None:
-    model = torch.nn.Module()
-    model.up, model.head = torch.nn.Linear(72, 64, bias=False), torch.nn.Linear(72, 99, bias=False)
-    model.get_output_embeddings = lambda: model.head  # type: ignore[assignment]
     with pytest.raises(ArtifactError, match=r"up has 72 inputs, and int4 has a scale for each 128, 64 or 32 of them"):
-        quantize(model, "int4")
+        quantize(Odd(), "int4")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -162,6 +174,40 @@ def test_plan_adds_up_and_refuses_what_does_not_fit(folder: Path) -> None:
     plan = ["plan", "llm", "--weights", folder, "--placement", "gpu", "--json"]
     whole, small = (json.loads(run(*plan, *more).stdout)["engines"]["GPU 0"] for more in ([], ["--quantize", "int8"]))
     assert small < whole
+
+
+def test_the_memory_of_other_machines_gpus(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "w")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "w" / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 10**7}), encoding="utf-8"
+    )
+    plan = ["plan", "llm", "--weights", tmp_path / "w", "--placement", "gpu"]
+    assert run(*plan, "--gpu-memory", 100).exit_code == 0
+    assert "of GPU 0, which has 1,073,741,824" in str(run(*plan, "--gpu-memory", 1).exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\x05\0\0\0\0\0\0\0[1,2]"),
+        ("model.safetensors", (10**5).to_bytes(8, "little") + b"[" * 10**5),
+        ("config.json", {"num_hidden_layers": "two"}),
+        ("config.json", {"num_key_value_heads": "few"}),
+        ("config.json", {"head_dim": "wide"}),
+    ],
+)
+def test_damaged_weights_have_no_size(name: str, content: Any, folder: Path, tmp_path: Path) -> None:
+    """Other rules, and the engine, report them."""
+    shutil.copytree(folder, tmp_path / "w")
+    path = tmp_path / "w" / name
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text(encoding="utf-8")) | content).encode()
+    path.write_bytes(content)
+    config = read_config(ENGINE)
+    config.message.parameters["model"].string_value = str(tmp_path / "w")
+    assert find_engine_memory(as_config(config.message, config.folder), on_gpu=False) is None
 
 
 def test_several_models_on_one_card_and_on_three(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

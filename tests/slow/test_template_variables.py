@@ -76,3 +76,6 @@ def test_the_command_line(service: Service) -> None:
         assert result.exit_code == 0, result.output
         counts.append(json.loads(result.stdout)["num_input_tokens"])
     assert counts[0] < counts[1]
+    for words, reason in ((["{}", "{}"], "is given twice"), (["[]"], "expected an object"), (["{"], "is not JSON")):
+        more = [part for word in words for part in ("--set", f"chat_template_kwargs={word}")]
+        assert reason in str(CliRunner().invoke(app, [*command, *more]).exception)

@@ -11,13 +11,13 @@ import pytest
 from tests.support.once import ROOT, once
 
 
-@pytest.fixture
-def torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+def add_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make torchao importable; skips where it cannot be installed."""
     try:
         folder = once("torchao", _install, depends_on=[Path(__file__)])
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"torchao cannot be installed here: {error.stderr.strip().splitlines()[-1:]}")
+        lines = str(error.stderr).strip().splitlines() or [str(error)]
+        pytest.skip(f"torchao cannot be installed here: {lines[-1]}")
     monkeypatch.syspath_prepend(folder)
 
 

@@ -296,7 +296,7 @@ def test_split_keeps_rows_apart(passages: Corpus) -> None:
         split(passages.take(range(9)), PRESETS["quick"], seed=0)
 
 
-def test_texts_of_one_kin_stay_together(tmp_path: Path) -> None:
+def test_texts_of_one_group_stay_together(tmp_path: Path) -> None:
     """Equal texts and equal names join: a text by two authors makes one group of all that either has written."""
     names = ["Ann", "Ben", "Ann", "Cyd", "Dan", "Ben", "Eve"]
     texts = ["a", "b", "c", "D", "e", "d", "f"]
@@ -306,6 +306,8 @@ def test_texts_of_one_kin_stay_together(tmp_path: Path) -> None:
     assert corpus.groups.tolist() == [0, 1, 0, 1, 2, 1, 3]
     assert corpus.take([4, 5, 1]).groups.tolist() == [0, 1, 1]
     assert corpus.sha256 != read_corpus(path).sha256
+    with pytest.raises(InputError, match=r"x\.csv has 4 different groups; 2 folds need at least 10"):
+        make_folds(corpus, 2, seed=0)
     with pytest.raises(ArtifactError, match=r"x\.csv has no column 'writer'"):
         read_corpus(path, group_column="writer")
     path.write_text("text,target,author\na,1,Ann\nb,2,\n", encoding="utf-8")
@@ -314,10 +316,10 @@ def test_texts_of_one_kin_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_folds_keep_kin_together(seed: int) -> None:
+def test_folds_keep_groups_together(seed: int) -> None:
     random = np.random.default_rng(seed)
     texts, names = tuple(f"text {k}" for k in range(200)), tuple(f"name {k}" for k in random.integers(0, 40, 200))
-    corpus = Corpus("", texts, np.arange(200.0), kin=names)
+    corpus = Corpus("", texts, np.arange(200.0), group_names=names)
     folds = make_folds(corpus, 5, seed=seed)
     assert sorted(row for _, unseen in folds for row in unseen) == [*range(200)]
     for known, unseen in folds:

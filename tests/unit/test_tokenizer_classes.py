@@ -1,4 +1,4 @@
-"""Classes of tokenizers that transformers makes anew: the ids and texts of AutoTokenizer, or a refusal."""
+"""Classes that make parts of a tokenizer themselves: the ids and texts of AutoTokenizer, or a refusal."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_transformers_is_not_needed_where_the_file_has_what_the_class_makes(
 def test_without_transformers_the_class_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, llama(), "llama", tokenizer_class="LlamaTokenizer", **META)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SetupError, match=r"names LlamaTokenizer, .* transformers is not installed\."):
+    with pytest.raises(SetupError, match=r"names LlamaTokenizer, .* it is not installed\."):
         read_model_tokenizer(folder)
     write(tmp_path, llama(), "llama", tokenizer_class="PreTrainedTokenizerFast", **META)
     assert read_model_tokenizer(folder).encode("The cat").ids

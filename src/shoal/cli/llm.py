@@ -169,15 +169,14 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
         name, _, value = text.partition("=")
         row = _ROWS.get(name)
         try:
-            if name == VARIABLES:
-                settings[name] = read_variables(value)
-                continue
-            if row is None:
+            if row is None and name != VARIABLES:
                 raise InputError(f"Unknown setting {name!r}.", suggest(name, [*_ROWS, VARIABLES]))
-            if row.is_list:
+            if row is not None and row.is_list:
                 settings.setdefault(name, []).append(value)
             elif name in settings:
                 raise InputError(f"--set {name}=... is given twice.", "Give it once.")
+            elif row is None:
+                settings[name] = read_variables(value)
             else:
                 settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
-_OTHER_TEMPLATES = "additional_chat_templates"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
+_OTHER_TEMPLATES = "additional_chat_templates"
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
 _LISTS = frozenset({*_WORDS, *_BIAS})
@@ -192,11 +192,11 @@ class Prompts:
         known = self._template.variables if isinstance(self._template, ChatTemplate) else frozenset()
         for name in names:
             if name == "tools":
-                raise InputError("chat_template_kwargs has tools, which are not served.", "Leave them out.")
+                raise InputError(f"{VARIABLES} has tools, which are not served.", "Leave them out.")
             if name not in known:
                 reads = f"It reads {', '.join(sorted(known))}" if known else "It reads none"
                 raise InputError(
-                    f"chat_template_kwargs has {shorten(name)}, which the model's chat template does not read.",
+                    f"{VARIABLES} has {shorten(name)}, which the model's chat template does not read.",
                     f"{reads}; leave {shorten(name)} out.",
                 )
 

@@ -11,13 +11,13 @@ already those of the class, transformers itself reads the folder.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.component import read_json, read_tokenizer, refusal
 from shoal.errors import SetupError
-from shoal.files import MAX_LARGE_TEXT
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -125,7 +125,7 @@ def read_model_tokenizer(folder: Path) -> Tokenizer:
     tokenizer = read_tokenizer(folder / TOKENIZER)
     settings = read_settings(folder)
     path = folder / TOKENIZER_CONFIG
-    if name := _find_class(folder, settings):
+    if name := _find_class(folder, settings, tokenizer):
         return _read_by_transformers(folder, name)
     try:
         extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
@@ -172,7 +172,7 @@ def _name_class(settings: Mapping[str, Any]) -> str:
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 
 
-def _find_class(folder: Path, settings: Mapping[str, Any]) -> str:
+def _find_class(folder: Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     """Return the class that makes other parts than those in ``tokenizer.json``; empty if the file is the tokenizer."""
     config = folder / "config.json"
     model = read_json(config, "model configuration").get("model_type") if config.is_file() else ""
@@ -182,11 +182,13 @@ def _find_class(folder: Path, settings: Mapping[str, Any]) -> str:
     usual = _CLASSES[name]
     if usual is None or settings.get("add_prefix_space"):
         return name
-    file = read_json(folder / TOKENIZER, "tokenizer", MAX_LARGE_TEXT)
-    before = file.get("pre_tokenizer") or {}
+    normalizer, before = (
+        {} if part is None else json.loads(part.__getstate__())
+        for part in (tokenizer.normalizer, tokenizer.pre_tokenizer)
+    )
     parts = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
     found = [{key: part.get(key) for key in as_made} for part, as_made in zip(parts, usual[1], strict=False)]
-    is_usual = len(parts) == len(usual[1]) and found == usual[1] and file.get("normalizer") == usual[0]
+    is_usual = len(parts) == len(usual[1]) and found == usual[1] and (normalizer or None) == usual[0]
     return "" if is_usual else name
 
 
@@ -195,8 +197,8 @@ def _read_by_transformers(folder: Path, name: str) -> Tokenizer:
         from transformers import AutoTokenizer
     except ModuleNotFoundError:
         raise SetupError(
-            f"{folder / TOKENIZER_CONFIG} names {name}, with which transformers makes parts of the tokenizer anew, and"
-            " transformers is not installed.",
+            f"{folder / TOKENIZER_CONFIG} names {name}, with which transformers makes parts of the tokenizer"
+            " itself, and it is not installed.",
             "Type: pip install 'shoal[llm]'. Or, to take tokenizer.json as it is, write"
             ' "tokenizer_class": "PreTrainedTokenizerFast" there.',
         ) from None

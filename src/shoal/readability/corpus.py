@@ -53,8 +53,8 @@ class Corpus:
 
     ``sha256`` is the hash of texts and targets, independent of the file. ``is_demonstration`` marks data too small for
     scores to mean anything. ``formulas`` has the values of published readability formulas by the formula's name, FP64
-    ``[len(texts)]`` each; ``genres`` has one genre per text. Both are empty if the file has none. ``kin`` has one name
-    per text, such as its author's, if texts of the same name are to be kept together; empty otherwise.
+    ``[len(texts)]`` each; ``genres`` has one genre per text. Both are empty if the file has none. ``group_names``
+    has one name per text, such as its author's, if texts of the same name are to be kept together; empty otherwise.
     """
 
     name: str
@@ -63,15 +63,15 @@ class Corpus:
     is_demonstration: bool = False
     formulas: Mapping[str, Floats] = field(default_factory=dict)
     genres: tuple[str, ...] = ()
-    kin: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of all texts and targets, in order, and of ``kin``."""
-        columns = [self.texts, self.targets.tolist(), *([self.kin] if self.kin else [])]
+        """SHA-256 of all texts and targets, in order, and of ``group_names``."""
+        columns = [self.texts, self.targets.tolist(), *([self.group_names] if self.group_names else [])]
         lines = (json.dumps(row) for row in zip(*columns, strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -82,23 +82,29 @@ class Corpus:
 
     @cached_property
     def groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Group of each text, INT64 ``[len(texts)]``: texts that differ only in case and whitespace, or are of one kin.
+        """Group of each text, INT64 ``[len(texts)]``: texts that differ only in case and whitespace, or have one name.
 
         Groups are numbered from 0 in order of appearance. A split must not divide a group between training rows and
         held-out rows.
         """
         numbers: dict[str, int] = {}
         same = np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
-        if not self.kin:
+        if not self.group_names:
             return same
         from scipy.sparse import coo_matrix
         from scipy.sparse.csgraph import connected_components
 
-        _, kin = np.unique(self.kin, return_inverse=True)
-        edges = coo_matrix((np.ones(len(same)), (same, len(numbers) + kin)), shape=[len(numbers) + kin.max() + 1] * 2)
+        _, named = np.unique(self.group_names, return_inverse=True)
+        size = len(numbers) + int(named.max()) + 1
+        edges = coo_matrix((np.ones(len(same)), (same, len(numbers) + named)), shape=(size, size))
         _, found = connected_components(edges, directed=False)
         _, firsts, places = np.unique(found[same], return_index=True, return_inverse=True)
         return np.argsort(np.argsort(firsts))[places]
+
+    @property
+    def kind(self) -> str:
+        """Word for what a split keeps together, for messages."""
+        return "groups" if self.group_names else "texts"
 
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Corpus:
         """Return a corpus of the rows with these numbers, in the given order."""
@@ -110,7 +116,7 @@ class Corpus:
             self.is_demonstration,
             {name: values[index] for name, values in self.formulas.items()},
             tuple(self.genres[i] for i in index) if self.genres else (),
-            tuple(self.kin[i] for i in index) if self.kin else (),
+            tuple(self.group_names[i] for i in index) if self.group_names else (),
         )
 
 
@@ -163,8 +169,9 @@ def find_corpus(
             group_column=group_column,
             may_be_constant=may_be_constant,
         )
-    if named := text_column or target_column or group_column:
-        raise InputError(f"There is no file for column {shorten(named)}.", "Name it with --data.")
+    for column in (text_column, target_column, group_column):
+        if column is not None:
+            raise InputError(f"There is no file for column {shorten(column)}.", "Name it with --data.")
     return read_passages()
 
 
@@ -214,7 +221,7 @@ def read_corpus(
     "A large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
     (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. The columns in ``FORMULAS`` and ``GENRE`` are
     read too, except columns with a missing value and formulas with a value that is not finite. Texts with the same
-    value in ``group_column`` are of one kin.
+    value in ``group_column`` are of one group.
 
     Raises:
         ArtifactError: the file cannot be read, lacks these columns, or has no rows; a row has no text or no finite
@@ -226,13 +233,13 @@ def read_corpus(
     targets: list[float] = []
     with open_table(path) as table:
         name, text, target = _find_columns(table.columns, path, text_column, target_column, group_column)
-        kin: list[str] = []
+        names: list[str] = []
         others: dict[str, list[Any]] = {column: [] for column in (*FORMULAS, GENRE) if column in table.columns}
         for number, row in table.rows:
             texts.append(_read_text(row.get(text), f"{table.where(number)}, column {text!r}"))
             targets.append(_read_target(row.get(target), f"{table.where(number)}, column {target!r}"))
             if group_column is not None:
-                kin.append(_read_kin(row.get(group_column), f"{table.where(number)}, column {group_column!r}"))
+                names.append(_read_group(row.get(group_column), f"{table.where(number)}, column {group_column!r}"))
             for column, values in others.items():
                 values.append(row.get(column))
     if not texts:
@@ -249,7 +256,7 @@ def read_corpus(
         np.array(targets, np.float64),
         formulas=_read_formulas(others),
         genres=tuple(genres) if are_genres else (),
-        kin=tuple(kin),
+        group_names=tuple(names),
     )
 
 
@@ -306,7 +313,7 @@ def _read_text(value: object, where: str) -> str:
     return value
 
 
-def _read_kin(value: object, where: str) -> str:
+def _read_group(value: object, where: str) -> str:
     found = "" if value is None else str(value).strip()
     if not found:
         raise ArtifactError(f"{where}: the group is missing: {shorten(value)}.", "Fill it in, or take the row out.")

@@ -27,7 +27,7 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
     needed = max(10, 2 * num_folds)
     if len(firsts) < needed:
         raise InputError(
-            f"{corpus.name} has {len(firsts)} different texts; {num_folds} folds need at least {needed}.",
+            f"{corpus.name} has {len(firsts)} different {corpus.kind}; {num_folds} folds need at least {needed}.",
             "Add texts, or give fewer --folds.",
         )
     order = np.random.RandomState(seed).permutation(len(corpus))

@@ -146,7 +146,7 @@ def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
     """
     num_different = len(np.unique(corpus.groups))
     if num_different < 10:
-        raise InputError(f"{corpus.name} has {num_different} different texts; training needs 10.", "Add texts.")
+        raise InputError(f"{corpus.name} has {num_different} different {corpus.kind}; training needs 10.", "Add texts.")
     known, held_out = hold_out(corpus, min(preset.num_held_out, num_different // 5), seed=seed)
     return known[: preset.num_rows], held_out
 

@@ -61,12 +61,15 @@ def find_engine_memory(config: ModelConfig, *, on_gpu: bool) -> EngineMemory | N
     if not folder:
         return None
     try:
-        weights = find_weights(folder)
-        slots = int(parameters["slots"])
-        context = int(parameters.get("context") or weights.context)
-        asked = int(parameters.get("cache_tokens") or 0)
-    except (ArtifactError, ValueError):  # the rules for weights and parameters report it
+        return _compute(find_weights(folder), parameters, on_gpu=on_gpu)
+    except (ArtifactError, ValueError, TypeError):  # the rules for weights and parameters report it
         return None
+
+
+def _compute(weights: Weights, parameters: Mapping[str, str], *, on_gpu: bool) -> EngineMemory:
+    slots = int(parameters["slots"])
+    context = int(parameters.get("context") or weights.context)
+    asked = int(parameters.get("cache_tokens") or 0)
     geometry = weights.config.get("text_config") or weights.config
     if weights.shards == (DECODER,):
         size = sum(path.stat().st_size for path in weights.folder.glob(f"{DECODER}*"))
@@ -104,7 +107,7 @@ def find_excess(engines: Mapping[str, int], gpu_gib: float | None = None) -> tup
     return None
 
 
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors in a safetensors file, from its header.
 
     Raises:
@@ -115,13 +118,13 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size)) if size <= _MAX_HEADER else {}
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(f"{path} is not a safetensors file: {error}", "Download it again.") from error
 
 
 def _weight_bytes(weights: Weights, item: int, kind: str) -> int:
     """Return the bytes of the weights; see ``quantising.py`` for what int8 and int4 do."""
-    shapes = {name: shape for file in weights.shards for name, shape in read_shapes(weights.folder / file).items()}
+    shapes = {name: shape for file in weights.shards for name, shape in _read_shapes(weights.folder / file).items()}
     if kind == NONE:
         return sum(prod(shape) for shape in shapes.values()) * item
     total = 0
@@ -143,5 +146,5 @@ def _cache_bytes(config: Mapping[str, Any], tokens: int, item: int) -> int:
     layers, heads, hidden = (next((config[n] for n in names if n in config), 0) for names in (_LAYERS, _HEADS, _HIDDEN))
     if not (layers and heads and hidden):
         return 0
-    head = config.get("head_dim") or hidden // heads
-    return int(layers * 2 * (config.get("num_key_value_heads") or heads) * head * tokens * item)
+    head = int(config.get("head_dim") or int(hidden) // int(heads))
+    return int(layers) * 2 * int(config.get("num_key_value_heads") or heads) * head * tokens * item

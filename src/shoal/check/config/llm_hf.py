@@ -38,16 +38,11 @@ def _quantize(model: Model) -> Findings:
 def _memory(model: Model, repository: Repository) -> Findings:
     """Report, at the last engine on a device, that all of them do not fit it."""
     assert model.config is not None
-    devices = {line.pool for line in find_engines(model.config)}
-    if not devices:
-        return
+    last = {line.pool: model.name for line in find_engines(model.config)}
     total = Counter[str]()
-    after = False
-    for each in [model] if model.is_model_folder else repository.models:
+    for each in [model] if model.is_model_folder else repository.models if last else []:
         for line in find_engines(each.config) if each.config and not each.is_ensemble else ():
             total[line.pool] += line.total
-            if after:
-                devices.discard(line.pool)
-        after = after or each.name == model.name
-    if excess := find_excess({device: total[device] for device in sorted(devices)}):
+            last[line.pool] = each.name
+    if excess := find_excess({device: total[device] for device, name in sorted(last.items()) if name == model.name}):
         yield MEMORY.at(model.at("instance_group"), *excess)

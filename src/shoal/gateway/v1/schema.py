@@ -17,6 +17,7 @@ from shoal.errors import suggest
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.v1.errors import ApiError
 from shoal.gateway.v2.screening import screen_nesting
+from shoal.generation.sampling import VARIABLES
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
@@ -239,7 +240,7 @@ class ChatRequest(Writing, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
         wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        own = {} if self.chat_template_kwargs is None else {"chat_template_kwargs": self.chat_template_kwargs}
+        own = {} if self.chat_template_kwargs is None else {VARIABLES: self.chat_template_kwargs}
         return super().settings() | wanted | own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def check_kind(kind: str, dtype: str, place: str) -> None:
         SetupError: torchao is not installed, or it computes in 4 bits neither there nor in this dtype.
     """
     with needs("quantize"):
-        import torchao  # noqa: F401
+        importlib.import_module("torchao")
     if kind == INT4 and not place.startswith("cuda"):
         raise SetupError(
             "int4 needs an NVIDIA GPU: torchao computes in 4 bits on no processor.",
