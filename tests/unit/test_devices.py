@@ -179,6 +179,7 @@ def test_metrics_follow_the_ledger() -> None:
     metrics = Metrics(ledger, MetricFamily, "double", "double_0_0", seconds=60)
     ledger.record("X", UP, 10)
     ledger.count(ROWS, 3)
+    ledger.tell(batching="static")
     for _ in range(2):
         metrics.publish()
     numbers = {key: counter.number for key, counter in metrics._counters.items()}
@@ -186,7 +187,9 @@ def test_metrics_follow_the_ledger() -> None:
         ("shoal_copies_total", "X", UP): 1,
         ("shoal_copied_bytes_total", "X", UP): 10,
         ("shoal_rows_total",): 3,
+        ("shoal_component_info",): 1,
     }
+    assert metrics._counters["shoal_component_info",].labels.items() >= {("model", "double"), ("batching", "static")}
     assert metrics._counters["shoal_rows_total",].labels == {"model": "double", "instance": f"double_0_0-{os.getpid()}"}
     metrics.close()
 

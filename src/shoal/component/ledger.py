@@ -26,7 +26,8 @@ CONTROL = "(control)"  # a few bytes per batch that decide sizes on the host
 BATCHES, ROWS, EXACT_ROWS = "batches", "rows", "exact_rows"
 DRAFTED, ACCEPTED = "drafted_tokens", "accepted_tokens"
 
-# Counters among Triton's own metrics, under ``:8002/metrics``.
+# Among Triton's own metrics, under ``:8002/metrics``: counters, but for INFO.
+INFO = "shoal_component_info"
 COPIES, BYTES, SECONDS = "shoal_copies_total", "shoal_copied_bytes_total", "shoal_copy_seconds_total"
 _DESCRIPTIONS = {
     COPIES: "Copies between host and device, by edge",
@@ -37,6 +38,7 @@ _DESCRIPTIONS = {
     "shoal_exact_rows_total": "Rows tokenized on the host, where the device's tokenizer would differ",
     "shoal_drafted_tokens_total": "Tokens that speculative decoding has guessed",
     "shoal_accepted_tokens_total": "Guessed tokens that the model confirmed",
+    INFO: "1, with what a component found out when it was loaded",
 }
 
 _log = logging.getLogger("shoal")
@@ -71,6 +73,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._traffic: dict[Edge, Traffic] = {}
         self._events: dict[str, int] = {}
+        self._findings: dict[str, str] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
         """Add copies to the totals of ``edge``; ``num_bytes`` and ``seconds`` are for all ``copies`` together."""
@@ -90,6 +93,17 @@ class Ledger:
             for edge, traffic in before.items():
                 key = Edge(SETUP, edge.direction)
                 self._traffic[key] = self._traffic.get(key, Traffic()) + traffic
+
+    def tell(self, **findings: str) -> None:
+        """Keep what the component found out at its load, such as ``batching="static"``: labels of a metric."""
+        with self._lock:
+            self._findings.update(findings)
+
+    @property
+    def findings(self) -> Mapping[str, str]:
+        """Snapshot of what the component found out."""
+        with self._lock:
+            return dict(self._findings)
 
     @property
     def traffic(self) -> Mapping[Edge, Traffic]:
@@ -132,12 +146,18 @@ class Metrics:
                 return
 
     def publish(self) -> None:
-        """Raise Triton's counters to the ledger's totals."""
+        """Raise Triton's counters to the ledger's totals, and tell what the component found out."""
+        findings = self._ledger.findings
         for edge, traffic in self._ledger.traffic.items():
             for name, value in _amounts(traffic).items():
                 self._raise_to((name, *edge), value)
         for event, number in self._ledger.events.items():
             self._raise_to((f"shoal_{event}_total",), number)
+        if findings and (INFO,) not in self._counters:
+            family = self._family(name=INFO, description=_DESCRIPTIONS[INFO], kind=self._family.GAUGE)
+            self._counters[INFO,] = family.Metric(labels={**self._labels, **findings})
+            self._counters[INFO,].increment(1)
+            self._families[INFO] = family
 
     def _raise_to(self, key: tuple[str, ...], value: float) -> None:
         added = value - self._told.get(key, 0)

@@ -27,7 +27,7 @@ from shoal.generation.whole import TrialStream
 
 AUTO = "auto"
 WAYS = {"continuous": "continuous batches", "static": "static batches", "single": "one request at a time"}
-_SIZES = ((1, 3, 9, 24), 8)  # tokens per prompt, and new tokens
+_SIZES = ((1, 3, 9, 24), 4)  # tokens per prompt, and new tokens
 _LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
 _LARGE = 1_000_000_000  # weights
 _MOST_WORK = 100_000_000_000  # weights times tokens of a prompt: about a second on two cores
@@ -74,6 +74,7 @@ def choose_engine(
     kind = type(model).__name__
     if way != AUTO:
         _log.info("%s is computed in %s, as the parameter batching says, without a comparison", kind, WAYS[way])
+        component.context.device.ledger.tell(batching=way)
         return ways[way]()
     if not {*turns} <= {*tried}:
         faults[WAYS["continuous"]] = f"its rope changes after {turns[0]} tokens"
@@ -89,6 +90,7 @@ def choose_engine(
         if not fault:
             reasons = "".join(f"; not in {other}: {why}" for other, why in faults.items())
             _log.log(logging.WARNING if faults else logging.INFO, "%s is computed in %s%s", kind, WAYS[name], reasons)
+            component.context.device.ledger.tell(batching=name)
             return engine
         engine.close()
         faults[WAYS[name]] = fault
