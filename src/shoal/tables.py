@@ -22,9 +22,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 from shoal.errors import ArtifactError, needs
 
 TEXT = "text"  # the column that holds the lines of a plain text file
-BUFFER = 2**20  # bytes of a Parquet column that are read at a time; without it, all of a row group's
-_BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
-_MAX_CELL = 2**24  # characters of a CSV cell
+_MAX_CELL = _MAX_LINE = 2**24  # characters of a CSV cell, and of a line of JSON Lines or plain text
 _UNCLOSED = ("unexpected end of data", "field larger than field limit")  # messages of `csv` for an unclosed quote
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # surrogates that `surrogateescape` makes of bytes that are not UTF-8
 
@@ -46,14 +44,19 @@ class NotUtf8(bytes):
 
 @dataclass(frozen=True)
 class Source:
-    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``."""
+    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``.
+
+    If only a part of a file is read, its lines are counted from the byte ``offset``.
+    """
 
     name: str
     kind: str
+    offset: int = 0
 
     def where(self, number: int) -> str:
         """Name the row with this number, for messages."""
-        return f"{self.name}, {'line' if self.kind in ('.jsonl', '.txt') else 'row'} {number}"
+        unit = "line" if self.kind in (".jsonl", ".txt") else "row"
+        return f"{self.name}, {unit} {number}{f' after byte {self.offset}' if self.offset else ''}"
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,11 @@ def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
             f"{source.name} has no header: its first row is blank.", "Name its columns in the first row."
         )
     named = [name if name.strip() else Unnamed(f"column {place}") for place, name in enumerate(names, start=1)]
-    _check_distinct(named, source.name)
+    check_distinct(named, source.name)
     return {name: place for place, name in enumerate(named)}
 
 
-def _check_distinct(names: Iterable[str], where: str) -> None:
+def check_distinct(names: Iterable[str], where: str) -> None:
     """Check that no column appears twice.
 
     Raises:
@@ -130,9 +133,25 @@ def _by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
 # --- text in UTF-8 --------------------------------------------------------------------------------------------------
 
 
-def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
+def _open_text(file: BinaryIO, stack: ExitStack, newline: str, encoding: str = "utf-8-sig") -> TextIOWrapper:
     """Open UTF-8 text. Bytes that are not UTF-8 become surrogates, of which the row readers make ``NotUtf8`` cells."""
-    return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
+    return stack.enter_context(TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline))
+
+
+def _read_lines(file: BinaryIO, source: Source, stack: ExitStack) -> Iterator[tuple[int, str | ArtifactError]]:
+    """Yield numbered lines; one that is too long for memory is an error. Only "\\n" ends a line."""
+    text = _open_text(file, stack, newline="\n", encoding="utf-8" if source.offset else "utf-8-sig")
+    number = 0
+    while line := text.readline(_MAX_LINE):
+        number += 1
+        if len(line) == _MAX_LINE and line[-1] != "\n":
+            rest = "?"
+            while rest and rest[-1] != "\n":
+                rest = text.readline(_MAX_LINE)
+            said = f"{source.where(number)} has more than {_MAX_LINE:,} characters."
+            yield number, ArtifactError(said, "Divide it into several lines.")
+        else:
+            yield number, line
 
 
 def _check_utf8(text: str, where: str) -> None:
@@ -213,8 +232,7 @@ def _open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
 
     The first line must be an object: the columns of CSV output are taken from it.
     """
-    # Only "\n" ends a line: within JSON, "\r" is whitespace.
-    rows = _jsonl_rows(_open_text(file, stack, newline="\n"), source)
+    rows = json_rows(file, source, stack)
     first = next(rows, None)
     if first is None:
         raise _no_rows(source)
@@ -223,9 +241,12 @@ def _open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     return _Opened(tuple(first[1]), chain([first], rows))
 
 
-def _jsonl_rows(lines: Iterable[str], source: Source) -> Rows:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
+def json_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
+    """Yield the rows of JSON Lines; a row is an error where its line is not a JSON object."""
+    for number, line in _read_lines(file, source, stack):  # within JSON, "\r" is whitespace
+        if isinstance(line, ArtifactError):
+            yield number, line
+        elif line.strip():
             try:
                 row: Row = _read_object(line, source.where(number))
             except ArtifactError as error:
@@ -244,7 +265,7 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row = dict(pairs)
         if len(row) < len(pairs):
-            _check_distinct((name for name, _ in pairs), where)
+            check_distinct((name for name, _ in pairs), where)
         return row
 
     try:
@@ -262,11 +283,14 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
-    """Open a file with one text per line. A blank line is an empty text; U+2028 and the like do not end a line."""
-    del source
-    lines = _open_text(file, stack, newline="\n")
-    rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
-    return _Opened((TEXT,), rows)
+    """Open a file with one text per line."""
+    return _Opened((TEXT,), text_rows(file, source, stack))
+
+
+def text_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
+    """Yield one text per line. A blank line is an empty text; U+2028 and the like do not end a line."""
+    for number, line in _read_lines(file, source, stack):
+        yield number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))} if isinstance(line, str) else line
 
 
 # --- Parquet and Excel ----------------------------------------------------------------------------------------------
@@ -274,52 +298,18 @@ def _open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
 
 def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     """Open the columns and rows of a Parquet file, in batches."""
-    with needs("files"):
-        import pyarrow
-        from pyarrow import parquet
-    try:
-        table = stack.enter_context(parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER))
-        columns = tuple(table.schema_arrow.names)
-    except (pyarrow.ArrowException, OSError):
-        raise ArtifactError(
-            f"{source.name} is not a Parquet file.", "Give the file the ending of what it is."
-        ) from None
-    _check_distinct(columns, source.name)
-    number = 0
+    from shoal.parquet import open_parquet, parquet_rows
 
-    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
-        nonlocal number
-        try:
-            for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-                named = list(zip(columns, batch.columns, strict=True))
-                for place in range(batch.num_rows):
-                    row = {name: _to_python(column[place]) for name, column in named}
-                    number += 1
-                    yield number, row
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ArtifactError(
-                f"{source.name} is damaged at row {number + 1} or after: {reason}.", "Write or copy it again."
-            ) from None
+    table = open_parquet(file, source.name, stack)
+    read = 0
 
-    return _Opened(columns, rows(), lambda: number / max(1, table.metadata.num_rows))
+    def rows() -> Rows:
+        nonlocal read
+        for number, row in parquet_rows(table, source):
+            read = number
+            yield number, row
 
-
-def _to_python(scalar: Any) -> Any:
-    """Convert an Arrow scalar to a Python value, or to text if no type holds it (nanoseconds, the year 10000)."""
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return NotUtf8(scalar.cast("binary").as_py())
-    except (ValueError, OverflowError, LookupError):
-        return _as_shown(scalar) if scalar.type.num_fields else scalar.cast("string").as_py()
-
-
-def _as_shown(scalar: Any) -> str:
-    """Format a nested value as Arrow does, for contents that no Python type holds."""
-    import pyarrow
-
-    return " ".join(pyarrow.array([scalar], scalar.type).to_string().split())
+    return _Opened(tuple(table.schema_arrow.names), rows(), lambda: read / max(1, table.metadata.num_rows))
 
 
 def _open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:

@@ -20,7 +20,8 @@ from shoal.bulk.scoring import ERROR, Endpoint, Scored, answered
 from shoal.client.calls import name_columns
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.tables import BUFFER, NotUtf8, Row, Table, shorten
+from shoal.parquet import BUFFER
+from shoal.tables import NotUtf8, Row, Table, shorten
 
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 
