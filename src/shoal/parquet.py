@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, Self
 
 from shoal.errors import ArtifactError, needs
 from shoal.tables import NotUtf8, Rows, Source, check_distinct
@@ -71,3 +73,32 @@ def _as_shown(scalar: Any) -> str:
     import pyarrow
 
     return " ".join(pyarrow.array([scalar], scalar.type).to_string().split())
+
+
+class ParquetOrigin:
+    """Parquet files or row groups whose rows are read a second time, when their answers are written beside them.
+
+    Each of ``openers`` opens a file and names its row groups; None is all of them. All files have the same schema.
+    """
+
+    def __init__(self, openers: Sequence[Callable[[ExitStack], tuple[BinaryIO, range | None]]]) -> None:
+        self._openers = openers
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Return the origin that is a whole file."""
+        return cls([lambda stack: (stack.enter_context(path.open("rb")), None)])
+
+    def schema(self) -> Any:
+        """Return the Arrow schema."""
+        with ExitStack() as stack:
+            return open_parquet(self._openers[0](stack)[0], "The input", stack).schema_arrow
+
+    def batches(self, size: int) -> Iterator[Any]:
+        """Yield the rows as Arrow record batches of at most ``size`` rows."""
+        for opener in self._openers:
+            with ExitStack() as stack:
+                file, groups = opener(stack)
+                table = open_parquet(file, "The input", stack)
+                chosen = None if groups is None else list(groups)
+                yield from table.iter_batches(batch_size=size, row_groups=chosen, use_threads=False)

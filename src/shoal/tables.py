@@ -173,7 +173,7 @@ def as_cell(text: str) -> str | NotUtf8:
 # --- CSV ------------------------------------------------------------------------------------------------------------
 
 
-def _open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     """Open the columns and rows of CSV; a row with wrong quotes or too many fields becomes an error.
 
     A quote that is never closed ends the reading, because it makes one cell of everything after it.
@@ -351,7 +351,7 @@ def _sheet_rows(sheet: Any, source: Source) -> Iterator[tuple[int, Sequence[Any]
 
 _Reader = Callable[[BinaryIO, Source, ExitStack], _Opened]
 _READERS: dict[str, _Reader] = {
-    ".csv": _open_csv,
+    ".csv": open_csv,
     ".jsonl": _open_jsonl,
     ".parquet": _open_parquet,
     ".xlsx": _open_xlsx,
@@ -381,7 +381,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
         SetupError: the library for Parquet or Excel is not installed.
     """
     with ExitStack() as stack:
-        with _explained(path):
+        with explained(path):
             file = stack.enter_context(path.open("rb"))
             source = Source(path.name, path.suffix.lower())
             read = _READERS.get(source.kind)
@@ -444,12 +444,12 @@ def _is_blank(cell: object) -> bool:
 
 
 def _explain_rows(rows: Rows, path: Path) -> Rows:
-    with _explained(path):
+    with explained(path):
         yield from rows
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: str | Path) -> Iterator[None]:
     """Turn an error of the operating system while ``path`` is read into an ``ArtifactError``."""
     try:
         yield

@@ -17,6 +17,7 @@ from shoal.bulk.output_formats import make_format
 from shoal.bulk.scoring import Endpoint, Summary
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
+from shoal.parquet import ParquetOrigin
 from shoal.tables import scan_table
 
 MODEL_FOLDERS = Path(__file__).parent / "model_folders"
@@ -37,7 +38,7 @@ def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = No
 
     with scan_table(source) as table:
         feed = make_feed(model.spec, table)
-        form = make_format(output.suffix, table, model, source)
+        form = make_format(output.suffix, table, model, ParquetOrigin.of_file(source))
         settings = {"model": model.spec.name, **options.pop("settings", {})}
         return infer_to_file(table, model, feed, form, output, settings=settings, on_rows=on_rows, **options)
 

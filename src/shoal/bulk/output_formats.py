@@ -20,7 +20,7 @@ from shoal.bulk.scoring import ERROR, Endpoint, Scored, answered
 from shoal.client.calls import name_columns
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.parquet import BUFFER
+from shoal.parquet import ParquetOrigin
 from shoal.tables import NotUtf8, Row, Table, shorten
 
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
@@ -28,10 +28,10 @@ OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 Payloads = Callable[[], Iterator[bytes]]  # yields everything that was encoded, from the beginning
 
 
-def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> JsonLines:
+def make_format(kind: str, table: Table[Row], model: Endpoint, origin: ParquetOrigin | None = None) -> JsonLines:
     """Return the format for a file ending, ``kind``, with the columns of the table and of the model's answers.
 
-    ``origin`` is the file that the table is read from; None if it is not read from a file.
+    ``origin`` are the Parquet rows that the table is read from; it is not used for a table of another kind.
 
     Raises:
         InputError: the kind is unknown, or a column of the table has the name of an answer's column.
@@ -245,7 +245,7 @@ class Parquet(JsonLines):
     values; objects and lists become strings of JSON.
     """
 
-    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: Path | None) -> None:
+    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: ParquetOrigin | None) -> None:
         super().__init__(columns, added)
         with needs("files"):
             import pyarrow
@@ -288,22 +288,19 @@ class Parquet(JsonLines):
 
         return schema, groups()
 
-    def _of_file(self, payloads: Payloads, origin: Path) -> tuple[Any, Iterator[Any]]:
-        from pyarrow import parquet
-
-        schema = parquet.read_schema(origin)
+    def _of_file(self, payloads: Payloads, origin: ParquetOrigin) -> tuple[Any, Iterator[Any]]:
+        schema = origin.schema()
         for field in self._added:
             schema = schema.append(field)
 
         def groups() -> Iterator[Any]:
             answers = _lines(payloads)
-            with parquet.ParquetFile(origin, pre_buffer=False, buffer_size=BUFFER) as file:
-                for batch in file.iter_batches(batch_size=_GROUP_ROWS, use_threads=False):
-                    rows = list(islice(answers, batch.num_rows))
-                    if len(rows) < batch.num_rows:
-                        raise ArtifactError(f"{origin.name} changed while it was read.", "Start over: --fresh")
-                    added = [self._arrow.array([row.get(f.name) for row in rows], f.type) for f in self._added]
-                    yield self._arrow.Table.from_arrays([*batch.columns, *added], schema=schema)
+            for batch in origin.batches(_GROUP_ROWS):
+                rows = list(islice(answers, batch.num_rows))
+                if len(rows) < batch.num_rows:
+                    raise ArtifactError("The input changed while it was read.", "Start over: --fresh")
+                added = [self._arrow.array([row.get(f.name) for row in rows], f.type) for f in self._added]
+                yield self._arrow.Table.from_arrays([*batch.columns, *added], schema=schema)
 
         return schema, groups()
 

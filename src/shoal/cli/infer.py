@@ -476,8 +476,10 @@ def _write_file(
     """Write every row to ``output``; a run with the same ``job`` resumes where the last one stopped."""
     from shoal.bulk.files import infer_to_file
     from shoal.bulk.output_formats import make_format
+    from shoal.parquet import ParquetOrigin
 
-    form = make_format(output.suffix.lower(), table, model, Path(source) if source not in (None, "-") else None)
+    origin = ParquetOrigin.of_file(Path(source)) if source not in (None, "-") else None
+    form = make_format(output.suffix.lower(), table, model, origin)
     with show_rows() as show, _say_what_is_kept(output):
         return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=is_fresh)
 
