@@ -260,7 +260,7 @@ def test_asyncio(model: str, service: Service, prompts: list[str], oracle: Oracl
 
 def test_the_metrics_have_the_chosen_way(service: Service) -> None:
     line = r'shoal_component_info{batching="continuous",instance="\S+",model="llm-hf"} 1'
-    assert wait_until(lambda: re.search(line, service.get("/metrics")[1]))
+    assert wait_until(lambda: bool(re.search(line, service.get("/metrics")[1])))
 
 
 @pytest.mark.parametrize("model", MODELS)

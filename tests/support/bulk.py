@@ -38,7 +38,7 @@ def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = No
 
     with scan_table(source) as table:
         feed = make_feed(model.spec, table)
-        form = make_format(output.suffix, table, model, ParquetOrigin.of_file(source))
+        form = make_format(output.suffix, table, model.spec, ParquetOrigin.of_file(source))
         settings = {"model": model.spec.name, **options.pop("settings", {})}
         return infer_to_file(table, model, feed, form, output, settings=settings, on_rows=on_rows, **options)
 

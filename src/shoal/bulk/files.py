@@ -41,7 +41,7 @@ def infer_to_stream(
         window = list(map(form.admit, scored))
         stream.write(form.encode(window))
         stream.flush()
-        done, failed = done + len(window), failed + _count_failed(window)
+        done, failed = done + len(window), failed + count_failed(window)
         on_rows(done, table.fraction_read())
     if not done:
         stream.write(form.header())
@@ -80,9 +80,9 @@ def infer_to_file(
         on_rows(journal.num_rows, table.fraction_read())
         for scored in score(table.rows, model, feed):
             for each in scored:
-                hashed.update(_as_bytes(each.row))
+                hashed.update(as_bytes(each.row))
             window = list(map(form.admit, scored))
-            failed, digest = _count_failed(window), hashed.hexdigest()
+            failed, digest = count_failed(window), hashed.hexdigest()
             journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=digest)
             on_rows(journal.num_rows, table.fraction_read())
         _finish(form, journal, output)
@@ -93,7 +93,7 @@ def _skip(journal: Journal, table: Table[Row]) -> Any:
     """Skip the rows that an earlier run answered, check that they have not changed, and return their running hash."""
     hashed, skipped = hashlib.sha256(), 0
     for _, row in islice(table.rows, journal.num_rows):
-        hashed.update(_as_bytes(row))
+        hashed.update(as_bytes(row))
         skipped += 1
     if skipped < journal.num_rows or (skipped and hashed.hexdigest() != journal.digest):
         raise InputError(
@@ -104,7 +104,8 @@ def _skip(journal: Journal, table: Table[Row]) -> Any:
     return hashed
 
 
-def _as_bytes(row: Row) -> bytes:
+def as_bytes(row: Row) -> bytes:
+    """Return a row as bytes, for digests."""
     return repr(row).encode("utf-8", "surrogatepass")
 
 
@@ -121,7 +122,8 @@ def _finish(form: JsonLines, journal: Journal, output: Path) -> None:
         journal.path.unlink()
 
 
-def _count_failed(window: list[Scored]) -> int:
+def count_failed(window: list[Scored]) -> int:
+    """Count the rows with an error."""
     return sum(isinstance(scored.answer, str) for scored in window)
 
 

@@ -333,6 +333,23 @@ def read_rows(spec: TensorSpec, text: str) -> list[Any]:
     return _split(spec, read_array(spec, value))
 
 
+def read_constants(given: Mapping[str, str], model: ModelSpec) -> dict[str, Any]:
+    """Read the values of ``--set``, each of which is one row of its input.
+
+    Raises:
+        InputError: an input is unknown, or a value cannot be read.
+    """
+    constants = {}
+    for name, value in given.items():
+        rows = read_rows(find_input(model, name), value)
+        if len(rows) != 1:
+            raise InputError(
+                f"--set {name} gives {len(rows)} rows, not one value for all.", f"For example: --set {name}=0"
+            )
+        constants[name] = rows[0]
+    return constants
+
+
 def _is_list(text: str) -> bool:
     """Whether a text is a JSON list of strings."""
     try:

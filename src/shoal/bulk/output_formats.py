@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bulk.scoring import ERROR, Endpoint, Scored, answered
+from shoal.bulk.scoring import ERROR, Scored, answered
 from shoal.client.calls import name_columns
-from shoal.component.spec import STRING, TensorSpec
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.parquet import ParquetOrigin
 from shoal.tables import NotUtf8, Row, Table, shorten
@@ -28,17 +28,25 @@ OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 Payloads = Callable[[], Iterator[bytes]]  # yields everything that was encoded, from the beginning
 
 
-def make_format(kind: str, table: Table[Row], model: Endpoint, origin: ParquetOrigin | None = None) -> JsonLines:
+def make_format(
+    kind: str,
+    table: Table[Row],
+    model: ModelSpec,
+    origin: ParquetOrigin | None = None,
+    *,
+    has_all_columns: bool = False,
+) -> JsonLines:
     """Return the format for a file ending, ``kind``, with the columns of the table and of the model's answers.
 
     ``origin`` are the Parquet rows that the table is read from; it is not used for a table of another kind.
+    ``has_all_columns`` is for several CSV files with one header: it has the outputs that no answer has, too.
 
     Raises:
         InputError: the kind is unknown, or a column of the table has the name of an answer's column.
         SetupError: the library for Parquet is not installed.
     """
-    columns = name_columns(model.spec)
-    added = {columns[spec.name]: spec for spec in model.spec.outputs}
+    columns = name_columns(model)
+    added = {columns[spec.name]: spec for spec in model.outputs}
     taken = [name for name in (*added, ERROR) if name in table.columns]
     if taken:
         where = table.source.name
@@ -46,7 +54,7 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: ParquetOr
     if ERROR in added:
         raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Use shoal.Client for this model.")
     if kind == ".csv":
-        return Csv(table.columns, added)
+        return Csv(table.columns, added, has_all_columns=has_all_columns)
     if kind == ".jsonl":
         return JsonLines(table.columns, added)
     if kind == ".parquet":
@@ -122,8 +130,11 @@ class Csv(JsonLines):
     the input that are not UTF-8 are written unchanged.
     """
 
-    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec]) -> None:
+    def __init__(
+        self, columns: Sequence[str], added: Mapping[str, TensorSpec], *, has_all_columns: bool = False
+    ) -> None:
         super().__init__(columns, added)
+        self._has_all_columns = has_all_columns
         self._kept, self._has_begun = self._reserved, False  # answers' columns that are written, and whether rows are
 
     def header(self) -> bytes:
@@ -148,7 +159,8 @@ class Csv(JsonLines):
         head = b""
         if not self._has_begun:
             given = {name for scored in rows if not isinstance(scored.answer, str) for name in scored.answer} | {ERROR}
-            self._kept = tuple(name for name in self._reserved if name in given or given == {ERROR})
+            if not self._has_all_columns:
+                self._kept = tuple(name for name in self._reserved if name in given or given == {ERROR})
             head, self._has_begun = self.header(), True
         names = (*self._columns, *self._kept)
         return head + _csv_lines([_csv_cell(row.get(name)) for name in names] for row in map(answered, rows))

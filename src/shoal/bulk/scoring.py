@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -82,6 +83,31 @@ def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int |
     call, stream = (lambda inputs: pipeline(**inputs)), (lambda inputs: pipeline.stream(**inputs))
     endpoint = Endpoint(spec, call, stream, rows, callers)
     return _limited(_whole(endpoint) if pipeline.is_decoupled else endpoint)
+
+
+@contextmanager
+def open_model(
+    name: str, where: str, repository: Path, connect: Callable[[], Client], **limits: int | None
+) -> Iterator[Endpoint]:
+    """Open a model's endpoint: ``where`` is ``server``, ``local``, or ``client`` for a pipeline that asks a server.
+
+    ``name`` may be empty: the default model. ``limits`` are those of ``served`` and ``local``.
+    """
+    with ExitStack() as held:
+        client = None
+        if where != "local":
+            client = held.enter_context(connect())
+        if where == "server":
+            assert client is not None
+            yield served(client, name or client.default_model(), **limits)
+            return
+        from shoal.local import load
+
+        pipeline = load(repository / name if name else repository, remote=client)
+        held.callback(pipeline.close)
+        if client:  # its server does most of the work
+            limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS
+        yield local(pipeline, **limits)
 
 
 def _limited(model: Endpoint) -> Endpoint:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,12 @@ def infer(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A .csv, .jsonl, .parquet or .npy to write."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A .csv, .jsonl, .parquet or .npy to write; or a folder, for many workers.",
+        ),
     ] = None,
     form: Annotated[
         Literal["table", "csv", "jsonl"], typer.Option("--format", help="Format of the answers on standard output.")
@@ -113,6 +118,21 @@ def infer(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, and discard the answers of earlier runs.")
     ] = False,
+    shard_rows: Annotated[
+        int, typer.Option(min=1, metavar="ROWS", help="Rows per file of an output folder, about.")
+    ] = 100_000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that score an output folder.")] = 1,
+    worker: Annotated[
+        str,
+        typer.Option(metavar="I/N", help="Score the files I, I+N, ... of an output folder that N commands share."),
+    ] = "0/1",
+    status: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Print how far an output folder is.")] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Read a complete output folder and its inputs again.")
+    ] = None,
+    merge: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Join a complete output folder to one --output FILE.")
+    ] = None,
     is_stream: Annotated[
         bool,
         typer.Option("--stream", help="Print each answer as it comes, for a model that answers one row in pieces."),
@@ -124,13 +144,19 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Send values from arguments, standard input or a file to a model; run the same command again to resume."""
-    from shoal.bulk.inputs import make_feed, make_table
-    from shoal.bulk.scoring import rehearse
+    from shoal.bulk.inputs import make_feed, make_table, read_constants
+    from shoal.bulk.scoring import open_model, rehearse
+    from shoal.bulk.shards.work import Job
+    from shoal.cli import folders
     from shoal.client.calls import find_text_input
     from shoal.client.client import Client
     from shoal.tables import TEXT
 
-    _check_choices(values, source, placement, output, is_local=is_local)
+    if status or verify or merge:
+        folders.look(context, status, verify, merge, output, as_json=as_json)
+        return
+    is_folder = bool(output and folders.is_folder(output))
+    _check_choices(values, source, placement, None if is_folder else output, is_local=is_local)
     if is_local:
         refuse_ignored(
             context,
@@ -141,7 +167,11 @@ def infer(
         refuse_ignored(context, "--repository", "without --local or --placement client")
     if not output:
         refuse_ignored(context, "--fresh", "without --output")
-    if output or as_json:
+    if is_folder:
+        refuse_ignored(context, "--input-format --stream --curl --json --full", "with an --output folder")
+    else:
+        refuse_ignored(context, "--shard-rows --workers --worker", "without an --output folder")
+    if (output or as_json) and not is_folder:
         refuse_ignored(context, "--format", f"with {'--output, whose ending is the format' if output else '--json'}")
     if output and as_json:
         refuse_ignored(context, "--json", "with --output, whose ending is the format")
@@ -160,6 +190,15 @@ def infer(
         if protocol == "grpc":
             refuse_ignored(context, "--protocol", "with --curl, whose request is HTTP")
     access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
+    given = parse_pairs("--set", settings, form="INPUT=VALUE", example="BERT_WEIGHT=0.7")
+    fed = parse_pairs("--column", columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
+    where = "local" if is_local else placement
+    if output and is_folder:
+        connect = partial(Client, url, protocol=protocol, timeout=timeout, **access)
+        job = Job(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
+        by, shape = (url or "here") if where == "server" else _identify(repository), form.replace("table", "")
+        folders.score(output, source, job, by, shape, shard_rows, workers, worker, is_fresh=fresh)
+        return
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):
         with Client(url, protocol=protocol, timeout=timeout, **access) as client:
@@ -169,12 +208,11 @@ def infer(
         values, source = [f"@{source}"], None
     if is_stream:
         _check_stream(values, {"--input": source, "--output": output, "--curl": is_curl, "--format": form != "table"})
-    where = "local" if is_local else placement
     with ExitStack() as held:
         table = None if values else held.enter_context(_open_table(source, f".{input_format}"))
         spoken = "http" if is_curl else protocol
         endpoint = held.enter_context(
-            _open_model(
+            open_model(
                 model,
                 where,
                 repository,
@@ -185,9 +223,7 @@ def infer(
         )
         spec = endpoint.spec
         table = table or make_table(values or (), spec)
-        given = parse_pairs("--set", settings, form="INPUT=VALUE", example="BERT_WEIGHT=0.7")
-        fed = parse_pairs("--column", columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
-        constants = _read_constants(given, spec)
+        constants = read_constants(given, spec)
         feed = make_feed(spec, table, text_column=text_column, columns=fed, constants=constants)
         if is_curl:
             _print_curl(table, feed, url, {"--cacert": ca_cert, "--cert": client_cert})
@@ -201,11 +237,11 @@ def infer(
         if output:
             scored_by = {"server": url or "here"} if where == "server" else {"repository": _identify(repository)}
             answers = {tensor.name: [tensor.dtype, *tensor.dims] for tensor in spec.outputs}
-            job = {
+            kept = {
                 "model": spec.name, "place": where, **scored_by, "batch_size": endpoint.max_rows, "answers": answers,
                 "input_format": table.source.kind, "text_column": text_column or TEXT, "set": given, "column": fed,
             }  # fmt: skip
-            summary = _write_file(table, endpoint, feed, output, source, job, is_fresh=fresh)
+            summary = _write_file(table, endpoint, feed, output, source, kept, is_fresh=fresh)
         elif form == "table" or as_json:
             summary = _show(table, endpoint, feed, as_json=as_json, is_full=is_full)
         else:
@@ -264,44 +300,6 @@ def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
     else:
         with scan_table(Path(str(source))) as table:
             yield table
-
-
-@contextmanager
-def _open_model(
-    name: str, where: str, repository: Path, connect: Callable[[], Client], **limits: int | None
-) -> Iterator[Endpoint]:
-    from shoal.bulk.scoring import SERVED_REQUESTS, local, served
-
-    with ExitStack() as held:
-        client = None
-        if where != "local":
-            client = held.enter_context(connect())
-        if where == "server":
-            assert client is not None
-            yield served(client, name or client.default_model(), **limits)
-            return
-        from shoal.local import load
-
-        pipeline = load(repository / name if name else repository, remote=client)
-        held.callback(pipeline.close)
-        if client:  # its server does most of the work
-            limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS
-        yield local(pipeline, **limits)
-
-
-def _read_constants(given: Mapping[str, str], model: ModelSpec) -> dict[str, Any]:
-    """Read the values of ``--set``, each of which is one row of its input."""
-    from shoal.bulk.inputs import find_input, read_rows
-
-    constants = {}
-    for name, value in given.items():
-        rows = read_rows(find_input(model, name), value)
-        if len(rows) != 1:
-            raise InputError(
-                f"--set {name} gives {len(rows)} rows, not one value for all.", f"For example: --set {name}=0"
-            )
-        constants[name] = rows[0]
-    return constants
 
 
 def _only_dicts(table: Table[Row]) -> list[Mapping[str, Any]]:
@@ -460,7 +458,7 @@ def _write_stream(table: Table[Row], model: Endpoint, feed: Feed, form: str) -> 
     from shoal.bulk.output_formats import make_format
 
     with show_rows() as show:
-        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model), sys.stdout.buffer, show)
+        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model.spec), sys.stdout.buffer, show)
 
 
 def _write_file(
@@ -479,7 +477,7 @@ def _write_file(
     from shoal.parquet import ParquetOrigin
 
     origin = ParquetOrigin.of_file(Path(source)) if source not in (None, "-") else None
-    form = make_format(output.suffix.lower(), table, model, origin)
+    form = make_format(output.suffix.lower(), table, model.spec, origin)
     with show_rows() as show, _say_what_is_kept(output):
         return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=is_fresh)
 

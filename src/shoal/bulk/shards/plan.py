@@ -1,0 +1,302 @@
+"""Plan of a sharded run: the inputs cut into shards, in ``_plan.json``. A shard's output depends on the plan alone.
+
+The file is JSON with one shard per line, so that a worker reads it line by line: its memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal import __version__
+from shoal.bulk.shards.folders import Folder, find_inputs, open_input
+from shoal.bulk.shards.parts import Part, digest_end
+from shoal.errors import ArtifactError, InputError
+from shoal.parquet import open_parquet
+from shoal.tables import TEXT, Source, explained, json_rows, open_csv, shorten
+
+PLAN, SUCCESS, RECORDS = "_plan.json", "_SUCCESS.json", "_shards"
+KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut
+_SAMPLE = 2**20  # bytes of the first file, from which the size of a row is estimated
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """Input of one output file. ``rows`` is None where only reading the input would tell."""
+
+    number: int
+    rows: int | None
+    parts: tuple[Part, ...]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Head of a plan. ``job`` has the options that answers depend on; ``inputs`` is a digest of names, sizes and ends.
+
+    ``kind`` and ``output_kind`` are file endings. ``rows`` is None where only reading the inputs would tell.
+    """
+
+    shoal: str
+    job: dict[str, Any]
+    input: str
+    shard_rows: int
+    kind: str
+    output_kind: str
+    columns: tuple[str, ...]
+    files: int
+    bytes: int
+    rows: int | None
+    shards: int
+    inputs: str
+
+    def file(self, number: int) -> str:
+        """Return the name of a shard's output."""
+        return f"part-{number:05}{self.output_kind}"
+
+
+def make_plan(
+    folder: Folder,
+    pattern: str,
+    shard_rows: int,
+    job: Mapping[str, Any],
+    *,
+    output_kind: str = "",
+    check: Callable[[Plan], object] = lambda plan: None,
+    is_fresh: bool = False,
+) -> Plan:
+    """Cut the inputs into shards of about ``shard_rows`` rows, and write the plan, unless the folder has the same one.
+
+    Parquet is cut between row groups, and JSON Lines and plain text at bytes, by the size of the first rows; CSV files
+    are not cut, because a cell may hold line ends. Small files share a shard. Without ``output_kind``, the outputs are
+    Parquet or CSV where the inputs are, else JSON Lines. ``check`` may refuse the plan before it is written.
+
+    Raises:
+        InputError: there are no inputs, they are of several kinds or within the folder, or the folder has another plan
+            or foreign files.
+        ArtifactError: an input cannot be read, or the columns of two inputs differ.
+    """
+    files = find_inputs(pattern)
+    kind = _find_kind(files)
+    output_kind = output_kind or (kind if kind in (".parquet", ".csv") else ".jsonl")
+    if output_kind == ".parquet" != kind:
+        raise InputError(
+            f"Shards of {kind} files cannot be written as .parquet: their types might differ.", "Leave --format out."
+        )
+    root = folder.root.resolve()
+    for name, _ in files:
+        if root in Path(name).resolve().parents:
+            raise InputError(f"The input {name} is in the output folder.", "Name another folder to write.")
+    with tempfile.TemporaryFile() as lines:
+        cutter = _Cutter(kind, shard_rows)
+        for shard in cutter.cut(files):
+            lines.write((b",\n" if shard.number else b"") + msgspec.json.encode(shard))
+        num_bytes, rows, inputs = sum(size for _, size in files), cutter.num_rows, cutter.hashed.hexdigest()
+        plan = Plan(
+            __version__, dict(job), pattern, shard_rows, kind, output_kind, cutter.columns, len(files), num_bytes,
+            rows if kind == ".parquet" else None, cutter.num_shards, inputs,
+        )  # fmt: skip
+        check(plan)
+        if is_fresh:
+            _remove(folder)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(msgspec.json.encode(plan)[:-1] + b',"plan":[\n')
+            lines.seek(0)
+            while chunk := lines.read(_SAMPLE):
+                file.write(chunk)
+            file.write(b"\n]}\n")
+            file.flush()
+            _check_foreign(folder)
+            if not folder.put(PLAN, Path(file.name)):
+                _check_same(folder, plan, Path(file.name))
+    return plan
+
+
+def read_plan(folder: Folder) -> Plan:
+    """Read the head of a folder's plan.
+
+    Raises:
+        InputError: the folder has no plan, or it is damaged.
+    """
+    try:
+        with (folder.root / PLAN).open("rb") as file:
+            return msgspec.json.decode(file.readline().rstrip() + b"]}", type=Plan)
+    except (OSError, msgspec.MsgspecError):
+        raise InputError(
+            f"{folder.root} has no plan of shoal infer.", "Make one: shoal infer --input 'FILES' --output FOLDER/"
+        ) from None
+
+
+def read_shards(path: Path) -> Iterator[Shard]:
+    """Yield the shards of a plan's file, one after another."""
+    with path.open("rb") as file:
+        file.readline()
+        for line in file:
+            if line.startswith(b"{"):
+                yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
+
+
+def find_shard(folder: Folder, number: int) -> Shard:
+    """Return one shard of a folder's plan."""
+    return next(shard for shard in read_shards(folder.root / PLAN) if shard.number == number)
+
+
+def _find_kind(files: Sequence[tuple[str, int]]) -> str:
+    kinds: dict[str, str] = {}
+    for name, _ in files:
+        kinds.setdefault(Path(name).suffix.lower(), name)
+    if len(kinds) > 1:
+        first, second = [*kinds.values()][:2]
+        raise InputError(f"The inputs are of several kinds: {first} and {second}.", "Give a narrower pattern.")
+    (kind,) = kinds
+    if kind not in KINDS:
+        raise InputError(f"{files[0][0]} is not one of {', '.join(KINDS)}.", "Only these are divided into shards.")
+    return kind
+
+
+class _Cutter:
+    """Reader of the inputs' ends and beginnings; cuts them into shards. Its attributes are complete after ``cut``."""
+
+    def __init__(self, kind: str, shard_rows: int) -> None:
+        self._kind, self._most = kind, shard_rows
+        self._first = ""  # name of the first file with columns
+        self._schema: Any = None
+        self.columns: tuple[str, ...] = (TEXT,) if kind == ".txt" else ()
+        self.hashed = hashlib.sha256()
+        self.num_rows = self.num_shards = 0
+
+    def cut(self, files: Iterable[tuple[str, int]]) -> Iterator[Shard]:
+        parts: list[Part] = []
+        weight = 0
+        for part, more in (piece for name, size in files for piece in self._cut_file(name, size)):
+            if parts and weight + more > self._most:
+                yield self._shard(parts, weight)
+                parts, weight = [], 0
+            if parts and parts[-1].file == part.file:  # the next row group, or the next bytes
+                parts[-1] = msgspec.structs.replace(parts[-1], end=part.end)
+            else:
+                parts.append(part)
+            weight += more
+        if parts:
+            yield self._shard(parts, weight)
+
+    def _shard(self, parts: Sequence[Part], weight: int) -> Shard:
+        is_counted = self._kind == ".parquet"
+        self.num_shards, self.num_rows = self.num_shards + 1, self.num_rows + weight
+        return Shard(self.num_shards - 1, weight if is_counted else None, tuple(parts))
+
+    def _cut_file(self, name: str, size: int) -> Iterator[tuple[Part, int]]:
+        """Yield the parts of a file that are not cut further, each with its weight: rows of Parquet, else bytes."""
+        if not size and self._kind != ".parquet":  # of no rows
+            self.hashed.update(f"{name}\n0\n".encode("utf-8", "surrogateescape"))
+            return
+        with ExitStack() as stack, explained(name):
+            file = stack.enter_context(open_input(name))
+            digest = digest_end(file, size, self._kind)
+            self.hashed.update(f"{name}\n{size}\n{digest}\n".encode("utf-8", "surrogateescape"))
+            file.seek(0)
+            if self._kind == ".parquet":
+                table = open_parquet(file, name, stack)
+                self._check(name, tuple(table.schema_arrow.names), table.schema_arrow.remove_metadata())
+                metadata = table.metadata
+                counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+                pieces = [(group, group + 1, count) for group, count in enumerate(counts)] or [(0, 0, 0)]
+            else:
+                if not self._first:
+                    sample = file.read(_SAMPLE)
+                    self._most *= max(1, len(sample) // max(1, sample.count(b"\n")))
+                    file.seek(0)
+                pieces = [(at, min(size, at + self._most), self._most) for at in range(0, size, self._most)]
+                pieces[-1] = (*pieces[-1][:2], pieces[-1][1] - pieces[-1][0])
+                if self._kind == ".csv":
+                    pieces = [(0, size, size)]
+                    columns = open_csv(file, Source(name, self._kind), stack).columns
+                    self._check(name, tuple(map(str, columns)), columns)
+                elif self._kind == ".jsonl" and not self.columns:
+                    self._check(name, _read_keys(file, name, stack), None)
+                self._first = self._first or name
+        for begin, end, weight in pieces:
+            yield Part(name, size, digest, begin, end), weight
+
+    def _check(self, name: str, columns: tuple[str, ...], schema: Any) -> None:
+        if not self._first:
+            self._first, self.columns, self._schema = name, columns, schema
+        elif columns != self.columns or (self._kind == ".parquet" and not schema.equals(self._schema)):
+            for here, there in zip(self._show(columns, schema), self._show(self.columns, self._schema), strict=False):
+                if here != there:
+                    raise _differ(self._first, there, name, here)
+            raise _differ(self._first, f"{len(self.columns)} columns", name, f"{len(columns)} columns")
+
+    def _show(self, columns: tuple[str, ...], schema: Any) -> Iterable[str]:
+        return [f"{field.name}: {field.type}" for field in schema] if self._kind == ".parquet" else columns
+
+
+def _differ(first: str, there: str, name: str, here: str) -> ArtifactError:
+    return ArtifactError(
+        f"The inputs have different columns: {first} has {shorten(there)} where {name} has {shorten(here)}.",
+        "Give files with the same columns.",
+    )
+
+
+def _read_keys(file: Any, name: str, stack: ExitStack) -> tuple[str, ...]:
+    for _, row in json_rows(file, Source(name, ".jsonl"), stack):
+        if isinstance(row, ArtifactError):
+            raise row
+        return tuple(row)
+    return ()
+
+
+# --- a folder that has a plan -----------------------------------------------------------------------------------------
+
+
+def _check_foreign(folder: Folder) -> None:
+    """Refuse a folder with other files than those of a sharded run."""
+    for entry in folder.entries():
+        if not _is_ours(entry.name):
+            raise InputError(f"{folder.root} has another file: {entry.name}.", "Name an empty or a new folder.")
+
+
+def _is_ours(name: str) -> bool:
+    top = name.partition("/")[0]
+    return top in (PLAN, SUCCESS, RECORDS) or (top == name and name.startswith("part-") and name[5:10].isdigit())
+
+
+def _remove(folder: Folder) -> None:
+    """Remove an earlier run; the plan last, so that a folder that is half removed is still one of shoal's."""
+    _check_foreign(folder)
+    names = [entry.name for entry in folder.entries()]
+    for name in sorted({name.partition("/")[0] for name in names} - {PLAN}, reverse=True):
+        folder.remove(name)
+    folder.remove(PLAN)
+
+
+def _check_same(folder: Folder, plan: Plan, path: Path) -> None:
+    """Refuse a plan that differs from the one in the folder, naming what differs."""
+    there, again = read_plan(folder), "Give the same, or start over: --fresh"
+    begun, wanted = ({**msgspec.to_builtins(each), **each.job} for each in (there, plan))
+    for name in ("shoal", "input", *{**there.job, **plan.job}, "shard_rows", "output_kind"):
+        if begun.get(name) != wanted.get(name):
+            raise InputError(
+                f"{folder.root} was begun with another {name.replace('_', ' ')}: {shorten(begun.get(name))},"
+                f" now {shorten(wanted.get(name))}.",
+                again,
+            )
+    if there.inputs != plan.inputs:
+        pairs = zip(_list_inputs(folder.root / PLAN), _list_inputs(path), strict=False)
+        first = next((new[0] for old, new in pairs if old != new), "a file was added or removed")
+        raise InputError(f"The inputs changed since {folder.root} was begun: {first}.", again)
+    if there != plan:
+        raise InputError(f"{folder.root} was begun with another plan.", again)
+
+
+def _list_inputs(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield name, size and digest of the inputs of a plan."""
+    last = ""
+    for shard in read_shards(path):
+        for part in shard.parts:
+            if part.file != last:
+                yield part.file, part.size, part.digest
+            last = part.file

@@ -1,0 +1,173 @@
+"""State of a sharded run, a check of its outputs, and their concatenation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.bulk.files import as_bytes, written
+from shoal.bulk.shards.crew import read_state
+from shoal.bulk.shards.folders import Folder
+from shoal.bulk.shards.parts import open_parts
+from shoal.bulk.shards.plan import PLAN, RECORDS, SUCCESS, Plan, read_plan, read_shards
+from shoal.bulk.shards.work import Record, record_name
+from shoal.component.artifact_files import sha256
+from shoal.errors import ArtifactError, InputError
+from shoal.tables import scan_table
+
+_RATE_SECONDS = 600.0  # before the last record: the records from which the speed is computed
+
+
+def read_status(folder: Folder) -> dict[str, Any]:
+    """Return the numbers of shards in each state, the rows that are done, their speed, and when the run will end.
+
+    The speed is that of the last ten minutes, by the times of the records. ``errors`` are why shards failed.
+    """
+    plan, state = read_plan(folder), read_state(folder)
+    records: list[tuple[float, Record]] = []
+    for entry in folder.entries(RECORDS):
+        if entry.name.endswith(".json"):
+            records.append((entry.modified, msgspec.json.decode(folder.read(entry.name) or b"", type=Record)))
+    records.sort(key=lambda each: each[0])
+    done = sum(record.rows for _, record in records)
+    late = [(at, record.rows) for at, record in records if at >= records[-1][0] - _RATE_SECONDS]
+    seconds = late[-1][0] - late[0][0] if late else 0.0
+    rate = sum(rows for _, rows in late[1:]) / seconds if seconds else None
+    left = plan.shards - len(records)
+    total = plan.rows if plan.rows is not None else round(done / len(records) * plan.shards) if records else None
+    end = late[-1][0] + (total - done) / rate if rate and total is not None and left else None
+    return {
+        "shards": plan.shards,
+        "done": len(records),
+        "under_way": len(state.begun.keys() - state.done - state.failed),
+        "failed": sorted(state.failed - state.done),
+        "rows": done,
+        "rows_total": total,
+        "rows_with_error": sum(record.errors for _, record in records),
+        "rows_per_second": None if rate is None else round(rate, 1),
+        "expected_end": None if end is None else datetime.fromtimestamp(end, UTC).isoformat(timespec="seconds"),
+        "is_complete": folder.read(SUCCESS) is not None,
+        "errors": {n: json.loads(folder.read(f"{RECORDS}/{n:05}.failed") or b"{}") for n in sorted(state.failed)},
+    }
+
+
+def find_faults(folder: Folder) -> Iterator[str]:
+    """Yield what is wrong in a finished run's folder: inputs and outputs are read again, all of them.
+
+    The outputs must be those of the records, byte for byte, with their numbers of rows, and the inputs must have the
+    rows that were scored, in their order.
+    """
+    plan = read_plan(folder)
+    success = _read_success(folder)
+    records = [msgspec.convert(each, Record) for each in success["shards"]]
+    for name in ("rows", "errors"):
+        if success[name] != sum(getattr(record, name) for record in records):
+            yield f"{SUCCESS} has {success[name]} {name}, and its shards do not add up to that"
+    if len(records) != plan.shards:
+        yield f"{SUCCESS} has {len(records)} shards, the plan {plan.shards}"
+    shards = 0
+    for number, (shard, record) in enumerate(zip(read_shards(folder.root / PLAN), records, strict=False)):
+        shards += 1
+        if shard.number != number or record.file != plan.file(number):
+            yield f"{SUCCESS} or {PLAN} has shard {number} in another place"
+        if folder.read(record_name(number)) != msgspec.json.encode(record):
+            yield f"{record_name(number)} is not what {SUCCESS} says"
+        yield from _check_output(folder.root / record.file, record)
+        table, hashed, rows = open_parts(shard.parts, plan.kind, plan.columns), hashlib.sha256(), 0
+        try:
+            for _, row in table.rows:
+                hashed.update(as_bytes(row))
+                rows += 1
+        except ArtifactError as error:
+            yield f"the input of {record.file}: {error}"
+            continue
+        if (rows, hashed.hexdigest()) != (record.rows, record.input):
+            yield f"the input of {record.file} does not have the rows that were scored"
+    if shards != plan.shards:
+        yield f"{PLAN} has {shards} shards, and says {plan.shards}"
+    expected = {PLAN, SUCCESS, *(plan.file(n) for n in range(plan.shards)), *map(record_name, range(plan.shards))}
+    for entry in folder.entries():
+        if entry.name not in expected:
+            yield f"{entry.name} is not a file of this run"
+
+
+def _check_output(path: Path, record: Record) -> Iterator[str]:
+    try:
+        if sha256(path) != record.sha256:
+            yield f"{record.file} has other bytes than were written"
+        elif path.suffix != ".jsonl" or path.stat().st_size:
+            with scan_table(path) as table:
+                rows = sum(1 for _ in table.rows)
+            if rows != record.rows:
+                yield f"{record.file} has {rows} rows, not {record.rows}"
+    except OSError:
+        yield f"{record.file} is missing"
+
+
+def _read_success(folder: Folder) -> dict[str, Any]:
+    content = folder.read(SUCCESS)
+    if content is None:
+        raise InputError(f"The run in {folder.root} is not complete.", f"See: shoal infer --status {folder.root}")
+    try:
+        return dict(json.loads(content))
+    except ValueError:
+        raise ArtifactError(f"{SUCCESS} is damaged.", "Remove it, and run the same command again.") from None
+
+
+def merge(folder: Folder, output: Path) -> int:
+    """Write the outputs of a finished run to one file, which appears whole, and return its number of rows.
+
+    Raises:
+        InputError: the run is not complete, the file exists, or its ending is not that of the outputs.
+        SetupError: the file cannot be written.
+    """
+    plan, success = read_plan(folder), _read_success(folder)
+    if output.suffix.lower() != plan.output_kind:
+        raise InputError(f"The shards are {plan.output_kind} files, not {output.suffix}.", "Give that ending.")
+    if output.exists():
+        raise InputError(f"{output} exists; it will not be replaced.", "Name another file.")
+    aside = output.with_name(f"{output.name}.partial")
+    paths = [folder.root / plan.file(number) for number in range(plan.shards)]
+    with written(output):
+        try:
+            (_merge_parquet if plan.output_kind == ".parquet" else _merge_text)(paths, aside, plan)
+            aside.replace(output)
+        finally:
+            aside.unlink(missing_ok=True)
+    return int(success["rows"])
+
+
+def _merge_text(paths: list[Path], output: Path, plan: Plan) -> None:
+    with output.open("wb") as file:
+        for number, path in enumerate(paths):
+            with path.open("rb") as part:
+                if plan.output_kind == ".csv" and number:
+                    _skip_header(part)
+                while chunk := part.read(2**20):
+                    file.write(chunk)
+
+
+def _skip_header(part: Any) -> None:
+    """Read a CSV file's header, whose names may hold line ends."""
+    line = part.readline()
+    quotes = line.count(b'"')
+    while line and quotes % 2:
+        line = part.readline()
+        quotes += line.count(b'"')
+
+
+def _merge_parquet(paths: list[Path], output: Path, plan: Plan) -> None:
+    del plan
+    from pyarrow import parquet
+
+    with parquet.ParquetWriter(output, parquet.read_schema(paths[0])) as writer:
+        for path in paths:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches():
+                    writer.write_batch(batch)

@@ -1,0 +1,114 @@
+"""``shoal infer`` with an output folder: a plan, shards, and workers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.console import ERR, OUT, plain, print_json, refuse_ignored, show_progress
+from shoal.errors import InputError, printable
+
+if TYPE_CHECKING:
+    from shoal.bulk.shards.crew import Outcome
+    from shoal.bulk.shards.work import Job
+
+
+def is_folder(output: Path) -> bool:
+    """Whether an output is a folder: it is one, or its name has no ending."""
+    return output.is_dir() or not (output.suffix or output.exists())
+
+
+def score(
+    output: Path, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
+    worker: str, *, is_fresh: bool,
+) -> None:  # fmt: skip
+    """Score files into a folder; the same command does what is missing."""
+    from shoal.bulk.shards.crew import Crew
+    from shoal.bulk.shards.folders import Folder
+    from shoal.bulk.shards.plan import make_plan
+
+    index, count = _read_worker(worker)
+    if is_fresh and count > 1:
+        raise InputError("--fresh and --worker exclude each other: others may be at work.", "Start over with one.")
+    if source in (None, "-"):
+        raise InputError("A folder of outputs needs --input with files.", "For example: --input 'in/*.parquet'")
+    spec, folder = job.describe(), Folder(output)
+    options = {
+        "model": spec.name, "place": job.where, "server" if job.where == "server" else "repository": scored_by,
+        "batch_size": job.max_rows, "answers": {tensor.name: [tensor.dtype, *tensor.dims] for tensor in spec.outputs},
+        "text_column": job.text_column, "set": dict(job.constants), "column": dict(job.columns),
+    }  # fmt: skip
+    plan = make_plan(
+        folder, str(source), shard_rows, options,
+        output_kind=output_format and f".{output_format}", check=lambda plan: job.feed(spec, plan), is_fresh=is_fresh,
+    )  # fmt: skip
+    crew = Crew(folder, job, processes=workers, index=index, count=count, has_own_cores=job.where != "server")
+    try:
+        with show_progress() as show:
+            outcome = crew.run(lambda rows: show("rows", rows, plan.rows or 0 if count == 1 else 0))
+    except KeyboardInterrupt:
+        ERR.print("Interrupted. Run the same command (without --fresh) to resume.")
+        raise typer.Exit(130) from None
+    _tell(outcome, output, is_alone=count == 1)
+
+
+def _read_worker(worker: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", worker)
+    index, count = map(int, found.groups()) if found else (0, 0)
+    if index >= count:
+        raise InputError(f"--worker {worker} is not I/N with I from 0 to N-1.", "For example: --worker 0/4")
+    return index, count
+
+
+def _tell(outcome: Outcome, output: Path, *, is_alone: bool) -> None:
+    for number, why in outcome.failed.items():
+        ERR.print(printable(f"part {number}: {why}"), style="red", soft_wrap=True, markup=False)
+    if outcome.failed:
+        said = f"{len(outcome.failed)} parts failed; the same command tries them again."
+        ERR.print(said, style="red")
+    elif outcome.missing:
+        ERR.print(
+            f"{outcome.missing:,} parts are left to other workers. See: shoal infer --status {plain(str(output))}"
+        )
+    if outcome.errors:
+        ERR.print(f"{outcome.errors:,} of {outcome.rows:,} rows have an error.", style="red")
+    if outcome.failed or (outcome.errors and is_alone):  # a worker among many that exits with 1 would be started again
+        raise typer.Exit(1)
+
+
+def look(
+    context: typer.Context, status: Path | None, verify: Path | None, merge: Path | None, output: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print how far a folder is, check it, or join its files."""
+    from shoal.bulk.shards import report
+    from shoal.bulk.shards.folders import Folder
+
+    given = [option for option, value in (("--status", status), ("--verify", verify), ("--merge", merge)) if value]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other.", "Give one.")
+    used = {"--status": {"--json"}, "--verify": set(), "--merge": {"--output"}}[given[0]] | {given[0]}
+    names = [parameter.opts[0] for parameter in context.command.params]
+    refuse_ignored(context, " ".join({*names} - used), f"with {given[0]}")
+    if status:
+        found = report.read_status(Folder(status))
+        if as_json:
+            print_json(found)
+        else:
+            for name, value in found.items():
+                OUT.print(f"{name.replace('_', ' ')}: {plain(str(value))}", soft_wrap=True)
+    elif verify:
+        faults = list(report.find_faults(Folder(verify)))
+        for fault in faults:
+            ERR.print(printable(fault), style="red", soft_wrap=True, markup=False)
+        if faults:
+            raise typer.Exit(1)
+        OUT.print("All rows are there once, in order.")
+    elif merge:
+        if output is None:
+            raise InputError("--merge needs a file to write.", "Add --output FILE")
+        rows = report.merge(Folder(merge), output)
+        OUT.print(f"{rows:,} rows: {plain(str(output))}", soft_wrap=True)

@@ -1,0 +1,309 @@
+"""Sharded runs: each row once and in order, whatever happens to workers, inputs and folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.bulk.shards.folders import Folder
+from shoal.bulk.shards.parts import Part, digest_end, open_parts
+from shoal.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
+from shoal.bulk.shards.report import find_faults, read_status
+from shoal.cli import app
+from shoal.errors import ArtifactError, InputError, ShoalError
+from tests.support.bulk import WORDS
+
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+pytestmark = pytest.mark.usefixtures("may_start_processes")
+
+
+def write_inputs(folder: Path, kind: str, sizes: list[int]) -> str:
+    """Files with numbered rows; the last row of the last one is bad. Return their pattern."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw, number = random.Random(0), 0
+    for at, size in enumerate(sizes):
+        rows = [{"id": number + n, "text": " ".join(draw.choices(WORDS, k=draw.randint(1, 9)))} for n in range(size)]
+        number += size
+        path = folder / f"{at}{kind}"
+        if kind == ".parquet":
+            import pyarrow
+            from pyarrow import parquet
+
+            table = pyarrow.Table.from_pylist(rows, pyarrow.schema([("id", "int64"), ("text", "string")]))
+            parquet.write_table(table, path, row_group_size=50)
+        elif kind == ".csv":
+            path.write_text("id,text\n" + "".join(f'{r["id"]},"{r["text"]}\n."\n' for r in rows), encoding="utf-8")
+        elif kind == ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        else:
+            path.write_text("".join(f"{row['id']} {row['text']}\n" for row in rows), encoding="utf-8")
+    return str(folder / f"*{kind}")
+
+
+def command(forest: Path, pattern: str, out: Path, *more: str) -> list[str]:
+    options = ["--local", "--repository", str(forest), "--input", pattern, "--output", str(out), "--shard-rows", "100"]
+    return [*SHOAL, "infer", *options, *more]
+
+
+def run(forest: Path, pattern: str, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(forest, pattern, out, *more), capture_output=True, text=True, timeout=120)
+
+
+def read_files(out: Path) -> dict[str, bytes]:
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def merged_ids(out: Path, tmp_path: Path, kind: str) -> list[int]:
+    from tests.support.bulk import read_rows
+
+    path = tmp_path / f"merged{kind}"
+    path.unlink(missing_ok=True)
+    result = CliRunner().invoke(app, ["infer", "--merge", str(out), "--output", str(path)])
+    assert result.exit_code == 0, result
+    rows = read_rows(path)
+    assert all(float(row["score"]) < 100 for row in rows)
+    return [int(row["id"] if "id" in row else row["text"].split()[0]) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".txt", ".parquet"])
+def test_each_row_is_there_once_in_order(kind: str, forest: Path, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", kind, [230, 0, 3, 410])
+    if kind == ".csv":
+        (tmp_path / "in" / "1.csv").write_bytes(b"")
+    done = run(forest, pattern, tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    assert merged_ids(tmp_path / "one", tmp_path, ".jsonl" if kind == ".txt" else kind) == list(range(643))
+    assert list(find_faults(Folder(tmp_path / "one"))) == []
+    status = read_status(Folder(tmp_path / "one"))
+    assert (status["rows"], status["is_complete"]) == (643, True)
+    assert status["done"] == status["shards"] >= 2
+    # A run of several workers, and one of which another command does the rest.
+    assert run(forest, pattern, tmp_path / "two", "--workers", "2").returncode == 0
+    assert read_files(tmp_path / "two") == read_files(tmp_path / "one")
+
+
+def test_workers_that_die_leave_no_half_and_lose_nothing(forest: Path, tmp_path: Path) -> None:
+    """Random workers and whole runs are killed; two runs share the folder."""
+    pattern = write_inputs(tmp_path / "in", ".jsonl", [2_000] * 5)
+    whole = run(forest, pattern, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    out, draw = tmp_path / "out", random.Random(3)
+    for kill in ("run", "worker", "run"):
+        runs = [
+            subprocess.Popen(command(forest, pattern, out, "--worker", f"{n}/2"), stderr=subprocess.DEVNULL)
+            for n in range(2)
+        ]
+        wait_until(lambda: (out / SUCCESS).exists() or any(out.glob("_shards/*.begun*")))
+        time.sleep(draw.uniform(1, 3))
+        if kill == "run":
+            for each in runs:
+                each.kill()
+        else:
+            for child in children(runs[0].pid):
+                os.kill(child, signal.SIGKILL)
+        for each in runs:
+            each.wait(120)
+        if not (out / SUCCESS).exists():
+            for path in out.glob("part-*"):
+                assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+    final = run(forest, pattern, out)
+    assert final.returncode == 0, final.stderr
+    assert read_files(out) == read_files(tmp_path / "whole")
+
+
+def test_two_runs_of_every_shard_write_the_same_bytes(forest: Path, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", ".parquet", [400, 400])
+    assert run(forest, pattern, tmp_path / "whole").returncode == 0
+    runs = [subprocess.Popen(command(forest, pattern, tmp_path / "out")) for _ in range(2)]
+    assert [each.wait(120) for each in runs] == [0, 0]
+    assert run(forest, pattern, tmp_path / "out").returncode == 0
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_bad_rows_and_damaged_files(forest: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    pattern = write_inputs(tmp_path / "in", ".parquet", [200, 200, 200])
+    path = tmp_path / "in" / "1.parquet"
+    content = bytearray(path.read_bytes())
+    at = parquet.read_metadata(path).row_group(0).column(1).data_page_offset
+    content[at : at + 30] = b"\xff" * 30
+    path.write_bytes(content)
+    done = run(forest, pattern, tmp_path / "out")
+    assert done.returncode == 1
+    assert "1.parquet is damaged at row 1 or after" in done.stderr
+    assert "1 parts failed; the same command tries them again." in done.stderr
+    status = read_status(Folder(tmp_path / "out"))
+    assert (status["done"], status["failed"]) == (status["shards"] - 1, [2])
+    assert status["errors"][2]["tries"] == 3
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "a.jsonl").write_bytes(
+        b'{"text": "A cat."}\n{"text": "\xff"}\n[1]\n' + b'{"text": "' + b"x" * 2**24 + b'"}\n'
+    )
+    done = run(forest, str(bad / "*.jsonl"), tmp_path / "out2")
+    assert (done.returncode, "3 of 4 rows have an error." in done.stderr) == (1, True), done.stderr
+    written = (tmp_path / "out2" / "part-00000.jsonl").read_text(encoding="utf-8")
+    errors = [json.loads(line).get("error", "") for line in written.splitlines()]
+    assert [errors[0], "16,777,216 characters" in errors[3]] == ["", True]
+
+
+def test_plans_that_are_refused(forest: Path, tmp_path: Path) -> None:
+    pattern, out = write_inputs(tmp_path / "in", ".jsonl", [150, 150]), tmp_path / "out"
+
+    def refusal(*more: str, given: str = pattern, output: Path = out) -> str:
+        found = CliRunner().invoke(app, command(forest, given, output, *more)[3:])
+        assert isinstance(found.exception, ShoalError), found.output
+        return str(found.exception)
+
+    assert "No file has the name" in refusal(given=str(tmp_path / "none" / "*.jsonl"))
+    assert "is in the output folder" in refusal(output=tmp_path / "in")
+    assert "has no column 'nothing'" in refusal("--text-column", "nothing")
+    assert not out.exists()  # a mistake leaves nothing behind
+    assert "is not I/N" in refusal("--worker", "2/2")
+    assert "--fresh and --worker exclude" in refusal("--worker", "0/2", "--fresh")
+    (tmp_path / "in" / "c.csv").write_text("text\na\n")
+    assert "several kinds" in refusal(given=str(tmp_path / "in" / "*"))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.md").write_text("mine")
+    assert "has another file: notes.md" in refusal(output=tmp_path / "foreign")
+    assert run(forest, pattern, out).returncode == 0
+    assert "was begun with another shard rows: 100, now 50." in refusal("--shard-rows", "50")
+    path = tmp_path / "in" / "1.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + '{"text": "more"}\n', encoding="utf-8")
+    assert f"The inputs changed since {out} was begun: {path}" in refusal()
+    assert run(forest, pattern, out, "--fresh").returncode == 0
+    assert read_status(Folder(out))["rows"] == 301
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet"])
+def test_inputs_with_other_columns(kind: str, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", kind, [5, 5])
+    if kind == ".csv":
+        (tmp_path / "in" / "1.csv").write_text("id,body\n1,a\n")
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"id": [1.5], "text": ["a"]}), tmp_path / "in" / "1.parquet")
+    with pytest.raises(
+        ArtifactError, match=r"0.(csv|parquet) has '(text|id: int64)' where .*1.(csv|parquet) has '(body|id: double)"
+    ):
+        make_plan(Folder(tmp_path / "out"), pattern, 100, {})
+    assert not (tmp_path / "out").exists()
+
+
+def test_any_two_cuts_divide_a_file_into_its_lines(tmp_path: Path) -> None:
+    """At every byte, with all kinds of line ends, blank lines and characters of one to four bytes."""
+    draw = random.Random(0)
+    lines: list[bytes] = []
+    while len(b"".join(lines)) < 2_000:
+        text = "".join(draw.choices("aé€😀\u2028\r \x0b", k=draw.randint(0, 9)))
+        lines.append((text + draw.choice(["\n", "\r\n", "\n\n"])).encode())
+    for content in (b"".join(lines), b"".join(lines)[:-1], b"\xef\xbb\xbf" + b"".join(lines), b"no end", b"\n" * 9):
+        path = tmp_path / "in.txt"
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            part = partial(Part, str(path), len(content), digest_end(file, len(content), ".txt"))
+
+        def read(*cuts: tuple[int, int], part: Callable[..., Part] = part) -> list[Any]:
+            table = open_parts([part(*cut) for cut in cuts], ".txt", ("text",))
+            return [row["text"] for _, row in table.rows if isinstance(row, dict)]
+
+        whole = read((0, len(content)))
+        expected = content.removeprefix(b"\xef\xbb\xbf").decode().split("\n")
+        assert whole == [line.rstrip("\r") for line in (expected[:-1] if content.endswith(b"\n") else expected)]
+        for cut in range(len(content) + 1):
+            assert read((0, cut), (cut, len(content))) == whole, cut
+        cuts = sorted(draw.sample(range(len(content)), min(5, len(content))))
+        assert read(*zip([0, *cuts], [*cuts, len(content)], strict=True)) == whole
+
+
+def test_faults_are_found(forest: Path, tmp_path: Path) -> None:
+    pattern, out = write_inputs(tmp_path / "in", ".jsonl", [300]), tmp_path / "out"
+    assert run(forest, pattern, out).returncode == 0
+    kept, inputs = tmp_path / "kept", (tmp_path / "in" / "0.jsonl").read_bytes()
+    shutil.copytree(out, kept)
+    lines = (out / "part-00001.jsonl").read_bytes().splitlines(keepends=True)
+    draw = random.Random(0)
+
+    def bit(content: bytes) -> bytes:
+        at = draw.randrange(len(content))
+        return content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+
+    faults: list[Callable[[], object]] = [
+        lambda: (out / "part-00001.jsonl").unlink(),
+        lambda: (out / "part-00009.jsonl").write_bytes(b""),
+        lambda: (out / "other.txt").write_bytes(b""),
+        lambda: (out / SUCCESS).write_bytes((out / SUCCESS).read_bytes().replace(b'"rows":300', b'"rows":299', 1)),
+        lambda: (tmp_path / "in" / "0.jsonl").write_bytes(inputs.replace(b"cat", b"dog", 1)),
+        lambda: (out / "part-00000.jsonl").write_bytes((out / "part-00001.jsonl").read_bytes()),
+    ]
+    for _ in range(12):
+        at, to = draw.sample(range(len(lines)), 2)
+        swapped = [*lines]
+        swapped[at], swapped[to] = swapped[to], swapped[at]
+        changed = [lines[:at] + lines[at + 1 :], lines[:at] + lines[at : at + 1] + lines[at:], swapped]
+        faults += [lambda new=new: (out / "part-00001.jsonl").write_bytes(b"".join(new)) for new in changed]  # type: ignore[misc]
+        faults.append(lambda: (out / "part-00000.jsonl").write_bytes(bit((out / "part-00000.jsonl").read_bytes())))
+    assert len(faults) >= 50
+    for fault in faults:
+        fault()
+        assert CliRunner().invoke(app, ["infer", "--verify", str(out)]).exit_code == 1
+        shutil.rmtree(out)
+        shutil.copytree(kept, out)
+        (tmp_path / "in" / "0.jsonl").write_bytes(inputs)
+    result = CliRunner().invoke(app, ["infer", "--verify", str(out)])
+    assert (result.exit_code, "All rows are there once, in order." in result.output) == (0, True)
+
+
+def test_the_commands_that_look_at_a_folder(forest: Path, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", ".jsonl", [300])
+    assert run(forest, pattern, tmp_path / "out", "--worker", "0/2").returncode == 0
+    assert run(forest, pattern, tmp_path / "half", "--worker", "1/2").returncode == 0
+    status = json.loads(CliRunner().invoke(app, ["infer", "--status", str(tmp_path / "out"), "--json"]).stdout)
+    assert (status["rows"], status["is_complete"]) == (300, True)  # the shards of a run that has not begun, too
+    shown = CliRunner().invoke(app, ["infer", "--status", str(tmp_path / "out")]).stdout
+    assert "is complete: True" in shown
+    for wrong, said in {
+        f"--merge {tmp_path / 'out'}": "needs a file to write",
+        f"--merge {tmp_path / 'out'} --output {tmp_path / 'a.csv'}": "The shards are .jsonl files",
+        f"--status {tmp_path / 'in'}": "has no plan of shoal infer",
+        f"--status {tmp_path / 'out'} --verify {tmp_path / 'out'}": "exclude each other",
+    }.items():
+        assert said in str(CliRunner().invoke(app, ["infer", *wrong.split()]).exception)
+
+
+def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
+    for number in range(2_000):
+        (tmp_path / f"{number}.txt").touch()
+    plan = make_plan(Folder(tmp_path / "out"), str(tmp_path / "*.txt"), 100, {})
+    assert (plan.files, plan.shards, plan.bytes) == (2_000, 0, 0)
+    assert list(read_shards(tmp_path / "out" / PLAN)) == []
+    assert isinstance(plan, Plan)
+    with pytest.raises(InputError, match="not complete"):
+        list(find_faults(Folder(tmp_path / "out")))
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
