@@ -14,7 +14,7 @@ import xgboost
 
 from tests.support.counting import write_counting
 from tests.support.imports import Tagger, save_net, save_tokens, script
-from tests.support.options import Both, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
 from tests.support.projects import write_model
 from tests.support.published import publish
 
