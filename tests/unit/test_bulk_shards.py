@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,13 +19,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from shoal.bulk.shards.crew import Crew
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import Part, digest_end, open_parts
 from shoal.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
 from shoal.bulk.shards.report import find_faults, read_status
+from shoal.bulk.shards.work import Job
 from shoal.cli import app
+from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.bulk import WORDS
+from tests.support.projects import write_model
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 pytestmark = pytest.mark.usefixtures("may_start_processes")
@@ -131,6 +136,46 @@ def test_two_runs_of_every_shard_write_the_same_bytes(forest: Path, tmp_path: Pa
     assert [each.wait(120) for each in runs] == [0, 0]
     assert run(forest, pattern, tmp_path / "out").returncode == 0
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Path:
+    """A model that dies of the text KILL, and hangs at the text HANG for the first time."""
+    write_model(tmp_path / "fragile", "fragile", [("TEXT", "STRING", [1])], [("score", "FP32", [1])], rows=32)
+    path = tmp_path / "fragile" / "fragile" / "1" / "model.py"
+    harm = f"""        flag = {str(tmp_path / "flag")!r}
+        if b"KILL" in batch["TEXT"]:
+            os.kill(os.getpid(), 9)
+        if b"HANG" in batch["TEXT"] and not os.path.exists(flag):
+            open(flag, "w").close()
+            import time
+            time.sleep(100)
+"""
+    code = path.read_text(encoding="utf-8")
+    path.write_text(code.replace("        rows, outputs =", f"{harm}        rows, outputs ="), encoding="utf-8")
+    return tmp_path / "fragile"
+
+
+def test_a_shard_that_kills_its_worker_is_named(fragile: Path, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", ".jsonl", [100, 100, 100])
+    with (tmp_path / "in" / "1.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": "KILL"}\n')
+    done = run(fragile, pattern, tmp_path / "out", "--workers", "2")
+    assert done.returncode == 1
+    said = re.findall(r"part (\d+): The worker died \(signal 9, SIGKILL\) after 0 rows of part (\d+)", done.stderr)
+    assert len(said) == 1, done.stderr
+    status = read_status(Folder(tmp_path / "out"))
+    assert (status["failed"], status["done"]) == ([int(said[0][0])], status["shards"] - 1)
+
+
+def test_a_worker_that_hangs_is_replaced(fragile: Path, tmp_path: Path) -> None:
+    pattern = write_inputs(tmp_path / "in", ".jsonl", [100])
+    with (tmp_path / "in" / "0.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": "HANG"}\n')
+    folder, job = Folder(tmp_path / "out"), Job("", "local", fragile, Client, None, None, "", {}, {})
+    plan = make_plan(folder, pattern, 1000, {})
+    assert Crew(folder, job, processes=1, hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
+    assert ((tmp_path / "flag").exists(), plan.shards) == (True, 1)
 
 
 def test_bad_rows_and_damaged_files(forest: Path, tmp_path: Path) -> None:
