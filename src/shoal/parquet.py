@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from shoal.errors import ArtifactError, needs
-from shoal.tables import NotUtf8, Rows, Source, check_distinct
+from shoal.rows import NotUtf8, Rows, Source, check_distinct
 
 BUFFER = 2**20  # bytes of a column that are read at a time; without it, all of a row group's
 _BATCH_ROWS = 1024  # rows in memory at a time

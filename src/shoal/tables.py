@@ -8,9 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-import reprlib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from shoal.errors import ArtifactError, needs
+from shoal.parquet import open_parquet, parquet_rows
+from shoal.rows import NotUtf8, Row, Rows, Source, check_distinct, shorten
 
 TEXT = "text"  # the column that holds the lines of a plain text file
 _MAX_CELL = _MAX_LINE = 2**24  # characters of a CSV cell, and of a line of JSON Lines or plain text
@@ -27,36 +27,10 @@ _UNCLOSED = ("unexpected end of data", "field larger than field limit")  # messa
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # surrogates that `surrogateescape` makes of bytes that are not UTF-8
 
 R = TypeVar("R")
-Row = dict[str, Any] | ArtifactError  # values by column, or why they cannot be read
-Rows = Iterator[tuple[int, Row]]
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 40
 
 
 class Unnamed(str):
     """Name given to a column that has none in the file."""
-
-
-class NotUtf8(bytes):
-    """A cell whose bytes are not UTF-8."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``.
-
-    If only a part of a file is read, its lines are counted from the byte ``offset``.
-    """
-
-    name: str
-    kind: str
-    offset: int = 0
-
-    def where(self, number: int) -> str:
-        """Name the row with this number, for messages."""
-        unit = "line" if self.kind in (".jsonl", ".txt") else "row"
-        return f"{self.name}, {unit} {number}{f' after byte {self.offset}' if self.offset else ''}"
 
 
 @dataclass(frozen=True)
@@ -86,16 +60,6 @@ class _Opened(NamedTuple):
     fraction_read: Callable[[], float] | None = None
 
 
-def shorten(value: object) -> str:
-    """Format ``value`` for messages, in Python's notation; the middle of a long value is left out."""
-    return _SHORT.repr(value)
-
-
-def shorten_all(values: Iterable[str]) -> str:
-    """Format names as a list for messages."""
-    return ", ".join(map(shorten, values)) or "none"
-
-
 def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
     """Return each column's index in the header, by name. A column without a name is called ``column NUMBER``."""
     names = ["" if name is None else str(name) for name in header]
@@ -107,17 +71,6 @@ def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
     named = [name if name.strip() else Unnamed(f"column {place}") for place, name in enumerate(names, start=1)]
     check_distinct(named, source.name)
     return {name: place for place, name in enumerate(named)}
-
-
-def check_distinct(names: Iterable[str], where: str) -> None:
-    """Check that no column appears twice.
-
-    Raises:
-        ArtifactError: a column appears twice.
-    """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", "Give each its own name.")
 
 
 def _no_rows(source: Source) -> ArtifactError:
@@ -298,8 +251,6 @@ def text_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
 
 def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     """Open the columns and rows of a Parquet file, in batches."""
-    from shoal.parquet import open_parquet, parquet_rows
-
     table = open_parquet(file, source.name, stack)
     read = 0
 

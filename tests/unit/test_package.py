@@ -210,7 +210,7 @@ def test_such_reads_are_seen() -> None:
 
 BASEMENT = {
     "console", "default_model", "errors", "files", "keys", "machine", "paths", "pieces", "processes", "progress",
-    "tables", "vendoring",
+    "parquet", "rows", "tables", "vendoring",
 }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import ArtifactError
-from shoal.tables import NotUtf8, open_stream, open_table, scan_table
+from shoal.rows import NotUtf8
+from shoal.tables import open_stream, open_table, scan_table
 
 
 def scan(path: Path) -> list[tuple[int, Any]]:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ArtifactError, SetupError
-from shoal.tables import open_table, shorten, shorten_all
+from shoal.rows import shorten, shorten_all
+from shoal.tables import open_table
 
 KINDS = (".csv", ".jsonl", ".parquet", ".xlsx")
 

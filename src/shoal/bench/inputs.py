@@ -15,7 +15,8 @@ from shoal.client.calls import to_arrays
 from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
-from shoal.tables import open_table, shorten_all
+from shoal.rows import shorten_all
+from shoal.tables import open_table
 
 MAX_ROWS = 4096  # read from a file; more would not change the results
 

@@ -24,7 +24,8 @@ from shoal.bulk.inputs import Feed
 from shoal.bulk.output_formats import JsonLines
 from shoal.bulk.scoring import Endpoint, Scored, Summary, score
 from shoal.errors import InputError, SetupError
-from shoal.tables import Row, Table, shorten
+from shoal.rows import Row, shorten
+from shoal.tables import Table
 
 MARK, _FORMAT = "shoal infer", 2
 

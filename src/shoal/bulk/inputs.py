@@ -20,7 +20,8 @@ from shoal.client.calls import find_text_input, to_numbers
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, suggest
-from shoal.tables import TEXT, Row, Source, Table, shorten, shorten_all
+from shoal.rows import Row, Source, shorten, shorten_all
+from shoal.tables import TEXT, Table
 
 
 def find_input(model: ModelSpec, name: str) -> TensorSpec:

@@ -21,7 +21,8 @@ from shoal.client.calls import name_columns
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.parquet import ParquetOrigin
-from shoal.tables import NotUtf8, Row, Table, shorten
+from shoal.rows import NotUtf8, Row, shorten
+from shoal.tables import Table
 
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 

@@ -21,7 +21,7 @@ from shoal.client.failures import UnknownModelError
 from shoal.component.spec import BATCH_INDEX, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.tables import Row
+from shoal.rows import Row
 
 if TYPE_CHECKING:
     from shoal.local import Pipeline

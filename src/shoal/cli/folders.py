@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def is_folder(output: Path) -> bool:
-    """Whether an output is a folder: it is one, or its name has no ending."""
-    return output.is_dir() or not (output.suffix or output.exists())
+    """Whether an output is a folder, by its name: it has no ending."""
+    return not (output.suffix or output.is_file())
 
 
-def score(
+def score_folder(
     output: Path, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
     worker: str, *, is_fresh: bool,
 ) -> None:  # fmt: skip
@@ -79,7 +79,7 @@ def _tell(outcome: Outcome, output: Path, *, is_alone: bool) -> None:
         raise typer.Exit(1)
 
 
-def look(
+def look_at_folder(
     context: typer.Context, status: Path | None, verify: Path | None, merge: Path | None, output: Path | None, *,
     as_json: bool,
 ) -> None:  # fmt: skip

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from shoal.client.client import Client
     from shoal.client.tls import Access
     from shoal.component.spec import ModelSpec
-    from shoal.tables import Row, Table
+    from shoal.rows import Row
+    from shoal.tables import Table
 
 MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
 _SHOWN = 3  # numbers of a long vector
@@ -147,16 +148,16 @@ def infer(
     from shoal.bulk.inputs import make_feed, make_table, read_constants
     from shoal.bulk.scoring import open_model, rehearse
     from shoal.bulk.shards.work import Job
-    from shoal.cli import folders
+    from shoal.cli.folders import is_folder, look_at_folder, score_folder
     from shoal.client.calls import find_text_input
     from shoal.client.client import Client
     from shoal.tables import TEXT
 
     if status or verify or merge:
-        folders.look(context, status, verify, merge, output, as_json=as_json)
+        look_at_folder(context, status, verify, merge, output, as_json=as_json)
         return
-    is_folder = bool(output and folders.is_folder(output))
-    _check_choices(values, source, placement, None if is_folder else output, is_local=is_local)
+    has_folder = bool(output and is_folder(output))
+    _check_choices(values, source, placement, None if has_folder else output, is_local=is_local)
     if is_local:
         refuse_ignored(
             context,
@@ -167,11 +168,11 @@ def infer(
         refuse_ignored(context, "--repository", "without --local or --placement client")
     if not output:
         refuse_ignored(context, "--fresh", "without --output")
-    if is_folder:
+    if has_folder:
         refuse_ignored(context, "--input-format --stream --curl --json --full", "with an --output folder")
     else:
         refuse_ignored(context, "--shard-rows --workers --worker", "without an --output folder")
-    if (output or as_json) and not is_folder:
+    if (output or as_json) and not has_folder:
         refuse_ignored(context, "--format", f"with {'--output, whose ending is the format' if output else '--json'}")
     if output and as_json:
         refuse_ignored(context, "--json", "with --output, whose ending is the format")
@@ -193,11 +194,11 @@ def infer(
     given = parse_pairs("--set", settings, form="INPUT=VALUE", example="BERT_WEIGHT=0.7")
     fed = parse_pairs("--column", columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
     where = "local" if is_local else placement
-    if output and is_folder:
+    if output and has_folder:
         connect = partial(Client, url, protocol=protocol, timeout=timeout, **access)
         job = Job(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
         by, shape = (url or "here") if where == "server" else _identify(repository), form.replace("table", "")
-        folders.score(output, source, job, by, shape, shard_rows, workers, worker, is_fresh=fresh)
+        score_folder(output, source, job, by, shape, shard_rows, workers, worker, is_fresh=fresh)
         return
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):

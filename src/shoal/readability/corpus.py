@@ -20,7 +20,8 @@ import numpy as np
 from shoal.errors import ArtifactError, InputError
 from shoal.progress import OnProgress
 from shoal.readability.download import CLEAR_FILE, download_clear
-from shoal.tables import open_table, shorten, shorten_all
+from shoal.rows import shorten, shorten_all
+from shoal.tables import open_table
 
 ASSETS = Path(__file__).parent / "assets"
 KAGGLE_FILE = "train.csv"  # of the CommonLit Readability Prize

@@ -14,7 +14,8 @@ import msgspec
 from shoal.bulk.shards.folders import open_input
 from shoal.errors import ArtifactError
 from shoal.parquet import open_parquet, parquet_rows
-from shoal.tables import Row, Rows, Source, Table, explained, json_rows, open_csv, text_rows
+from shoal.rows import Row, Rows, Source
+from shoal.tables import Table, explained, json_rows, open_csv, text_rows
 
 _END_BYTES = 65_536  # at the end of a file that is not Parquet, which its digest covers
 _CHUNK = 2**20

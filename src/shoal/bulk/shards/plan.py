@@ -19,7 +19,8 @@ from shoal.bulk.shards.folders import Folder, find_inputs, open_input
 from shoal.bulk.shards.parts import Part, digest_end
 from shoal.errors import ArtifactError, InputError
 from shoal.parquet import open_parquet
-from shoal.tables import TEXT, Source, explained, json_rows, open_csv, shorten
+from shoal.rows import Source, shorten
+from shoal.tables import TEXT, explained, json_rows, open_csv
 
 PLAN, SUCCESS, RECORDS = "_plan.json", "_SUCCESS.json", "_shards"
 KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut

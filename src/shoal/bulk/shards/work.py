@@ -25,7 +25,8 @@ from shoal.component.artifact_files import sha256
 from shoal.component.spec import ModelSpec
 from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
-from shoal.tables import Row, Source, Table, scan_table
+from shoal.rows import Row, Source
+from shoal.tables import Table, scan_table
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Rows of tables: their values, where they come from, and how they are named in messages."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ArtifactError
+
+Row = dict[str, Any] | ArtifactError  # values by column, or why they cannot be read
+Rows = Iterator[tuple[int, Row]]
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 40
+
+
+class NotUtf8(bytes):
+    """A cell whose bytes are not UTF-8."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``.
+
+    If only a part of a file is read, its lines are counted from the byte ``offset``.
+    """
+
+    name: str
+    kind: str
+    offset: int = 0
+
+    def where(self, number: int) -> str:
+        """Name the row with this number, for messages."""
+        unit = "line" if self.kind in (".jsonl", ".txt") else "row"
+        return f"{self.name}, {unit} {number}{f' after byte {self.offset}' if self.offset else ''}"
+
+
+def shorten(value: object) -> str:
+    """Format ``value`` for messages, in Python's notation; the middle of a long value is left out."""
+    return _SHORT.repr(value)
+
+
+def shorten_all(values: Iterable[str]) -> str:
+    """Format names as a list for messages."""
+    return ", ".join(map(shorten, values)) or "none"
+
+
+def check_distinct(names: Iterable[str], where: str) -> None:
+    """Check that no column appears twice.
+
+    Raises:
+        ArtifactError: a column appears twice.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", "Give each its own name.")
