@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from shoal.readability.corpus import read_passages
 from shoal.server.launch import find_ports
@@ -55,7 +56,7 @@ class Reader:
             return self.run(["python", "-c", block])
         options = {"infer": ("--url", "8001"), "generate": ("--url", "8001"), "tokens": ("--server", "8001")}
         for command, (option, port) in {**options, "copies": ("--url", "8002")}.items():
-            asked = rf"shoal {command}\b(?!.*--local)"  # --local asks no server
+            asked = rf"shoal {command}\b(?!.*--(local|status|verify|merge)\b)"  # these ask no server
             block = re.sub(asked, f"shoal {command} {option} 127.0.0.1:{self.ports[port]}", block)
         *before, last = block.strip().split("\n")
         if not is_serving:
@@ -129,7 +130,9 @@ def test_every_block_of_the_readme_works(reader: Reader) -> None:
 def test_every_block_of_the_inference_page_works(reader: Reader) -> None:
     """With what the README has left: build/repository."""
     reader.type("bash", "shoal serve build/repository")
-    printed = [reader.type(language, block) for language, block in INFERENCE]
+    printed = [reader.type(language, block) for language, block in INFERENCE if language != "yaml"]
+    (job,) = [yaml.safe_load(block) for language, block in INFERENCE if language == "yaml"]
+    assert "--worker $JOB_COMPLETION_INDEX/8" in job["spec"]["template"]["spec"]["containers"][0]["command"][2]
     assert "text,id,score,bert_score,forest_score,error" in printed[2]
     (curl,) = [text for text in printed if text.startswith('{"model_name"')]
     assert [output["name"] for output in json.loads(curl)["outputs"]] == ["SCORE"]
