@@ -293,6 +293,10 @@ def test_faults_are_found(forest: Path, tmp_path: Path) -> None:
         lambda: (out / "part-00001.jsonl").unlink(),
         lambda: (out / "part-00009.jsonl").write_bytes(b""),
         lambda: (out / "other.txt").write_bytes(b""),
+        lambda: (out / "_shards" / "mine.txt").write_bytes(b""),
+        lambda: (out / "_shards" / "00001.json").write_bytes(b"{"),
+        lambda: (out / SUCCESS).write_bytes(b'{"rows": 300}'),
+        lambda: (out / PLAN).write_bytes((out / PLAN).read_bytes().replace(b'"size"', b'"sise"')),
         lambda: (out / SUCCESS).write_bytes((out / SUCCESS).read_bytes().replace(b'"rows":300', b'"rows":299', 1)),
         lambda: (tmp_path / "in" / "0.jsonl").write_bytes(inputs.replace(b"cat", b"dog", 1)),
         lambda: (out / "part-00000.jsonl").write_bytes((out / "part-00001.jsonl").read_bytes()),
@@ -302,7 +306,7 @@ def test_faults_are_found(forest: Path, tmp_path: Path) -> None:
         swapped = [*lines]
         swapped[at], swapped[to] = swapped[to], swapped[at]
         changed = [lines[:at] + lines[at + 1 :], lines[:at] + lines[at : at + 1] + lines[at:], swapped]
-        faults += [lambda new=new: (out / "part-00001.jsonl").write_bytes(b"".join(new)) for new in changed]  # type: ignore[misc]
+        faults += [partial((out / "part-00001.jsonl").write_bytes, b"".join(new)) for new in changed]
         faults.append(lambda: (out / "part-00000.jsonl").write_bytes(bit((out / "part-00000.jsonl").read_bytes())))
     assert len(faults) >= 50
     for fault in faults:

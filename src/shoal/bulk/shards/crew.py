@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -23,13 +24,14 @@ import msgspec
 
 from shoal.bulk.shards.folders import ASIDE, Folder
 from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, find_shard, read_plan
-from shoal.bulk.shards.work import Job, Record, record_name, score_shard
+from shoal.bulk.shards.work import Job, Success, read_record, score_shard
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 
 TRIES = 3
 HUNG_SECONDS = 1800.0  # without an answered window of 256 rows
 _LOOK_SECONDS = 0.5
 _ERRORS = {kind.__name__: kind for kind in (ArtifactError, InputError, ServerError, SetupError, ShoalError)}
+_STATE = re.compile(rf"{RECORDS}/(\d+)\.(json|failed|begun-(\d+))")
 
 OnRows = Callable[[int], None]  # rows that this run has answered
 
@@ -46,13 +48,16 @@ def read_state(folder: Folder) -> State:
     """Read which shards are done, begun and failed, from the names of the files in the folder of the records."""
     state = State(set(), {}, set())
     for entry in folder.entries(RECORDS):
-        number, _, kind = entry.name.rpartition("/")[2].partition(".")
+        found = _STATE.fullmatch(entry.name)
+        if found is None:
+            continue  # not of a run: `--verify` names it
+        number, kind = int(found[1]), found[2]
         if kind == "json":
-            state.done.add(int(number))
+            state.done.add(number)
         elif kind == "failed":
-            state.failed.add(int(number))
+            state.failed.add(number)
         else:
-            state.begun.setdefault(int(number), set()).add(int(kind.removeprefix("begun-")))
+            state.begun.setdefault(number, set()).add(int(found[3]))
     return state
 
 
@@ -170,10 +175,9 @@ class Crew:
 
 def finish(folder: Folder, plan: Plan) -> None:
     """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs."""
-    records = [msgspec.json.decode(folder.read(record_name(n)) or b"", type=Record) for n in range(plan.shards)]
-    totals = {"rows": sum(record.rows for record in records), "errors": sum(record.errors for record in records)}
-    lines = b",\n".join(map(msgspec.json.encode, records))
-    folder.put(SUCCESS, msgspec.json.encode(totals)[:-1] + b',"shards":[\n' + lines + b"\n]}\n")
+    records = [read_record(folder, number) for number in range(plan.shards)]
+    rows, errors = (sum(getattr(record, name) for record in records) for name in ("rows", "errors"))
+    folder.put(SUCCESS, msgspec.json.encode(Success(rows, errors, records)))
     for entry in [*folder.entries(RECORDS)]:
         if not entry.name.endswith(".json"):
             folder.remove(entry.name)
@@ -272,7 +276,7 @@ def _work(pipe: Connection, folder: Folder, job: Job, cores: list[int]) -> None:
         return
     except ShoalError as error:  # the model does not load
         pipe.recv()
-        pipe.send(("error", type(error).__name__, error.what, error.fix))
+        _send(pipe, error)
 
 
 @contextmanager
@@ -280,8 +284,13 @@ def _told(pipe: Connection) -> Iterator[None]:
     try:
         yield
     except ShoalError as error:
-        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
-        pipe.send(("error", kind, error.what, error.fix))
+        _send(pipe, error)
+
+
+def _send(pipe: Connection, error: ShoalError) -> None:
+    """Send an error as its words, with the nearest class that the parent knows: errors cannot be pickled."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
+    pipe.send(("error", kind, error.what, error.fix))
 
 
 def _end_with_parent() -> None:

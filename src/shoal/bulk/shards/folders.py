@@ -105,8 +105,8 @@ def find_inputs(pattern: str) -> list[tuple[str, int]]:
     Raises:
         InputError: there are none.
     """
-    names = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # a pattern of any folder
-    files = [(name, os.stat(name).st_size) for name in names if os.path.isfile(name)]  # noqa: PTH113, PTH116
+    names = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob refuses absolute ones
+    files = [(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
     if not files:
         raise InputError(f"No file has the name {pattern}.", "Quote the pattern: --input 'folder/*.parquet'")
     return files

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -50,7 +50,7 @@ def open_parts(parts: Sequence[Part], kind: str, columns: tuple[str, ...]) -> Ta
 
     ``rows`` raises an ArtifactError if a file is missing or damaged, or has changed since the plan.
     """
-    name = os.path.basename(parts[0].file) if parts else "no file"  # noqa: PTH119  # may be a URL
+    name = Path(parts[0].file).name if parts else "no file"
     rows = (row for part in parts for row in _read(part, kind))
     return Table(Source(name, kind), columns, rows, lambda: None)
 

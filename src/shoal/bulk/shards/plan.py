@@ -6,6 +6,7 @@ The file is JSON with one shard per line, so that a worker reads it line by line
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,10 +29,9 @@ _SAMPLE = 2**20  # bytes of the first file, from which the size of a row is esti
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """Input of one output file. ``rows`` is None where only reading the input would tell."""
+    """Input of one output file."""
 
     number: int
-    rows: int | None
     parts: tuple[Part, ...]
 
 
@@ -106,8 +106,7 @@ def make_plan(
         with tempfile.NamedTemporaryFile() as file:
             file.write(msgspec.json.encode(plan)[:-1] + b',"plan":[\n')
             lines.seek(0)
-            while chunk := lines.read(_SAMPLE):
-                file.write(chunk)
+            shutil.copyfileobj(lines, file)
             file.write(b"\n]}\n")
             file.flush()
             _check_foreign(folder)
@@ -132,12 +131,19 @@ def read_plan(folder: Folder) -> Plan:
 
 
 def read_shards(path: Path) -> Iterator[Shard]:
-    """Yield the shards of a plan's file, one after another."""
+    """Yield the shards of a plan's file, one after another.
+
+    Raises:
+        ArtifactError: the file is damaged.
+    """
     with path.open("rb") as file:
         file.readline()
         for line in file:
             if line.startswith(b"{"):
-                yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
+                try:
+                    yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
+                except msgspec.MsgspecError:
+                    raise ArtifactError(f"{path} is damaged.", "Start over: --fresh") from None
 
 
 def find_shard(folder: Folder, number: int) -> Shard:
@@ -185,9 +191,8 @@ class _Cutter:
             yield self._shard(parts, weight)
 
     def _shard(self, parts: Sequence[Part], weight: int) -> Shard:
-        is_counted = self._kind == ".parquet"
         self.num_shards, self.num_rows = self.num_shards + 1, self.num_rows + weight
-        return Shard(self.num_shards - 1, weight if is_counted else None, tuple(parts))
+        return Shard(self.num_shards - 1, tuple(parts))
 
     def _cut_file(self, name: str, size: int) -> Iterator[tuple[Part, int]]:
         """Yield the parts of a file that are not cut further, each with its weight: rows of Parquet, else bytes."""
@@ -210,8 +215,8 @@ class _Cutter:
                     sample = file.read(_SAMPLE)
                     self._most *= max(1, len(sample) // max(1, sample.count(b"\n")))
                     file.seek(0)
-                pieces = [(at, min(size, at + self._most), self._most) for at in range(0, size, self._most)]
-                pieces[-1] = (*pieces[-1][:2], pieces[-1][1] - pieces[-1][0])
+                starts = range(0, size, self._most)
+                pieces = [(at, min(size, at + self._most), min(size - at, self._most)) for at in starts]
                 if self._kind == ".csv":
                     pieces = [(0, size, size)]
                     columns = open_csv(file, Source(name, self._kind), stack).columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +16,8 @@ from shoal.bulk.files import as_bytes, written
 from shoal.bulk.shards.crew import read_state
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import open_parts
-from shoal.bulk.shards.plan import PLAN, RECORDS, SUCCESS, Plan, read_plan, read_shards
-from shoal.bulk.shards.work import Record, record_name
+from shoal.bulk.shards.plan import PLAN, RECORDS, SUCCESS, read_plan, read_shards
+from shoal.bulk.shards.work import Record, Success, read_record, record_name
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import scan_table
@@ -30,11 +31,8 @@ def read_status(folder: Folder) -> dict[str, Any]:
     The speed is that of the last ten minutes, by the times of the records. ``errors`` are why shards failed.
     """
     plan, state = read_plan(folder), read_state(folder)
-    records: list[tuple[float, Record]] = []
-    for entry in folder.entries(RECORDS):
-        if entry.name.endswith(".json"):
-            records.append((entry.modified, msgspec.json.decode(folder.read(entry.name) or b"", type=Record)))
-    records.sort(key=lambda each: each[0])
+    times = {entry.name: entry.modified for entry in folder.entries(RECORDS)}
+    records = sorted(((times[record_name(n)], read_record(folder, n)) for n in state.done), key=lambda each: each[0])
     done = sum(record.rows for _, record in records)
     late = [(at, record.rows) for at, record in records if at >= records[-1][0] - _RATE_SECONDS]
     seconds = late[-1][0] - late[0][0] if late else 0.0
@@ -65,10 +63,10 @@ def find_faults(folder: Folder) -> Iterator[str]:
     """
     plan = read_plan(folder)
     success = _read_success(folder)
-    records = [msgspec.convert(each, Record) for each in success["shards"]]
+    records = success.shards
     for name in ("rows", "errors"):
-        if success[name] != sum(getattr(record, name) for record in records):
-            yield f"{SUCCESS} has {success[name]} {name}, and its shards do not add up to that"
+        if getattr(success, name) != sum(getattr(record, name) for record in records):
+            yield f"{SUCCESS} has {getattr(success, name)} {name}, and its shards do not add up to that"
     if len(records) != plan.shards:
         yield f"{SUCCESS} has {len(records)} shards, the plan {plan.shards}"
     shards = 0
@@ -110,13 +108,13 @@ def _check_output(path: Path, record: Record) -> Iterator[str]:
         yield f"{record.file} is missing"
 
 
-def _read_success(folder: Folder) -> dict[str, Any]:
+def _read_success(folder: Folder) -> Success:
     content = folder.read(SUCCESS)
     if content is None:
         raise InputError(f"The run in {folder.root} is not complete.", f"See: shoal infer --status {folder.root}")
     try:
-        return dict(json.loads(content))
-    except ValueError:
+        return msgspec.json.decode(content, type=Success)
+    except msgspec.MsgspecError:
         raise ArtifactError(f"{SUCCESS} is damaged.", "Remove it, and run the same command again.") from None
 
 
@@ -136,21 +134,23 @@ def merge(folder: Folder, output: Path) -> int:
     paths = [folder.root / plan.file(number) for number in range(plan.shards)]
     with written(output):
         try:
-            (_merge_parquet if plan.output_kind == ".parquet" else _merge_text)(paths, aside, plan)
+            if plan.output_kind == ".parquet":
+                _merge_parquet(paths, aside)
+            else:
+                _merge_text(paths, aside, has_header=plan.output_kind == ".csv")
             aside.replace(output)
         finally:
             aside.unlink(missing_ok=True)
-    return int(success["rows"])
+    return success.rows
 
 
-def _merge_text(paths: list[Path], output: Path, plan: Plan) -> None:
+def _merge_text(paths: list[Path], output: Path, *, has_header: bool) -> None:
     with output.open("wb") as file:
         for number, path in enumerate(paths):
             with path.open("rb") as part:
-                if plan.output_kind == ".csv" and number:
+                if has_header and number:
                     _skip_header(part)
-                while chunk := part.read(2**20):
-                    file.write(chunk)
+                shutil.copyfileobj(part, file)
 
 
 def _skip_header(part: Any) -> None:
@@ -162,8 +162,7 @@ def _skip_header(part: Any) -> None:
         quotes += line.count(b'"')
 
 
-def _merge_parquet(paths: list[Path], output: Path, plan: Plan) -> None:
-    del plan
+def _merge_parquet(paths: list[Path], output: Path) -> None:
     from pyarrow import parquet
 
     with parquet.ParquetWriter(output, parquet.read_schema(paths[0])) as writer:

@@ -23,6 +23,7 @@ from shoal.client.calls import find_text_input
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import ModelSpec
+from shoal.errors import ArtifactError
 from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
 from shoal.rows import Row, Source
@@ -76,6 +77,27 @@ class Record(msgspec.Struct, frozen=True):
     errors: int
     sha256: str
     input: str
+
+
+class Success(msgspec.Struct, frozen=True):
+    """Content of ``_SUCCESS.json``: the totals, and the records of all shards in order."""
+
+    rows: int
+    errors: int
+    shards: list[Record]
+
+
+def read_record(folder: Folder, number: int) -> Record:
+    """Read the record of a shard that is done.
+
+    Raises:
+        ArtifactError: the record is damaged.
+    """
+    name = record_name(number)
+    try:
+        return msgspec.json.decode(folder.read(name) or b"", type=Record)
+    except msgspec.MsgspecError:
+        raise ArtifactError(f"{name} is damaged.", "Remove it, and run the same command again.") from None
 
 
 def record_name(number: int) -> str:
