@@ -277,6 +277,28 @@ def test_any_two_cuts_divide_a_file_into_its_lines(tmp_path: Path) -> None:
         assert read(*zip([0, *cuts], [*cuts, len(content)], strict=True)) == whole
 
 
+def test_any_cut_divides_json_lines(tmp_path: Path) -> None:
+    """At each of 5,000 bytes: every line once, in order; a line that is not JSON is an error of its own."""
+    draw, path = random.Random(1), tmp_path / "in.jsonl"
+    content = b""
+    while len(content) < 5_000:
+        text = json.dumps({"text": "".join(draw.choices("aé€😀\u2028\r", k=draw.randint(0, 60)))}, ensure_ascii=False)
+        content += draw.choice([text, text, "  " + text, "[1", ""]).encode() + draw.choice([b"\n", b"\r\n", b"\n\n"])
+    path.write_bytes(content[:-1])
+    size = len(content) - 1
+    with path.open("rb") as file:
+        part = partial(Part, str(path), size, digest_end(file, size, ".jsonl"))
+
+    def read(*cuts: tuple[int, int]) -> list[str]:
+        rows = open_parts([part(*cut) for cut in cuts], ".jsonl", ("text",)).rows
+        return ["error" if isinstance(row, ArtifactError) else row["text"] for _, row in rows]
+
+    lines = [line.strip() for line in content[:-1].decode().split("\n") if line.strip()]
+    whole = ["error" if line == "[1" else json.loads(line)["text"] for line in lines]
+    for cut in range(size + 1):
+        assert read((0, cut), (cut, size)) == whole, cut
+
+
 def test_faults_are_found(forest: Path, tmp_path: Path) -> None:
     pattern, out = write_inputs(tmp_path / "in", ".jsonl", [300]), tmp_path / "out"
     assert run(forest, pattern, out).returncode == 0
