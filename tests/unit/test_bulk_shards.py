@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.bulk.shards.crew import Crew
-from shoal.bulk.shards.folders import Folder
+from shoal.bulk.shards.folders import open_folder
 from shoal.bulk.shards.parts import Part, digest_end, open_parts
 from shoal.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
 from shoal.bulk.shards.report import find_faults, read_status
@@ -58,12 +58,12 @@ def write_inputs(folder: Path, kind: str, sizes: list[int]) -> str:
     return str(folder / f"*{kind}")
 
 
-def command(forest: Path, pattern: str, out: Path, *more: str) -> list[str]:
+def command(forest: Path, pattern: str, out: Path | str, *more: str) -> list[str]:
     options = ["--local", "--repository", str(forest), "--input", pattern, "--output", str(out), "--shard-rows", "100"]
     return [*SHOAL, "infer", *options, *more]
 
 
-def run(forest: Path, pattern: str, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run(forest: Path, pattern: str, out: Path | str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(forest, pattern, out, *more), capture_output=True, text=True, timeout=120)
 
 
@@ -91,8 +91,8 @@ def test_each_row_is_there_once_in_order(kind: str, forest: Path, tmp_path: Path
     done = run(forest, pattern, tmp_path / "one")
     assert done.returncode == 0, done.stderr
     assert merged_ids(tmp_path / "one", tmp_path, ".jsonl" if kind == ".txt" else kind) == list(range(643))
-    assert list(find_faults(Folder(tmp_path / "one"))) == []
-    status = read_status(Folder(tmp_path / "one"))
+    assert list(find_faults(open_folder(str(tmp_path / "one")))) == []
+    status = read_status(open_folder(str(tmp_path / "one")))
     assert (status["rows"], status["is_complete"]) == (643, True)
     assert status["done"] == status["shards"] >= 2
     # A run of several workers, and one of which another command does the rest.
@@ -164,7 +164,7 @@ def test_a_shard_that_kills_its_worker_is_named(fragile: Path, tmp_path: Path) -
     assert done.returncode == 1
     said = re.findall(r"part (\d+): The worker died \(signal 9, SIGKILL\) after 0 rows of part (\d+)", done.stderr)
     assert len(said) == 1, done.stderr
-    status = read_status(Folder(tmp_path / "out"))
+    status = read_status(open_folder(str(tmp_path / "out")))
     assert (status["failed"], status["done"]) == ([int(said[0][0])], status["shards"] - 1)
 
 
@@ -172,7 +172,7 @@ def test_a_worker_that_hangs_is_replaced(fragile: Path, tmp_path: Path) -> None:
     pattern = write_inputs(tmp_path / "in", ".jsonl", [100])
     with (tmp_path / "in" / "0.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"text": "HANG"}\n')
-    folder, job = Folder(tmp_path / "out"), Job("", "local", fragile, Client, None, None, "", {}, {})
+    folder, job = open_folder(str(tmp_path / "out")), Job("", "local", fragile, Client, None, None, "", {}, {})
     plan = make_plan(folder, pattern, 1000, {})
     assert Crew(folder, job, processes=1, hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
     assert ((tmp_path / "flag").exists(), plan.shards) == (True, 1)
@@ -191,7 +191,7 @@ def test_bad_rows_and_damaged_files(forest: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1.parquet is damaged at row 1 or after" in done.stderr
     assert "1 parts failed; the same command tries them again." in done.stderr
-    status = read_status(Folder(tmp_path / "out"))
+    status = read_status(open_folder(str(tmp_path / "out")))
     assert (status["done"], status["failed"]) == (status["shards"] - 1, [2])
     assert status["errors"][2]["tries"] == 3
     bad = tmp_path / "bad"
@@ -231,7 +231,7 @@ def test_plans_that_are_refused(forest: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8") + '{"text": "more"}\n', encoding="utf-8")
     assert f"The inputs changed since {out} was begun: {path}" in refusal()
     assert run(forest, pattern, out, "--fresh").returncode == 0
-    assert read_status(Folder(out))["rows"] == 301
+    assert read_status(open_folder(str(out)))["rows"] == 301
 
 
 @pytest.mark.parametrize("kind", [".csv", ".parquet"])
@@ -247,7 +247,7 @@ def test_inputs_with_other_columns(kind: str, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"0.(csv|parquet) has '(text|id: int64)' where .*1.(csv|parquet) has '(body|id: double)"
     ):
-        make_plan(Folder(tmp_path / "out"), pattern, 100, {})
+        make_plan(open_folder(str(tmp_path / "out")), pattern, 100, {})
     assert not (tmp_path / "out").exists()
 
 
@@ -350,7 +350,7 @@ def test_the_commands_that_look_at_a_folder(forest: Path, tmp_path: Path) -> Non
     shown = CliRunner().invoke(app, ["infer", "--status", str(tmp_path / "out")]).stdout
     assert "is complete: True" in shown
     for wrong, said in {
-        f"--merge {tmp_path / 'out'}": "needs a file to write",
+        f"--merge {tmp_path / 'out'}": "needs a file of this machine",
         f"--merge {tmp_path / 'out'} --output {tmp_path / 'a.csv'}": "The shards are .jsonl files",
         f"--status {tmp_path / 'in'}": "has no plan of shoal infer",
         f"--status {tmp_path / 'out'} --verify {tmp_path / 'out'}": "exclude each other",
@@ -361,12 +361,12 @@ def test_the_commands_that_look_at_a_folder(forest: Path, tmp_path: Path) -> Non
 def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
     for number in range(2_000):
         (tmp_path / f"{number}.txt").touch()
-    plan = make_plan(Folder(tmp_path / "out"), str(tmp_path / "*.txt"), 100, {})
+    plan = make_plan(open_folder(str(tmp_path / "out")), str(tmp_path / "*.txt"), 100, {})
     assert (plan.files, plan.shards, plan.bytes) == (2_000, 0, 0)
-    assert list(read_shards(tmp_path / "out" / PLAN)) == []
+    assert list(read_shards(open_folder(str(tmp_path / "out")))) == []
     assert isinstance(plan, Plan)
     with pytest.raises(InputError, match="not complete"):
-        list(find_faults(Folder(tmp_path / "out")))
+        list(find_faults(open_folder(str(tmp_path / "out"))))
 
 
 def children(pid: int) -> list[int]:

@@ -16,18 +16,33 @@ if TYPE_CHECKING:
     from shoal.bulk.shards.work import Job
 
 
-def is_folder(output: Path) -> bool:
+def is_folder(output: str) -> bool:
     """Whether an output is a folder, by its name: it has no ending."""
-    return not (output.suffix or output.is_file())
+    return not (Path(output).suffix or Path(output).is_file())
+
+
+def check_no_urls(*files: str | None) -> None:
+    """Refuse object storage where there is no output folder.
+
+    Raises:
+        InputError: a file is in object storage.
+    """
+    from shoal.bulk.shards.folders import is_url
+
+    for file in files:
+        if is_url(file or ""):
+            raise InputError(
+                f"{file} is in object storage, which needs an output folder.", "Its name has no ending: --output FOLDER"
+            )
 
 
 def score_folder(
-    output: Path, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
+    output: str, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
     worker: str, *, is_fresh: bool,
 ) -> None:  # fmt: skip
     """Score files into a folder; the same command does what is missing."""
     from shoal.bulk.shards.crew import Crew
-    from shoal.bulk.shards.folders import Folder
+    from shoal.bulk.shards.folders import open_folder
     from shoal.bulk.shards.plan import make_plan
 
     index, count = _read_worker(worker)
@@ -35,7 +50,7 @@ def score_folder(
         raise InputError("--fresh and --worker exclude each other: others may be at work.", "Start over with one.")
     if source in (None, "-"):
         raise InputError("A folder of outputs needs --input with files.", "For example: --input 'in/*.parquet'")
-    spec, folder = job.describe(), Folder(output)
+    spec, folder = job.describe(), open_folder(output)
     options = {
         "model": spec.name, "place": job.where, "server" if job.where == "server" else "repository": scored_by,
         "batch_size": job.max_rows, "answers": {tensor.name: [tensor.dtype, *tensor.dims] for tensor in spec.outputs},
@@ -63,16 +78,14 @@ def _read_worker(worker: str) -> tuple[int, int]:
     return index, count
 
 
-def _tell(outcome: Outcome, output: Path, *, is_alone: bool) -> None:
+def _tell(outcome: Outcome, output: str, *, is_alone: bool) -> None:
     for number, why in outcome.failed.items():
         ERR.print(printable(f"part {number}: {why}"), style="red", soft_wrap=True, markup=False)
     if outcome.failed:
         said = f"{len(outcome.failed)} parts failed; the same command tries them again."
         ERR.print(said, style="red")
     elif outcome.missing:
-        ERR.print(
-            f"{outcome.missing:,} parts are left to other workers. See: shoal infer --status {plain(str(output))}"
-        )
+        ERR.print(f"{outcome.missing:,} parts are left to other workers. See: shoal infer --status {plain(output)}")
     if outcome.errors:
         ERR.print(f"{outcome.errors:,} of {outcome.rows:,} rows have an error.", style="red")
     if outcome.failed or (outcome.errors and is_alone):  # a worker among many that exits with 1 would be started again
@@ -80,35 +93,41 @@ def _tell(outcome: Outcome, output: Path, *, is_alone: bool) -> None:
 
 
 def look_at_folder(
-    context: typer.Context, status: Path | None, verify: Path | None, merge: Path | None, output: Path | None, *,
+    context: typer.Context,
+    status: str | None,
+    verify: str | None,
+    merge: str | None,
+    output: str | None,
+    *,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Print how far a folder is, check it, or join its files."""
     from shoal.bulk.shards import report
-    from shoal.bulk.shards.folders import Folder
+    from shoal.bulk.shards.folders import is_url, open_folder
 
-    given = [option for option, value in (("--status", status), ("--verify", verify), ("--merge", merge)) if value]
+    options = {"--status": status, "--verify": verify, "--merge": merge}
+    given = [option for option, value in options.items() if value is not None]
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other.", "Give one.")
     used = {"--status": {"--json"}, "--verify": set(), "--merge": {"--output"}}[given[0]] | {given[0]}
     names = [parameter.opts[0] for parameter in context.command.params]
     refuse_ignored(context, " ".join({*names} - used), f"with {given[0]}")
-    if status:
-        found = report.read_status(Folder(status))
+    if status is not None:
+        found = report.read_status(open_folder(status))
         if as_json:
             print_json(found)
         else:
             for name, value in found.items():
                 OUT.print(f"{name.replace('_', ' ')}: {plain(str(value))}", soft_wrap=True)
-    elif verify:
-        faults = list(report.find_faults(Folder(verify)))
+    elif verify is not None:
+        faults = list(report.find_faults(open_folder(verify)))
         for fault in faults:
             ERR.print(printable(fault), style="red", soft_wrap=True, markup=False)
         if faults:
             raise typer.Exit(1)
         OUT.print("All rows are there once, in order.")
-    elif merge:
-        if output is None:
-            raise InputError("--merge needs a file to write.", "Add --output FILE")
-        rows = report.merge(Folder(merge), output)
-        OUT.print(f"{rows:,} rows: {plain(str(output))}", soft_wrap=True)
+    elif merge is not None:
+        if not output or is_url(output):
+            raise InputError("--merge needs a file of this machine to write.", "Add --output FILE")
+        rows = report.merge(open_folder(merge), Path(output))
+        OUT.print(f"{rows:,} rows: {plain(output)}", soft_wrap=True)

@@ -24,11 +24,9 @@ from shoal.console import (
     Protocol,
     Url,
     parse_pairs,
-    plain,
     print_blocks,
     print_table,
     refuse_ignored,
-    show_rows,
 )
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
@@ -64,12 +62,12 @@ def infer(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="A .csv, .jsonl, .parquet or .npy to write; or a folder, for many workers.",
+            help="A .csv, .jsonl, .parquet or .npy to write; or a folder or s3:// URL, for many workers.",
         ),
     ] = None,
     form: Annotated[
@@ -127,12 +125,12 @@ def infer(
         str,
         typer.Option(metavar="I/N", help="Score the files I, I+N, ... of an output folder that N commands share."),
     ] = "0/1",
-    status: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Print how far an output folder is.")] = None,
+    status: Annotated[str | None, typer.Option(metavar="FOLDER", help="Print how far an output folder is.")] = None,
     verify: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Read a complete output folder and its inputs again.")
+        str | None, typer.Option(metavar="FOLDER", help="Read a complete output folder and its inputs again.")
     ] = None,
     merge: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Join a complete output folder to one --output FILE.")
+        str | None, typer.Option(metavar="FOLDER", help="Join a complete output folder to one --output FILE.")
     ] = None,
     is_stream: Annotated[
         bool,
@@ -148,16 +146,20 @@ def infer(
     from shoal.bulk.inputs import make_feed, make_table, read_constants
     from shoal.bulk.scoring import open_model, rehearse
     from shoal.bulk.shards.work import Job
-    from shoal.cli.folders import is_folder, look_at_folder, score_folder
+    from shoal.cli.folders import check_no_urls, is_folder, look_at_folder, score_folder
+    from shoal.cli.writing import write_file, write_stream
     from shoal.client.calls import find_text_input
     from shoal.client.client import Client
     from shoal.tables import TEXT
 
-    if status or verify or merge:
+    if {status, verify, merge} != {None}:
         look_at_folder(context, status, verify, merge, output, as_json=as_json)
         return
-    has_folder = bool(output and is_folder(output))
-    _check_choices(values, source, placement, None if has_folder else output, is_local=is_local)
+    has_folder = output is not None and is_folder(output)
+    file = None if output is None or has_folder else Path(output)
+    if not has_folder:
+        check_no_urls(source, output)
+    _check_choices(values, source, placement, file, is_local=is_local)
     if is_local:
         refuse_ignored(
             context,
@@ -166,7 +168,7 @@ def infer(
         )
     elif placement == "server":
         refuse_ignored(context, "--repository", "without --local or --placement client")
-    if not output:
+    if output is None:
         refuse_ignored(context, "--fresh", "without --output")
     if has_folder:
         refuse_ignored(context, "--input-format --stream --curl --json --full", "with an --output folder")
@@ -194,7 +196,7 @@ def infer(
     given = parse_pairs("--set", settings, form="INPUT=VALUE", example="BERT_WEIGHT=0.7")
     fed = parse_pairs("--column", columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
     where = "local" if is_local else placement
-    if output and has_folder:
+    if output is not None and has_folder:
         connect = partial(Client, url, protocol=protocol, timeout=timeout, **access)
         job = Job(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
         by, shape = (url or "here") if where == "server" else _identify(repository), form.replace("table", "")
@@ -235,18 +237,18 @@ def infer(
         is_text = list(feed.columns) == [find_text_input(spec)]
         if is_text and (constants or not values):  # a trial request before many, which would all fail in the same way
             rehearse(endpoint, constants, must_answer=not fed)
-        if output:
+        if file:
             scored_by = {"server": url or "here"} if where == "server" else {"repository": _identify(repository)}
             answers = {tensor.name: [tensor.dtype, *tensor.dims] for tensor in spec.outputs}
             kept = {
                 "model": spec.name, "place": where, **scored_by, "batch_size": endpoint.max_rows, "answers": answers,
                 "input_format": table.source.kind, "text_column": text_column or TEXT, "set": given, "column": fed,
             }  # fmt: skip
-            summary = _write_file(table, endpoint, feed, output, source, kept, is_fresh=fresh)
+            summary = write_file(table, endpoint, feed, file, source, kept, is_fresh=fresh)
         elif form == "table" or as_json:
             summary = _show(table, endpoint, feed, as_json=as_json, is_full=is_full)
         else:
-            summary = _write_stream(table, endpoint, feed, form)
+            summary = write_stream(table, endpoint, feed, form)
     _exit_if_failed(summary.num_failed, summary.num_rows)
 
 
@@ -448,53 +450,3 @@ def _print_curl(table: Table[Row], feed: Feed, url: str, files: Mapping[str, str
     rows = [feed.inputs(row) for row in _only_dicts(table)]
     command = write_curl(url or "127.0.0.1:8000", feed.model, {name: [row[name] for row in rows] for name in rows[0]})
     typer.echo(command + "".join(f" {option} {shlex.quote(path)}" for option, path in files.items() if path))
-
-
-# --- what is written ------------------------------------------------------------------------------------------------
-
-
-def _write_stream(table: Table[Row], model: Endpoint, feed: Feed, form: str) -> Summary:
-    """Write every row to standard output, as CSV or JSON Lines."""
-    from shoal.bulk.files import infer_to_stream
-    from shoal.bulk.output_formats import make_format
-
-    with show_rows() as show:
-        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model.spec), sys.stdout.buffer, show)
-
-
-def _write_file(
-    table: Table[Row],
-    model: Endpoint,
-    feed: Feed,
-    output: Path,
-    source: str | None,
-    job: Mapping[str, Any],
-    *,
-    is_fresh: bool,
-) -> Summary:
-    """Write every row to ``output``; a run with the same ``job`` resumes where the last one stopped."""
-    from shoal.bulk.files import infer_to_file
-    from shoal.bulk.output_formats import make_format
-    from shoal.parquet import ParquetOrigin
-
-    origin = ParquetOrigin.of_file(Path(source)) if source not in (None, "-") else None
-    form = make_format(output.suffix.lower(), table, model.spec, origin)
-    with show_rows() as show, _say_what_is_kept(output):
-        return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=is_fresh)
-
-
-@contextmanager
-def _say_what_is_kept(output: Path) -> Iterator[None]:
-    from shoal.bulk.files import partial_path
-
-    kept = partial_path(output)
-    said = f"Finished rows are in {kept}: run the same command (without --fresh) to resume."
-    try:
-        yield
-    except KeyboardInterrupt:
-        ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
-        raise typer.Exit(130) from None
-    except (ArtifactError, ServerError, SetupError):
-        if kept.exists():
-            ERR.print(plain(said), soft_wrap=True)
-        raise

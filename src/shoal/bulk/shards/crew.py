@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.bulk.shards.folders import ASIDE, Folder
-from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, find_shard, read_plan
-from shoal.bulk.shards.work import Job, Success, read_record, score_shard
+from shoal.bulk.shards.folders import Folder
+from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, ShardReader, read_plan
+from shoal.bulk.shards.work import Job, Success, read_records, score_shard
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 
 TRIES = 3
@@ -175,13 +175,13 @@ class Crew:
 
 def finish(folder: Folder, plan: Plan) -> None:
     """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs."""
-    records = [read_record(folder, number) for number in range(plan.shards)]
+    records = read_records(folder, range(plan.shards))
     rows, errors = (sum(getattr(record, name) for record in records) for name in ("rows", "errors"))
     folder.put(SUCCESS, msgspec.json.encode(Success(rows, errors, records)))
     for entry in [*folder.entries(RECORDS)]:
         if not entry.name.endswith(".json"):
             folder.remove(entry.name)
-    folder.remove(ASIDE)
+    folder.sweep()
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def _work(pipe: Connection, folder: Folder, job: Job, cores: list[int]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.sched_setaffinity(0, cores)  # before a library counts them
     try:
-        plan = read_plan(folder)
+        plan, shards = read_plan(folder), ShardReader(folder)
         with job.open(plan) as (endpoint, feed):
             pipe.send(("ready",))
             while True:
                 number = pipe.recv()
                 with _told(pipe):
-                    shard = find_shard(folder, number)
+                    shard = shards.find(number)
                     record = score_shard(
                         folder, plan, shard, endpoint, feed, lambda rows, place: pipe.send(("rows", rows, place))
                     )

@@ -1,37 +1,52 @@
-"""Folder of the outputs of a sharded run, which several workers may write at the same time.
+"""Folders of inputs and outputs, in file systems and in object storage (``s3://``, ``gs://``, ``az://``).
 
-A file appears whole, by one atomic step that fails if there is one of its name: a hard link.
+An output appears whole, by one atomic step that fails if there is one of its name: a hard link, or a conditional put.
 """
 
 from __future__ import annotations
 
 import glob
+import io
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from shoal.bulk.files import written
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, SetupError, needs
 
 ASIDE = "_tmp"
+_URL = re.compile(r"(?:s3|gs|az)://([^/]+)/?(.*)")
+_BLOCK = 2**21  # bytes per request to an object store
 
 
 class Entry(NamedTuple):
-    """File of a folder. ``modified`` is in seconds, by the clock of the file system."""
+    """File of a folder. ``modified`` is in seconds, by the clock of the file system or the store."""
 
     name: str
     size: int
     modified: float
 
 
-class Folder:
+class LocalFolder:
     """Folder of a file system, which workers on several machines may share. Names are relative to it, with ``/``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def has(self, file: str) -> bool:
+        """Whether an input is in this folder."""
+        return not is_url(file) and self.root.resolve() in Path(file).resolve().parents
 
     def entries(self, under: str = "") -> Iterator[Entry]:
         """Yield the files below the folder ``under``, in no order; files that are being written are left out."""
@@ -50,6 +65,24 @@ class Folder:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return (self.root / name).open("rb")
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Give the path of a file, while the ``with`` block runs.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        (self.root / name).stat()
+        yield self.root / name
 
     def put(self, name: str, source: Path | bytes) -> bool:
         """Copy a file here, unless there is one of this name: then return False. The file appears whole.
@@ -76,12 +109,12 @@ class Folder:
                 aside.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder, if it is there."""
-        path = self.root / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove a file, if it is there."""
+        (self.root / name).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what writers that died have left."""
+        shutil.rmtree(self.root / ASIDE, ignore_errors=True)
 
 
 def _place(aside: Path, path: Path) -> bool:
@@ -96,6 +129,159 @@ def _place(aside: Path, path: Path) -> bool:
     return True
 
 
+# --- object storage -------------------------------------------------------------------------------------------------
+
+
+class Bucket:
+    """Folder of an object store. Credentials and endpoint are those of the environment, such as ``AWS_ACCESS_KEY_ID``.
+
+    All methods raise a SetupError if the store cannot be reached, or refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        found = _URL.fullmatch(self._url)
+        assert found is not None
+        self._prefix = f"{found[2]}/" if found[2] else ""
+        self._bucket = self._url[: found.end(1)]
+
+    def __str__(self) -> str:
+        return self._url
+
+    def has(self, file: str) -> bool:
+        """Whether an input is in this folder."""
+        return file.startswith(f"{self._url}/")
+
+    def entries(self, under: str = "") -> Iterator[Entry]:
+        """Yield the files below the folder ``under``, in no order."""
+        api, store = _open_store(self._bucket)
+        with _reached(self._url):
+            for found in api.list(store, prefix=(self._prefix + under).rstrip("/") or None):
+                for each in found:
+                    yield Entry(each["path"][len(self._prefix) :], each["size"], each["last_modified"].timestamp())
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file; None if there is none."""
+        try:
+            with self.open(name) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return io.BufferedReader(_Object(self._bucket, self._prefix + name), _BLOCK)
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Give the path of a copy of a file, while the ``with`` block runs.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        with tempfile.TemporaryDirectory(prefix="shoal-shard-") as aside, self.open(name) as file:
+            path = Path(aside, Path(name).name)
+            with path.open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+            yield path
+
+    def put(self, name: str, source: Path | bytes) -> bool:
+        """Copy a file here, unless there is one of this name: then return False. The file is in memory as a whole."""
+        api, store = _open_store(self._bucket)
+        for is_last in (False, True):
+            try:
+                with _reached(f"{self._url}/{name}"), suppress(api.exceptions.AlreadyExistsError):
+                    api.put(store, self._prefix + name, source, mode="create", use_multipart=False)
+                    return True
+                return False
+            except SetupError:  # the store may have the file, and its answer was lost: ask again
+                if is_last:
+                    raise
+                time.sleep(1)
+        return False
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        api, store = _open_store(self._bucket)
+        with _reached(f"{self._url}/{name}"), suppress(FileNotFoundError):
+            api.delete(store, self._prefix + name)
+
+    def sweep(self) -> None:
+        """Do nothing: a put that was interrupted leaves nothing."""
+
+
+class _Object(io.RawIOBase):
+    """File of an object store, read by ranges."""
+
+    def __init__(self, bucket: str, key: str) -> None:
+        self._api, self._store = _open_store(bucket)
+        self._key, self._name, self._at = key, f"{bucket}/{key}", 0
+        with _reached(self._name):
+            self._size = self._api.head(self._store, key)["size"]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        length: int = max(0, min(view.nbytes, self._size - self._at))
+        if length:
+            with _reached(self._name):
+                view[:length] = self._api.get_range(self._store, self._key, start=self._at, length=length)
+        self._at += length
+        return length
+
+
+@lru_cache(maxsize=8)
+def _open_store(bucket: str) -> tuple[Any, Any]:
+    with needs("s3"):
+        import obstore
+        from obstore.store import from_url
+    with _reached(bucket):
+        return obstore, from_url(bucket)
+
+
+@contextmanager
+def _reached(place: str) -> Iterator[None]:
+    """Turn an error of the object store into a ``SetupError``, other than that a file is missing or is there."""
+    from obstore.exceptions import AlreadyExistsError, BaseError
+
+    try:
+        yield
+    except AlreadyExistsError:
+        raise
+    except BaseError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SetupError(
+            f"{place} cannot be read or written: {reason}.",
+            "Check the URL, the network, and the credentials in the environment, such as AWS_ACCESS_KEY_ID.",
+        ) from None
+
+
+Folder: TypeAlias = LocalFolder | Bucket
+
+
+def is_url(name: str) -> bool:
+    """Whether a file or folder is in object storage, by its name."""
+    return _URL.match(name) is not None
+
+
+def open_folder(name: str) -> Folder:
+    """Open a folder by its path or URL; it is created when its first file is written."""
+    return Bucket(name) if is_url(name) else LocalFolder(Path(name))
+
+
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,21 +290,43 @@ def find_inputs(pattern: str) -> list[tuple[str, int]]:
 
     Raises:
         InputError: there are none.
+        SetupError: the object store cannot be reached.
     """
-    names = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob refuses absolute ones
-    files = [(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+    if is_url(pattern):
+        root = pattern[: re.split(r"[*?\[]", pattern)[0].rindex("/") + 1]
+        if not is_url(root):
+            raise InputError(f"{pattern} names no file of a bucket.", "For example: 's3://bucket/in/*.parquet'")
+        wanted = pattern[len(root) :].split("/")
+        found = ((entry.name, entry.size) for entry in Bucket(root).entries())
+        files = sorted((f"{root}{name}", size) for name, size in found if _matches(name.split("/"), wanted))
+    else:
+        names = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob refuses absolute
+        files = [(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
     if not files:
         raise InputError(f"No file has the name {pattern}.", "Quote the pattern: --input 'folder/*.parquet'")
     return files
 
 
+def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the parts of a file's name match those of a pattern, in which ``**`` stands for any number of folders."""
+    if not (parts and wanted):
+        return not (parts or wanted)
+    if wanted[0] == "**":
+        return len(wanted) == 1 or _matches(parts, wanted[1:]) or _matches(parts[1:], wanted)
+    return fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
+
+
 def open_input(name: str) -> BinaryIO:
-    """Open an input.
+    """Open an input by its path or URL.
 
     Raises:
         ArtifactError: there is no such file.
+        SetupError: the object store cannot be reached.
     """
     try:
+        if is_url(name):
+            root, _, rest = name.rpartition("/")
+            return Bucket(root).open(rest)
         return Path(name).open("rb")
     except FileNotFoundError:
         raise ArtifactError(f"There is no file {name}.", "Was it removed since the plan? Start over: --fresh") from None

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -87,9 +87,8 @@ def make_plan(
         raise InputError(
             f"Shards of {kind} files cannot be written as .parquet: their types might differ.", "Leave --format out."
         )
-    root = folder.root.resolve()
     for name, _ in files:
-        if root in Path(name).resolve().parents:
+        if folder.has(name):
             raise InputError(f"The input {name} is in the output folder.", "Name another folder to write.")
     with tempfile.TemporaryFile() as lines:
         cutter = _Cutter(kind, shard_rows)
@@ -111,7 +110,8 @@ def make_plan(
             file.flush()
             _check_foreign(folder)
             if not folder.put(PLAN, Path(file.name)):
-                _check_same(folder, plan, Path(file.name))
+                file.seek(0)
+                _check_same(folder, plan, file)
     return plan
 
 
@@ -122,33 +122,52 @@ def read_plan(folder: Folder) -> Plan:
         InputError: the folder has no plan, or it is damaged.
     """
     try:
-        with (folder.root / PLAN).open("rb") as file:
+        with folder.open(PLAN) as file:
             return msgspec.json.decode(file.readline().rstrip() + b"]}", type=Plan)
     except (OSError, msgspec.MsgspecError):
         raise InputError(
-            f"{folder.root} has no plan of shoal infer.", "Make one: shoal infer --input 'FILES' --output FOLDER/"
+            f"{folder} has no plan of shoal infer.", "Make one: shoal infer --input 'FILES' --output FOLDER/"
         ) from None
 
 
-def read_shards(path: Path) -> Iterator[Shard]:
-    """Yield the shards of a plan's file, one after another.
+def read_shards(folder: Folder) -> Iterator[Shard]:
+    """Yield the shards of a folder's plan, one after another.
 
     Raises:
-        ArtifactError: the file is damaged.
+        ArtifactError: the plan is damaged.
     """
-    with path.open("rb") as file:
-        file.readline()
-        for line in file:
-            if line.startswith(b"{"):
-                try:
-                    yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
-                except msgspec.MsgspecError:
-                    raise ArtifactError(f"{path} is damaged.", "Start over: --fresh") from None
+    with folder.open(PLAN) as file:
+        yield from _decode_shards(file, f"{PLAN} of {folder}")
 
 
-def find_shard(folder: Folder, number: int) -> Shard:
-    """Return one shard of a folder's plan."""
-    return next(shard for shard in read_shards(folder.root / PLAN) if shard.number == number)
+def _decode_shards(file: BinaryIO, name: str) -> Iterator[Shard]:
+    file.readline()
+    for line in file:
+        if line.startswith(b"{"):
+            try:
+                yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
+            except msgspec.MsgspecError:
+                raise ArtifactError(f"{name} is damaged.", "Start over: --fresh") from None
+
+
+class ShardReader:
+    """Reader of single shards of a folder's plan; those in ascending order are found in one pass."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._shards: Iterator[Shard] = iter(())
+        self._next = 0
+
+    def find(self, number: int) -> Shard:
+        """Return one shard.
+
+        Raises:
+            ArtifactError: the plan is damaged.
+        """
+        if not 0 < self._next <= number:
+            self._shards = read_shards(self._folder)
+        self._next = number + 1
+        return next(shard for shard in self._shards if shard.number == number)
 
 
 def _find_kind(files: Sequence[tuple[str, int]]) -> str:
@@ -262,7 +281,7 @@ def _check_foreign(folder: Folder) -> None:
     """Refuse a folder with other files than those of a sharded run."""
     for entry in folder.entries():
         if not _is_ours(entry.name):
-            raise InputError(f"{folder.root} has another file: {entry.name}.", "Name an empty or a new folder.")
+            raise InputError(f"{folder} has another file: {entry.name}.", "Name an empty or a new folder.")
 
 
 def _is_ours(name: str) -> bool:
@@ -273,35 +292,34 @@ def _is_ours(name: str) -> bool:
 def _remove(folder: Folder) -> None:
     """Remove an earlier run; the plan last, so that a folder that is half removed is still one of shoal's."""
     _check_foreign(folder)
-    names = [entry.name for entry in folder.entries()]
-    for name in sorted({name.partition("/")[0] for name in names} - {PLAN}, reverse=True):
+    for name in {entry.name for entry in folder.entries()} - {PLAN}:
         folder.remove(name)
     folder.remove(PLAN)
 
 
-def _check_same(folder: Folder, plan: Plan, path: Path) -> None:
+def _check_same(folder: Folder, plan: Plan, lines: Any) -> None:
     """Refuse a plan that differs from the one in the folder, naming what differs."""
     there, again = read_plan(folder), "Give the same, or start over: --fresh"
     begun, wanted = ({**msgspec.to_builtins(each), **each.job} for each in (there, plan))
     for name in ("shoal", "input", *{**there.job, **plan.job}, "shard_rows", "output_kind"):
         if begun.get(name) != wanted.get(name):
             raise InputError(
-                f"{folder.root} was begun with another {name.replace('_', ' ')}: {shorten(begun.get(name))},"
+                f"{folder} was begun with another {name.replace('_', ' ')}: {shorten(begun.get(name))},"
                 f" now {shorten(wanted.get(name))}.",
                 again,
             )
     if there.inputs != plan.inputs:
-        pairs = zip(_list_inputs(folder.root / PLAN), _list_inputs(path), strict=False)
+        pairs = zip(_list_inputs(read_shards(folder)), _list_inputs(_decode_shards(lines, PLAN)), strict=False)
         first = next((new[0] for old, new in pairs if old != new), "a file was added or removed")
-        raise InputError(f"The inputs changed since {folder.root} was begun: {first}.", again)
+        raise InputError(f"The inputs changed since {folder} was begun: {first}.", again)
     if there != plan:
-        raise InputError(f"{folder.root} was begun with another plan.", again)
+        raise InputError(f"{folder} was begun with another plan.", again)
 
 
-def _list_inputs(path: Path) -> Iterator[tuple[str, int, str]]:
+def _list_inputs(shards: Iterator[Shard]) -> Iterator[tuple[str, int, str]]:
     """Yield name, size and digest of the inputs of a plan."""
     last = ""
-    for shard in read_shards(path):
+    for shard in shards:
         for part in shard.parts:
             if part.file != last:
                 yield part.file, part.size, part.digest

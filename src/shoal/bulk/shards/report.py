@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from shoal.bulk.shards.crew import read_state
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import open_parts
 from shoal.bulk.shards.plan import PLAN, RECORDS, SUCCESS, read_plan, read_shards
-from shoal.bulk.shards.work import Record, Success, read_record, record_name
+from shoal.bulk.shards.work import Record, Success, read_records, record_name
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import scan_table
@@ -32,7 +33,8 @@ def read_status(folder: Folder) -> dict[str, Any]:
     """
     plan, state = read_plan(folder), read_state(folder)
     times = {entry.name: entry.modified for entry in folder.entries(RECORDS)}
-    records = sorted(((times[record_name(n)], read_record(folder, n)) for n in state.done), key=lambda each: each[0])
+    numbers = sorted(state.done, key=lambda n: times[record_name(n)])
+    records = [*zip((times[record_name(n)] for n in numbers), read_records(folder, numbers), strict=True)]
     done = sum(record.rows for _, record in records)
     late = [(at, record.rows) for at, record in records if at >= records[-1][0] - _RATE_SECONDS]
     seconds = late[-1][0] - late[0][0] if late else 0.0
@@ -70,13 +72,13 @@ def find_faults(folder: Folder) -> Iterator[str]:
     if len(records) != plan.shards:
         yield f"{SUCCESS} has {len(records)} shards, the plan {plan.shards}"
     shards = 0
-    for number, (shard, record) in enumerate(zip(read_shards(folder.root / PLAN), records, strict=False)):
+    for number, (shard, record) in enumerate(zip(read_shards(folder), records, strict=False)):
         shards += 1
         if shard.number != number or record.file != plan.file(number):
             yield f"{SUCCESS} or {PLAN} has shard {number} in another place"
         if folder.read(record_name(number)) != msgspec.json.encode(record):
             yield f"{record_name(number)} is not what {SUCCESS} says"
-        yield from _check_output(folder.root / record.file, record)
+        yield from _check_output(folder, record)
         table, hashed, rows = open_parts(shard.parts, plan.kind, plan.columns), hashlib.sha256(), 0
         try:
             for _, row in table.rows:
@@ -95,15 +97,16 @@ def find_faults(folder: Folder) -> Iterator[str]:
             yield f"{entry.name} is not a file of this run"
 
 
-def _check_output(path: Path, record: Record) -> Iterator[str]:
+def _check_output(folder: Folder, record: Record) -> Iterator[str]:
     try:
-        if sha256(path) != record.sha256:
-            yield f"{record.file} has other bytes than were written"
-        elif path.suffix != ".jsonl" or path.stat().st_size:
-            with scan_table(path) as table:
-                rows = sum(1 for _ in table.rows)
-            if rows != record.rows:
-                yield f"{record.file} has {rows} rows, not {record.rows}"
+        with folder.local(record.file) as path:
+            if sha256(path) != record.sha256:
+                yield f"{record.file} has other bytes than were written"
+            elif path.suffix != ".jsonl" or path.stat().st_size:
+                with scan_table(path) as table:
+                    rows = sum(1 for _ in table.rows)
+                if rows != record.rows:
+                    yield f"{record.file} has {rows} rows, not {record.rows}"
     except OSError:
         yield f"{record.file} is missing"
 
@@ -111,7 +114,7 @@ def _check_output(path: Path, record: Record) -> Iterator[str]:
 def _read_success(folder: Folder) -> Success:
     content = folder.read(SUCCESS)
     if content is None:
-        raise InputError(f"The run in {folder.root} is not complete.", f"See: shoal infer --status {folder.root}")
+        raise InputError(f"The run in {folder} is not complete.", f"See: shoal infer --status {folder}")
     try:
         return msgspec.json.decode(content, type=Success)
     except msgspec.MsgspecError:
@@ -131,23 +134,23 @@ def merge(folder: Folder, output: Path) -> int:
     if output.exists():
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file.")
     aside = output.with_name(f"{output.name}.partial")
-    paths = [folder.root / plan.file(number) for number in range(plan.shards)]
+    names = [plan.file(number) for number in range(plan.shards)]
     with written(output):
         try:
             if plan.output_kind == ".parquet":
-                _merge_parquet(paths, aside)
+                _merge_parquet(folder, names, aside)
             else:
-                _merge_text(paths, aside, has_header=plan.output_kind == ".csv")
+                _merge_text(folder, names, aside, has_header=plan.output_kind == ".csv")
             aside.replace(output)
         finally:
             aside.unlink(missing_ok=True)
     return success.rows
 
 
-def _merge_text(paths: list[Path], output: Path, *, has_header: bool) -> None:
+def _merge_text(folder: Folder, names: list[str], output: Path, *, has_header: bool) -> None:
     with output.open("wb") as file:
-        for number, path in enumerate(paths):
-            with path.open("rb") as part:
+        for number, name in enumerate(names):
+            with folder.open(name) as part:
                 if has_header and number:
                     _skip_header(part)
                 shutil.copyfileobj(part, file)
@@ -162,11 +165,13 @@ def _skip_header(part: Any) -> None:
         quotes += line.count(b'"')
 
 
-def _merge_parquet(paths: list[Path], output: Path) -> None:
+def _merge_parquet(folder: Folder, names: list[str], output: Path) -> None:
     from pyarrow import parquet
 
-    with parquet.ParquetWriter(output, parquet.read_schema(paths[0])) as writer:
-        for path in paths:
-            with parquet.ParquetFile(path) as file:
+    with ExitStack() as held:
+        writer: Any = None
+        for name in names:
+            with folder.open(name) as part, parquet.ParquetFile(part) as file:
+                writer = writer or held.enter_context(parquet.ParquetWriter(output, file.schema_arrow))
                 for batch in file.iter_batches():
                     writer.write_batch(batch)

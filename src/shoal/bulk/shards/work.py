@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
 from shoal.rows import Row, Source
 from shoal.tables import Table, scan_table
+
+_READERS = 16  # requests to an object store at the same time
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,17 @@ class Success(msgspec.Struct, frozen=True):
     shards: list[Record]
 
 
-def read_record(folder: Folder, number: int) -> Record:
-    """Read the record of a shard that is done.
+def read_records(folder: Folder, numbers: Iterable[int]) -> list[Record]:
+    """Read records, several at a time, in this order.
 
     Raises:
-        ArtifactError: the record is damaged.
+        ArtifactError: a record is damaged.
     """
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="shoal-records") as pool:
+        return list(pool.map(partial(_read_record, folder), numbers))
+
+
+def _read_record(folder: Folder, number: int) -> Record:
     name = record_name(number)
     try:
         return msgspec.json.decode(folder.read(name) or b"", type=Record)
@@ -147,10 +155,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _read_back(folder: Folder, record: Record) -> Record:
     """Return the record of an output that is there already. A server's answers may differ in their last bits."""
-    path = folder.root / record.file
-    digest = sha256(path)
-    if digest == record.sha256:
-        return record
-    with scan_table(path) as table:
-        errors = sum(isinstance(row, dict) and bool(row.get(ERROR)) for _, row in table.rows)
+    with folder.local(record.file) as path:
+        digest = sha256(path)
+        if digest == record.sha256:
+            return record
+        with scan_table(path) as table:
+            errors = sum(isinstance(row, dict) and bool(row.get(ERROR)) for _, row in table.rows)
     return msgspec.structs.replace(record, sha256=digest, errors=errors)
