@@ -25,6 +25,7 @@ from shoal.bulk.shards.parts import Part, digest_end, open_parts
 from shoal.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
 from shoal.bulk.shards.report import find_faults, read_status
 from shoal.bulk.shards.work import Job
+from shoal.bulk.shards.workers import make_processes
 from shoal.cli import app
 from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError, ShoalError
@@ -174,7 +175,7 @@ def test_a_worker_that_hangs_is_replaced(fragile: Path, tmp_path: Path) -> None:
         file.write('{"text": "HANG"}\n')
     folder, job = open_folder(str(tmp_path / "out")), Job("", "local", fragile, Client, None, None, "", {}, {})
     plan = make_plan(folder, pattern, 1000, {})
-    assert Crew(folder, job, processes=1, hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
+    assert Crew(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
     assert ((tmp_path / "flag").exists(), plan.shards) == (True, 1)
 
 

@@ -44,6 +44,7 @@ def score_folder(
     from shoal.bulk.shards.crew import Crew
     from shoal.bulk.shards.folders import open_folder
     from shoal.bulk.shards.plan import make_plan
+    from shoal.bulk.shards.workers import make_processes
 
     index, count = _read_worker(worker)
     if is_fresh and count > 1:
@@ -60,7 +61,7 @@ def score_folder(
         folder, str(source), shard_rows, options,
         output_kind=output_format and f".{output_format}", check=lambda plan: job.feed(spec, plan), is_fresh=is_fresh,
     )  # fmt: skip
-    crew = Crew(folder, job, processes=workers, index=index, count=count, has_own_cores=job.where != "server")
+    crew = Crew(folder, make_processes(folder, job, workers), index=index, count=count)
     try:
         with show_progress() as show:
             outcome = crew.run(lambda rows: show("rows", rows, plan.rows or 0 if count == 1 else 0))

@@ -1,4 +1,4 @@
-"""Worker processes of a sharded run, and the choice of their shards. A run needs no leader and no lock.
+"""Workers of a sharded run, and the choice of their shards. A run needs no leader and no lock.
 
 Each run marks a shard when it begins it. With several runs over one plan (``--worker I/N``), each begins with its own
 shards, goes on with those of others that are not begun, and ends with its own that another one began and has not
@@ -7,30 +7,22 @@ finished. So each shard is done even if other runs die; one that is done twice h
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import signal
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.bulk.shards.folders import Folder
-from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, ShardReader, read_plan
-from shoal.bulk.shards.work import Job, Success, read_records, score_shard
-from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
+from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, read_plan
+from shoal.bulk.shards.work import ERRORS, Success, read_records
+from shoal.bulk.shards.workers import Worker
+from shoal.errors import ArtifactError, SetupError, ShoalError
 
 TRIES = 3
 HUNG_SECONDS = 1800.0  # without an answered window of 256 rows
 _LOOK_SECONDS = 0.5
-_ERRORS = {kind.__name__: kind for kind in (ArtifactError, InputError, ServerError, SetupError, ShoalError)}
 _STATE = re.compile(rf"{RECORDS}/(\d+)\.(json|failed|begun-(\d+))")
 
 OnRows = Callable[[int], None]  # rows that this run has answered
@@ -71,23 +63,17 @@ class Outcome(NamedTuple):
 
 
 class Crew:
-    """Workers of one run: ``processes`` of them, for the shards ``index`` of ``count``.
-
-    With ``has_own_cores``, the machine's cores are divided among the processes; without, all use all of them.
-    """
+    """Workers of one run, for the shards ``index``, ``index + count``, ... and those that others have not begun."""
 
     def __init__(
-        self, folder: Folder, job: Job, *, processes: int, index: int = 0, count: int = 1, has_own_cores: bool = True,
+        self, folder: Folder, workers: Sequence[Worker], *, index: int = 0, count: int = 1,
         hung_seconds: float = HUNG_SECONDS,
     ) -> None:  # fmt: skip
-        self._folder, self._plan, self._job = folder, read_plan(folder), job
+        self._folder, self._plan, self._workers = folder, read_plan(folder), workers
         self._index, self._count, self._hung = index, count, hung_seconds
         self._tries: Counter[int] = Counter()
         self._failed: dict[int, str] = {}
         self._rows = self._errors = 0
-        available = sorted(os.sched_getaffinity(0))
-        shares = [available[at::processes] if has_own_cores else [] for at in range(processes)]
-        self._workers = [_Worker(folder, job, share or available) for share in shares]
 
     def run(self, on_rows: OnRows) -> Outcome:
         """Score all shards that this run can do.
@@ -100,12 +86,8 @@ class Crew:
             if number % self._count == self._index:
                 self._folder.remove(f"{RECORDS}/{number:05}.failed")
         try:
-            while True:
-                self._assign()
-                busy = [worker for worker in self._workers if worker.shard is not None]
-                if not busy:
-                    break
-                wait([worker.pipe for worker in busy], _LOOK_SECONDS)
+            while busy := self._assign():
+                busy[0].wait(busy, _LOOK_SECONDS)
                 for worker in busy:
                     self._hear(worker)
                 on_rows(self._rows + sum(worker.rows for worker in self._workers))
@@ -117,30 +99,42 @@ class Crew:
             finish(self._folder, self._plan)
         return Outcome(self._rows, self._errors, self._failed, missing - len(self._failed))
 
-    def _assign(self) -> None:
-        idle = [worker for worker in self._workers if worker.shard is None]
-        choices = self._choose() if idle else iter(())
-        for worker, number in zip(idle, choices, strict=False):
-            self._folder.put(f"{RECORDS}/{number:05}.begun-{self._index}", b"")
-            worker.begin(number)
+    def _assign(self) -> Sequence[Worker]:
+        """Let idle workers begin shards, and return the busy workers; none when nothing is left to do.
 
-    def _choose(self) -> Iterator[int]:
-        """Yield the shards to begin, in this order; those that failed once come last."""
-        state, working = read_state(self._folder), {worker.shard for worker in self._workers}
-        left = [
-            number
-            for number in range(self._plan.shards)
-            if not (number in state.done or number in working or number in self._failed)
-        ]
+        The shard of a worker that has not loaded its model, and may never (Ray waits for a machine), is given to an
+        idle worker that has: one of them comes first, and both write the same bytes.
+        """
+        idle = [worker for worker in self._workers if worker.shard is None]
+        loading = {worker.shard for worker in self._workers if not worker.is_ready}
+        choices = deque(self._choose() if idle else ())
+        for worker in idle:
+            number = next((n for n in choices if worker.is_ready or n not in loading), None)
+            if number is not None:
+                choices.remove(number)
+                self._folder.put(f"{RECORDS}/{number:05}.begun-{self._index}", b"")
+                worker.begin(number)
+        busy = [worker for worker in self._workers if worker.shard is not None]
+        is_left = not choices and any(worker.is_ready and worker.shard is None for worker in idle)
+        return [] if is_left and not any(worker.is_ready for worker in busy) else busy
+
+    def _choose(self) -> list[int]:
+        """Return the shards to begin, in this order; those that failed once come last."""
+        state = read_state(self._folder)
+        working = {worker.shard for worker in self._workers if worker.is_ready}
+        loading = {worker.shard for worker in self._workers if not worker.is_ready}
         turns: dict[int, list[int]] = {}
-        for number in left:
+        for number in range(self._plan.shards):
+            if number in state.done or number in working or number in self._failed:
+                continue
             is_own, is_begun = number % self._count == self._index, bool(state.begun.get(number, set()) - {self._index})
             if is_own or not (is_begun or number in state.failed or self._tries[number]):
-                turns.setdefault((2 if is_begun or self._tries[number] else 0) if is_own else 1, []).append(number)
-        for turn in sorted(turns):
-            yield from sorted(turns[turn], key=lambda number: self._tries[number])
+                late = is_begun or self._tries[number]
+                turn = 3 if number in loading else 1 if not is_own else 2 if late else 0
+                turns.setdefault(turn, []).append(number)
+        return [n for turn in sorted(turns) for n in sorted(turns[turn], key=lambda number: self._tries[number])]
 
-    def _hear(self, worker: _Worker) -> None:
+    def _hear(self, worker: Worker) -> None:
         """Read a worker's messages, or notice that it died or hangs."""
         number = worker.shard
         assert number is not None
@@ -155,7 +149,7 @@ class Crew:
             self._fail(number, SetupError(content[0]), may_end=not worker.is_ready)
             worker.restart()
         else:
-            error = _ERRORS[content[0]](*content[1:])
+            error = ERRORS[content[0]](*content[1:])
             if not worker.is_ready:  # the model does not load, or refuses the test request
                 raise error
             self._fail(number, error, may_end=not isinstance(error, ArtifactError))
@@ -182,119 +176,3 @@ def finish(folder: Folder, plan: Plan) -> None:
         if not entry.name.endswith(".json"):
             folder.remove(entry.name)
     folder.sweep()
-
-
-# --- processes ------------------------------------------------------------------------------------------------------
-
-
-class _Worker:
-    """Process that scores one shard at a time; started when it gets its first one."""
-
-    def __init__(self, folder: Folder, job: Job, cores: list[int]) -> None:
-        self._folder, self._job, self._cores = folder, job, cores
-        self._process: BaseProcess | None = None
-        self.pipe: Connection
-        self.shard: int | None = None
-        self.rows = 0
-        self.is_ready = False
-        self._place = ""
-        self._heard = 0.0
-
-    def begin(self, number: int) -> None:
-        """Let the process score a shard."""
-        if self._process is None:
-            context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            self._process = context.Process(
-                target=_work, args=(theirs, self._folder, self._job, self._cores), name="shoal-worker", daemon=True
-            )
-            self._process.start()
-            theirs.close()
-            self.is_ready = False
-        self.shard, self.rows, self._place, self._heard = number, 0, "", time.monotonic()
-        with suppress(OSError):  # it died: `receive` says so
-            self.pipe.send(number)
-
-    def receive(self, hung_seconds: float) -> Any:
-        """Return the message that ends the shard, ``("died", why)`` if the process is gone, else None."""
-        assert self._process is not None
-        try:
-            while self.pipe.poll():
-                message = self.pipe.recv()
-                self._heard = time.monotonic()
-                if message[0] == "ready":
-                    self.is_ready = True
-                elif message[0] == "rows":
-                    self.rows, self._place = message[1:]
-                else:
-                    return message
-        except (EOFError, OSError):
-            self._process.join(10)
-            code = self._process.exitcode or 0
-            how = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return "died", f"The worker died ({how}){self._tell()}."
-        if time.monotonic() - self._heard > hung_seconds:
-            return "died", f"The worker answered no rows for {hung_seconds:.0f} seconds{self._tell()}."
-        return None
-
-    def _tell(self) -> str:
-        if not self.is_ready:
-            return " while it loaded the model"
-        return f" after {self.rows:,} rows of part {self.shard}, the last being {self._place or 'none'}"
-
-    def restart(self) -> None:
-        """End the process; the next shard gets a new one."""
-        self.end()
-        self._process = None
-
-    def end(self) -> None:
-        """End the process, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self.pipe.close()
-
-
-def _work(pipe: Connection, folder: Folder, job: Job, cores: list[int]) -> None:
-    """Run a worker process: score the shards whose numbers come through ``pipe``, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.sched_setaffinity(0, cores)  # before a library counts them
-    try:
-        plan, shards = read_plan(folder), ShardReader(folder)
-        with job.open(plan) as (endpoint, feed):
-            pipe.send(("ready",))
-            while True:
-                number = pipe.recv()
-                with _told(pipe):
-                    shard = shards.find(number)
-                    record = score_shard(
-                        folder, plan, shard, endpoint, feed, lambda rows, place: pipe.send(("rows", rows, place))
-                    )
-                    pipe.send(("done", record.rows, record.errors))
-    except EOFError:
-        return
-    except ShoalError as error:  # the model does not load
-        pipe.recv()
-        _send(pipe, error)
-
-
-@contextmanager
-def _told(pipe: Connection) -> Iterator[None]:
-    try:
-        yield
-    except ShoalError as error:
-        _send(pipe, error)
-
-
-def _send(pipe: Connection, error: ShoalError) -> None:
-    """Send an error as its words, with the nearest class that the parent knows: errors cannot be pickled."""
-    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
-    pipe.send(("error", kind, error.what, error.fix))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

@@ -1,15 +1,16 @@
-"""Work on single shards: score its rows, and put the output and its record into the folder."""
+"""Work on one shard: score its rows, and put the output and its record into the folder."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,12 +20,12 @@ from shoal.bulk.output_formats import make_format
 from shoal.bulk.scoring import ERROR, Endpoint, open_model, rehearse, score
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import open_groups, open_parts
-from shoal.bulk.shards.plan import RECORDS, Plan, Shard
+from shoal.bulk.shards.plan import RECORDS, Plan, Shard, ShardReader, read_plan
 from shoal.client.calls import find_text_input
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import ModelSpec
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
 from shoal.rows import Row, Source
@@ -113,12 +114,41 @@ def record_name(number: int) -> str:
     return f"{RECORDS}/{number:05}.json"
 
 
-def score_shard(
-    folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, feed: Feed, on_rows: Callable[[int, str], None]
-) -> Record:
-    """Score a shard, write its output if it is not there, and its record.
+Message = tuple[Any, ...]  # ("ready",), ("rows", number, place of the last), ("done", rows, errors), ("error", ...)
+ERRORS = {kind.__name__: kind for kind in (ArtifactError, InputError, ServerError, SetupError, ShoalError)}
 
-    ``on_rows`` is called with the number of rows that are answered, and the place of the last one.
+
+class Scorer:
+    """Model of a run in a worker process; it is opened for the first shard."""
+
+    def __init__(self, folder: Folder, job: Job) -> None:
+        self._folder, self._job = folder, job
+        self._held = ExitStack()
+        self._opened: tuple[Plan, ShardReader, Endpoint, Feed] | None = None
+
+    def score(self, number: int) -> Iterator[Message]:
+        """Score a shard, and yield what the parent is to know: the last message is ``done`` or ``error``.
+
+        An error is sent as the name of its nearest class in ``ERRORS`` and its words, since errors cannot be pickled.
+        """
+        try:
+            if self._opened is None:
+                plan = read_plan(self._folder)
+                endpoint, feed = self._held.enter_context(self._job.open(plan))
+                self._opened = plan, ShardReader(self._folder), endpoint, feed
+                yield ("ready",)
+            plan, shards, endpoint, feed = self._opened
+            record = yield from _score_shard(self._folder, plan, shards.find(number), endpoint, feed)
+            yield "done", record.rows, record.errors
+        except ShoalError as error:
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS)
+            yield "error", kind, error.what, error.fix
+
+
+def _score_shard(
+    folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, feed: Feed
+) -> Generator[Message, None, Record]:
+    """Score a shard, write its output if it is not there, and its record. Yield messages of the rows answered.
 
     Raises:
         ArtifactError: the input has changed, or is damaged.
@@ -139,7 +169,7 @@ def score_shard(
                 admitted = list(map(form.admit, window))
                 file.write(form.encode(admitted))
                 done, failed = done + len(window), failed + count_failed(admitted)
-                on_rows(done, table.where(window[-1].number))
+                yield "rows", done, table.where(window[-1].number)
         form.finish(lambda: _lines(answers), output)
         record = Record(plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
         if not folder.put(record.file, output):
