@@ -202,9 +202,30 @@ def test_bad_rows_and_damaged_files(forest: Path, tmp_path: Path) -> None:
     )
     done = run(forest, str(bad / "*.jsonl"), tmp_path / "out2")
     assert (done.returncode, "3 of 4 rows have an error." in done.stderr) == (1, True), done.stderr
+    again = run(forest, str(bad / "*.jsonl"), tmp_path / "out2")
+    assert (again.returncode, "3 of 4 rows have an error." in again.stderr) == (1, True)
     written = (tmp_path / "out2" / "part-00000.jsonl").read_text(encoding="utf-8")
     errors = [json.loads(line).get("error", "") for line in written.splitlines()]
     assert [errors[0], "16,777,216 characters" in errors[3]] == ["", True]
+
+
+def test_a_full_disk(forest: Path, tmp_path: Path, mount_disk: Callable[[str], Path]) -> None:
+    """What is there is whole; with room, the same command does the rest."""
+    pattern = write_inputs(tmp_path / "in", ".jsonl", [1_000])
+    assert run(forest, pattern, tmp_path / "whole").returncode == 0
+    disk = mount_disk("400k")
+    (disk / "filler").write_bytes(b"x" * 300_000)
+    done = run(forest, pattern, disk / "out", "--workers", "2")
+    assert done.returncode == 1
+    assert re.search(r"disk/out/\S+ cannot be written: No space left on device", done.stderr), done.stderr
+    found = read_files(disk / "out")
+    assert SUCCESS not in found
+    assert [name for name in found if name.startswith("part-")]
+    whole = read_files(tmp_path / "whole")
+    assert [name for name, content in found.items() if ".begun" not in name and content != whole[name]] == []
+    (disk / "filler").unlink()
+    assert run(forest, pattern, disk / "out").returncode == 0
+    assert read_files(disk / "out") == whole
 
 
 def test_plans_that_are_refused(forest: Path, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ REFUSED = {
     "infer --input-format csv text": "--input-format has no effect without standard input.",
     "infer --input a.csv --input-format csv": "--input-format has no effect without standard input.",
     "infer --workers 2 text": "--workers has no effect without an --output folder.",
+    "infer --ray auto text": "--ray has no effect without an --output folder.",
     "infer --input a.csv -o b.csv --shard-rows 5": "--shard-rows has no effect without an --output folder.",
     "infer --input a.csv -o out --full": "--full has no effect with an --output folder.",
     "infer --status out --output b.csv": "--output has no effect with --status.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,17 +39,20 @@ def check_no_urls(*files: str | None) -> None:
 
 def score_folder(
     output: str, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
-    worker: str, *, is_fresh: bool,
+    worker: str, ray: str, *, is_fresh: bool,
 ) -> None:  # fmt: skip
     """Score files into a folder; the same command does what is missing."""
     from shoal.bulk.shards.crew import Crew
     from shoal.bulk.shards.folders import open_folder
+    from shoal.bulk.shards.on_ray import make_ray_workers
     from shoal.bulk.shards.plan import make_plan
     from shoal.bulk.shards.workers import make_processes
 
     index, count = _read_worker(worker)
     if is_fresh and count > 1:
         raise InputError("--fresh and --worker exclude each other: others may be at work.", "Start over with one.")
+    if ray and count > 1:
+        raise InputError("--ray and --worker exclude each other.", "The workers of a cluster: --workers N")
     if source in (None, "-"):
         raise InputError("A folder of outputs needs --input with files.", "For example: --input 'in/*.parquet'")
     spec, folder = job.describe(), open_folder(output)
@@ -61,7 +65,8 @@ def score_folder(
         folder, str(source), shard_rows, options,
         output_kind=output_format and f".{output_format}", check=lambda plan: job.feed(spec, plan), is_fresh=is_fresh,
     )  # fmt: skip
-    crew = Crew(folder, make_processes(folder, job, workers), index=index, count=count)
+    make = partial(make_ray_workers, ray) if ray else make_processes
+    crew = Crew(folder, make(folder, job, workers), index=index, count=count)
     try:
         with show_progress() as show:
             outcome = crew.run(lambda rows: show("rows", rows, plan.rows or 0 if count == 1 else 0))

@@ -125,6 +125,9 @@ def infer(
         str,
         typer.Option(metavar="I/N", help="Score the files I, I+N, ... of an output folder that N commands share."),
     ] = "0/1",
+    ray: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The --workers of an output folder are on this Ray cluster; or auto.")
+    ] = "",
     status: Annotated[str | None, typer.Option(metavar="FOLDER", help="Print how far an output folder is.")] = None,
     verify: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Read a complete output folder and its inputs again.")
@@ -173,7 +176,7 @@ def infer(
     if has_folder:
         refuse_ignored(context, "--input-format --stream --curl --json --full", "with an --output folder")
     else:
-        refuse_ignored(context, "--shard-rows --workers --worker", "without an --output folder")
+        refuse_ignored(context, "--shard-rows --workers --worker --ray", "without an --output folder")
     if (output or as_json) and not has_folder:
         refuse_ignored(context, "--format", f"with {'--output, whose ending is the format' if output else '--json'}")
     if output and as_json:
@@ -200,7 +203,7 @@ def infer(
         connect = partial(Client, url, protocol=protocol, timeout=timeout, **access)
         job = Job(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
         by, shape = (url or "here") if where == "server" else _identify(repository), form.replace("table", "")
-        score_folder(output, source, job, by, shape, shard_rows, workers, worker, is_fresh=fresh)
+        score_folder(output, source, job, by, shape, shard_rows, workers, worker, ray, is_fresh=fresh)
         return
     others = (output, settings, columns, text_column, is_local, is_stream, is_curl, placement == "client")
     if values and _is_text(values) and not any(others) and (form == "table" or as_json):

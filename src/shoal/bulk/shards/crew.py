@@ -54,7 +54,9 @@ def read_state(folder: Folder) -> State:
 
 
 class Outcome(NamedTuple):
-    """End of a run: rows and errors of its shards, why shards failed, and the number that others have to finish."""
+    """End of a run: rows and errors (of all shards if all are done, else of this run's), why shards failed, and the
+    number of shards that others have to finish.
+    """
 
     rows: int
     errors: int
@@ -96,7 +98,8 @@ class Crew:
                 worker.end()
         missing = self._plan.shards - len(read_state(self._folder).done)
         if not missing:
-            finish(self._folder, self._plan)
+            success = finish(self._folder, self._plan)
+            return Outcome(success.rows, success.errors, {}, 0)
         return Outcome(self._rows, self._errors, self._failed, missing - len(self._failed))
 
     def _assign(self) -> Sequence[Worker]:
@@ -115,8 +118,8 @@ class Crew:
                 self._folder.put(f"{RECORDS}/{number:05}.begun-{self._index}", b"")
                 worker.begin(number)
         busy = [worker for worker in self._workers if worker.shard is not None]
-        is_left = not choices and any(worker.is_ready and worker.shard is None for worker in idle)
-        return [] if is_left and not any(worker.is_ready for worker in busy) else busy
+        is_done = not choices and any(worker.is_ready and worker.shard is None for worker in idle)
+        return [] if is_done and not any(worker.is_ready for worker in busy) else busy
 
     def _choose(self) -> list[int]:
         """Return the shards to begin, in this order; those that failed once come last."""
@@ -167,12 +170,14 @@ class Crew:
         self._folder.put(f"{RECORDS}/{number:05}.failed", content)
 
 
-def finish(folder: Folder, plan: Plan) -> None:
-    """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs."""
+def finish(folder: Folder, plan: Plan) -> Success:
+    """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs; return the totals."""
     records = read_records(folder, range(plan.shards))
     rows, errors = (sum(getattr(record, name) for record in records) for name in ("rows", "errors"))
-    folder.put(SUCCESS, msgspec.json.encode(Success(rows, errors, records)))
+    success = Success(rows, errors, records)
+    folder.put(SUCCESS, msgspec.json.encode(success))
     for entry in [*folder.entries(RECORDS)]:
         if not entry.name.endswith(".json"):
             folder.remove(entry.name)
     folder.sweep()
+    return success

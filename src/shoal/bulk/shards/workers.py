@@ -1,0 +1,170 @@
+"""Workers of a sharded run: processes of this machine. Each scores one shard at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from shoal.bulk.shards.folders import Folder
+from shoal.bulk.shards.work import Job, Message, Scorer
+
+
+class DiedError(Exception):
+    """Worker that is gone, with the reason."""
+
+
+class Worker(ABC):
+    """Worker that is started for its first shard. ``shard`` is None while it is idle.
+
+    ``rows`` are those that it has answered of the shard. ``is_ready`` is whether it has loaded the model.
+    """
+
+    def __init__(self) -> None:
+        self.shard: int | None = None
+        self.rows = 0
+        self.is_ready = self._is_started = False
+        self._place = ""
+        self._heard = 0.0
+
+    def begin(self, number: int) -> None:
+        """Let the worker score a shard."""
+        if not self._is_started:
+            self.start()
+            self._is_started, self.is_ready = True, False
+        self.shard, self.rows, self._place, self._heard = number, 0, "", time.monotonic()
+        self.send(number)
+
+    def receive(self, hung_seconds: float) -> Message | None:
+        """Return the message that ends the shard, ``("died", why)`` if the worker is gone, else None."""
+        try:
+            for message in self.messages():
+                self._heard = time.monotonic()
+                if message[0] == "ready":
+                    self.is_ready = True
+                elif message[0] == "rows":
+                    self.rows, self._place = message[1:]
+                else:
+                    return message
+        except DiedError as error:
+            return "died", f"The worker died ({error}){self._tell()}."
+        if time.monotonic() - self._heard > hung_seconds:
+            return "died", f"The worker answered no rows for {hung_seconds:.0f} seconds{self._tell()}."
+        return None
+
+    def _tell(self) -> str:
+        if not self.is_ready:
+            return " while it loaded the model"
+        return f" after {self.rows:,} rows of part {self.shard}, the last being {self._place or 'none'}"
+
+    def restart(self) -> None:
+        """End the worker; it is started again for its next shard."""
+        self.end()
+        self._is_started = self.is_ready = False
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the worker."""
+
+    @abstractmethod
+    def send(self, number: int) -> None:
+        """Send it the number of a shard; if it is gone, ``messages`` says so."""
+
+    @abstractmethod
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages that are there.
+
+        Raises:
+            DiedError: the worker is gone.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the worker, if it runs."""
+
+    @staticmethod
+    @abstractmethod
+    def wait(workers: Sequence[Any], seconds: float) -> None:
+        """Wait until one of these workers has a message or is gone, or the time is over."""
+
+
+class Process(Worker):
+    """Process of this machine, on some of its cores."""
+
+    def __init__(self, folder: Folder, job: Job, cores: Sequence[int]) -> None:
+        super().__init__()
+        self._arguments = folder, job, cores
+        self._process: BaseProcess | None = None
+        self._pipe: Connection
+
+    def start(self) -> None:
+        """Start the process."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, *self._arguments), name="shoal-worker", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, number: int) -> None:
+        """Send it the number of a shard."""
+        with suppress(OSError):
+            self._pipe.send(number)
+
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages that are there."""
+        assert self._process is not None
+        try:
+            while self._pipe.poll():
+                yield self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(10)
+            code = self._process.exitcode or 0
+            how = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise DiedError(how) from None
+
+    def end(self) -> None:
+        """End the process, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+
+    @staticmethod
+    def wait(workers: Sequence[Process], seconds: float) -> None:
+        """Wait for a message, or the end of a process."""
+        connection.wait([worker._pipe for worker in workers], seconds)
+
+
+def make_processes(folder: Folder, job: Job, number: int) -> list[Process]:
+    """Return workers of this machine. With the pipeline in them, the machine's cores are divided among them."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[at::number] if job.where != "server" else cores for at in range(number)]
+    return [Process(folder, job, share or cores) for share in shares]
+
+
+def _work(pipe: Connection, folder: Folder, job: Job, cores: Sequence[int]) -> None:
+    """Run a worker process: score the shards whose numbers come through ``pipe``, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.sched_setaffinity(0, cores)  # before a library counts them
+    scorer = Scorer(folder, job)
+    with suppress(EOFError):
+        while True:
+            for message in scorer.score(pipe.recv()):
+                pipe.send(message)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
