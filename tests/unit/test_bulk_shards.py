@@ -380,6 +380,12 @@ def test_the_commands_that_look_at_a_folder(forest: Path, tmp_path: Path) -> Non
         assert said in str(CliRunner().invoke(app, ["infer", *wrong.split()]).exception)
 
 
+def test_a_first_file_of_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text("\n\n")
+    (tmp_path / "1.jsonl").write_text('{"id": 1, "text": "a"}\n')
+    assert make_plan(open_folder(str(tmp_path / "out")), str(tmp_path / "*.jsonl"), 10, {}).columns == ("id", "text")
+
+
 def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
     for number in range(2_000):
         (tmp_path / f"{number}.txt").touch()

@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -25,6 +28,7 @@ from shoal.tables import TEXT, explained, json_rows, open_csv
 
 PLAN, SUCCESS, RECORDS = "_plan.json", "_SUCCESS.json", "_shards"
 KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut
+READERS = 16  # requests to an object store at a time
 _SAMPLE = 2**20  # bytes of the first file, from which the size of a row is estimated
 
 
@@ -183,13 +187,51 @@ def _find_kind(files: Sequence[tuple[str, int]]) -> str:
     return kind
 
 
+class _End(NamedTuple):
+    """End of a file, as planning reads it. ``counts`` are the rows of its row groups; nothing is read of empty files."""
+
+    name: str
+    size: int
+    digest: str = ""
+    columns: tuple[str, ...] = ()
+    schema: Any = None
+    counts: tuple[int, ...] = ()
+
+
+def _read_end(kind: str, name: str, size: int) -> _End:
+    if not size and kind != ".parquet":
+        return _End(name, size)
+    with ExitStack() as stack, explained(name):
+        file = stack.enter_context(open_input(name))
+        digest = digest_end(file, size, kind)
+        file.seek(0)
+        if kind == ".parquet":
+            table = open_parquet(file, name, stack)
+            schema, metadata = table.schema_arrow, table.metadata
+            counts = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+            return _End(name, size, digest, tuple(schema.names), schema.remove_metadata(), counts)
+        columns = open_csv(file, Source(name, kind), stack).columns if kind == ".csv" else ()
+        return _End(name, size, digest, tuple(map(str, columns)))
+
+
+def _read_all(kind: str, files: Iterable[tuple[str, int]]) -> Iterator[_End]:
+    """Yield the ends of files in this order, with several requests to an object store at a time."""
+    waiting: deque[Future[_End]] = deque()
+    with ThreadPoolExecutor(READERS, thread_name_prefix="shoal-plan") as pool:
+        for name, size in files:
+            waiting.append(pool.submit(_read_end, kind, name, size))
+            if len(waiting) > 2 * READERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
 class _Cutter:
-    """Reader of the inputs' ends and beginnings; cuts them into shards. Its attributes are complete after ``cut``."""
+    """Cuts inputs into shards, of which it reads the ends. Its attributes are complete after ``cut``."""
 
     def __init__(self, kind: str, shard_rows: int) -> None:
         self._kind, self._most = kind, shard_rows
-        self._first = ""  # name of the first file with columns
-        self._schema: Any = None
+        self._first: _End | None = None  # of a file with rows
         self.columns: tuple[str, ...] = (TEXT,) if kind == ".txt" else ()
         self.hashed = hashlib.sha256()
         self.num_rows = self.num_shards = 0
@@ -197,7 +239,7 @@ class _Cutter:
     def cut(self, files: Iterable[tuple[str, int]]) -> Iterator[Shard]:
         parts: list[Part] = []
         weight = 0
-        for part, more in (piece for name, size in files for piece in self._cut_file(name, size)):
+        for part, more in (piece for ends in _read_all(self._kind, files) for piece in self._cut_file(ends)):
             if parts and weight + more > self._most:
                 yield self._shard(parts, weight)
                 parts, weight = [], 0
@@ -213,50 +255,40 @@ class _Cutter:
         self.num_shards, self.num_rows = self.num_shards + 1, self.num_rows + weight
         return Shard(self.num_shards - 1, tuple(parts))
 
-    def _cut_file(self, name: str, size: int) -> Iterator[tuple[Part, int]]:
+    def _cut_file(self, ends: _End) -> Iterator[tuple[Part, int]]:
         """Yield the parts of a file that are not cut further, each with its weight: rows of Parquet, else bytes."""
-        if not size and self._kind != ".parquet":  # of no rows
-            self.hashed.update(f"{name}\n0\n".encode("utf-8", "surrogateescape"))
+        name, size = ends.name, ends.size
+        self.hashed.update(f"{name}\n{size}\n{ends.digest}\n".encode("utf-8", "surrogateescape"))
+        if self._kind == ".parquet":
+            pieces = [(group, group + 1, count) for group, count in enumerate(ends.counts)] or [(0, 0, 0)]
+        elif not size:
             return
-        with ExitStack() as stack, explained(name):
-            file = stack.enter_context(open_input(name))
-            digest = digest_end(file, size, self._kind)
-            self.hashed.update(f"{name}\n{size}\n{digest}\n".encode("utf-8", "surrogateescape"))
-            file.seek(0)
-            if self._kind == ".parquet":
-                table = open_parquet(file, name, stack)
-                self._check(name, tuple(table.schema_arrow.names), table.schema_arrow.remove_metadata())
-                metadata = table.metadata
-                counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-                pieces = [(group, group + 1, count) for group, count in enumerate(counts)] or [(0, 0, 0)]
-            else:
-                if not self._first:
-                    sample = file.read(_SAMPLE)
-                    self._most *= max(1, len(sample) // max(1, sample.count(b"\n")))
-                    file.seek(0)
-                starts = range(0, size, self._most)
-                pieces = [(at, min(size, at + self._most), min(size - at, self._most)) for at in starts]
-                if self._kind == ".csv":
-                    pieces = [(0, size, size)]
-                    columns = open_csv(file, Source(name, self._kind), stack).columns
-                    self._check(name, tuple(map(str, columns)), columns)
-                elif self._kind == ".jsonl" and not self.columns:
-                    self._check(name, _read_keys(file, name, stack), None)
-                self._first = self._first or name
+        else:
+            if not self._first:
+                self._most *= _estimate_row(name)
+            starts = [0] if self._kind == ".csv" else range(0, size, self._most)
+            pieces = [(at, end, end - at) for at, end in pairwise([*starts, size])]
+        if self._kind == ".jsonl" and not self.columns:
+            self.columns = _read_keys(name)
+        self._check(ends)
         for begin, end, weight in pieces:
-            yield Part(name, size, digest, begin, end), weight
+            yield Part(name, size, ends.digest, begin, end), weight
 
-    def _check(self, name: str, columns: tuple[str, ...], schema: Any) -> None:
+    def _check(self, ends: _End) -> None:
         if not self._first:
-            self._first, self.columns, self._schema = name, columns, schema
-        elif columns != self.columns or (self._kind == ".parquet" and not schema.equals(self._schema)):
-            for here, there in zip(self._show(columns, schema), self._show(self.columns, self._schema), strict=False):
-                if here != there:
-                    raise _differ(self._first, there, name, here)
-            raise _differ(self._first, f"{len(self.columns)} columns", name, f"{len(columns)} columns")
+            self._first, self.columns = ends, ends.columns or self.columns
+            return
+        if ends.columns == self._first.columns and (ends.schema is None or ends.schema.equals(self._first.schema)):
+            return
+        for here, there in zip(_show(ends), _show(self._first), strict=False):
+            if here != there:
+                raise _differ(self._first.name, there, ends.name, here)
+        counts = (f"{len(each.columns)} columns" for each in (self._first, ends))
+        raise _differ(self._first.name, next(counts), ends.name, next(counts))
 
-    def _show(self, columns: tuple[str, ...], schema: Any) -> Iterable[str]:
-        return [f"{field.name}: {field.type}" for field in schema] if self._kind == ".parquet" else columns
+
+def _show(ends: _End) -> Iterable[str]:
+    return ends.columns if ends.schema is None else [f"{field.name}: {field.type}" for field in ends.schema]
 
 
 def _differ(first: str, there: str, name: str, here: str) -> ArtifactError:
@@ -266,11 +298,20 @@ def _differ(first: str, there: str, name: str, here: str) -> ArtifactError:
     )
 
 
-def _read_keys(file: Any, name: str, stack: ExitStack) -> tuple[str, ...]:
-    for _, row in json_rows(file, Source(name, ".jsonl"), stack):
-        if isinstance(row, ArtifactError):
-            raise row
-        return tuple(row)
+def _estimate_row(name: str) -> int:
+    """Return the bytes of a row, by a file's first ones; 1 or more."""
+    with open_input(name) as file, explained(name):
+        sample = file.read(_SAMPLE)
+    return max(1, len(sample) // max(1, sample.count(b"\n")))
+
+
+def _read_keys(name: str) -> tuple[str, ...]:
+    """Return the keys of the first line of a JSON Lines file; of none if there is no line."""
+    with ExitStack() as stack, explained(name):
+        for _, row in json_rows(stack.enter_context(open_input(name)), Source(name, ".jsonl"), stack):
+            if isinstance(row, ArtifactError):
+                raise row
+            return tuple(row)
     return ()
 
 

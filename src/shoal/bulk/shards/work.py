@@ -20,7 +20,7 @@ from shoal.bulk.output_formats import make_format
 from shoal.bulk.scoring import ERROR, Endpoint, open_model, rehearse, score
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import open_groups, open_parts
-from shoal.bulk.shards.plan import RECORDS, Plan, Shard, ShardReader, read_plan
+from shoal.bulk.shards.plan import READERS, RECORDS, Plan, Shard, ShardReader, read_plan
 from shoal.client.calls import find_text_input
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
@@ -30,8 +30,6 @@ from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
 from shoal.rows import Row, Source
 from shoal.tables import Table, scan_table
-
-_READERS = 16  # requests to an object store at the same time
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def read_records(folder: Folder, numbers: Iterable[int]) -> list[Record]:
     Raises:
         ArtifactError: a record is damaged.
     """
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="shoal-records") as pool:
+    with ThreadPoolExecutor(READERS, thread_name_prefix="shoal-records") as pool:
         return list(pool.map(partial(_read_record, folder), numbers))
 
 
