@@ -188,7 +188,7 @@ def _find_kind(files: Sequence[tuple[str, int]]) -> str:
 
 
 class _End(NamedTuple):
-    """End of a file, as planning reads it. ``counts`` are the rows of its row groups; nothing is read of empty files."""
+    """End of a file, as planning reads it. ``counts`` are the rows of its row groups; empty files have none."""
 
     name: str
     size: int
