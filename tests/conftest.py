@@ -25,7 +25,8 @@ from tests.support.report import Regions, Report
 from tests.support.secured import VARIABLE
 
 pytest_plugins = [
-    f"tests.support.{name}" for name in ("artifacts", "bulk", "commands", "disks", "environments", "skeletons")
+    f"tests.support.{name}"
+    for name in ("artifacts", "buckets", "bulk", "commands", "disks", "environments", "skeletons")
 ]
 if find_spec("xdist"):
     pytest_plugins.append("tests.support.groups")

@@ -130,6 +130,7 @@ def look_at_folder(
         for fault in faults:
             ERR.print(printable(fault), style="red", soft_wrap=True, markup=False)
         if faults:
+            ERR.print("Outputs and records that you remove are made again by the same command; all, with --fresh.")
             raise typer.Exit(1)
         OUT.print("All rows are there once, in order.")
     elif merge is not None:

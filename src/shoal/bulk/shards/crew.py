@@ -16,20 +16,21 @@ import msgspec
 
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.plan import RECORDS, SUCCESS, Plan, read_plan
-from shoal.bulk.shards.work import ERRORS, Success, read_records
+from shoal.bulk.shards.work import ERRORS, Success, put_exactly, read_records
 from shoal.bulk.shards.workers import Worker
 from shoal.errors import ArtifactError, SetupError, ShoalError
 
 TRIES = 3
-HUNG_SECONDS = 1800.0  # without an answered window of 256 rows
+HUNG_SECONDS = 1800.0  # without an answered request
 _LOOK_SECONDS = 0.5
+_OUTPUT = re.compile(r"part-(\d+)\.")
 _STATE = re.compile(rf"{RECORDS}/(\d+)\.(json|failed|begun-(\d+))")
 
 OnRows = Callable[[int], None]  # rows that this run has answered
 
 
 class State(NamedTuple):
-    """Shards that have a record; by shard, the runs that began it; shards that failed in a run."""
+    """Shards that have an output and a record; by shard, the runs that began it; shards that failed in a run."""
 
     done: set[int]
     begun: dict[int, set[int]]
@@ -38,8 +39,10 @@ class State(NamedTuple):
 
 def read_state(folder: Folder) -> State:
     """Read which shards are done, begun and failed, from the names of the files in the folder of the records."""
-    state = State(set(), {}, set())
-    for entry in folder.entries(RECORDS):
+    state, outputs = State(set(), {}, set()), set[int]()
+    for entry in folder.entries():
+        if output := _OUTPUT.match(entry.name):
+            outputs.add(int(output[1]))
         found = _STATE.fullmatch(entry.name)
         if found is None:
             continue  # not of a run: `--verify` names it
@@ -50,6 +53,7 @@ def read_state(folder: Folder) -> State:
             state.failed.add(number)
         else:
             state.begun.setdefault(number, set()).add(int(found[3]))
+    state.done.intersection_update(outputs)  # a user may have removed an output
     return state
 
 
@@ -84,7 +88,10 @@ class Crew:
             ServerError: the server went away, three times in one shard.
             SetupError: the folder cannot be written; or the workers die while they load the model.
         """
-        for number in read_state(self._folder).failed:  # an earlier run's: tried again
+        state = read_state(self._folder)
+        if len(state.done) < self._plan.shards:  # it may be that of outputs that were removed
+            self._folder.remove(SUCCESS)
+        for number in state.failed:  # an earlier run's: tried again
             if number % self._count == self._index:
                 self._folder.remove(f"{RECORDS}/{number:05}.failed")
         try:
@@ -172,10 +179,10 @@ class Crew:
 
 def finish(folder: Folder, plan: Plan) -> Success:
     """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs; return the totals."""
-    records = read_records(folder, range(plan.shards))
+    records = read_records(folder, plan, range(plan.shards))
     rows, errors = (sum(getattr(record, name) for record in records) for name in ("rows", "errors"))
     success = Success(rows, errors, records)
-    folder.put(SUCCESS, msgspec.json.encode(success))
+    put_exactly(folder, SUCCESS, msgspec.json.encode(success))
     for entry in [*folder.entries(RECORDS)]:
         if not entry.name.endswith(".json"):
             folder.remove(entry.name)

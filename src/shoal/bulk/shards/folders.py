@@ -9,6 +9,7 @@ import glob
 import io
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from shoal.bulk.files import written
-from shoal.errors import ArtifactError, InputError, SetupError, needs
+from shoal.errors import ArtifactError, InputError, SetupError, needs, printable
+from shoal.tables import explained
 
-ASIDE = "_tmp"
+ASIDE = "_shards/_tmp"
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _URL = re.compile(r"(?:s3|gs|az)://([^/]+)/?(.*)")
 _BLOCK = 2**21  # bytes per request to an object store
 
@@ -51,8 +54,8 @@ class LocalFolder:
     def entries(self, under: str = "") -> Iterator[Entry]:
         """Yield the files below the folder ``under``, in no order; files that are being written are left out."""
         for folder, folders, names in os.walk(self.root / under):
-            if ASIDE in folders:
-                folders.remove(ASIDE)
+            if Path(folder) == (self.root / ASIDE).parent and "_tmp" in folders:
+                folders.remove("_tmp")
             for name in names:
                 path = Path(folder, name)
                 with suppress(FileNotFoundError):  # removed by another worker
@@ -91,30 +94,44 @@ class LocalFolder:
             SetupError: the folder cannot be written.
         """
         path = self.root / name
-        aside = self.root / ASIDE / f"{path.name}.{os.uname().nodename}.{os.getpid()}"
+        aside = self.root / ASIDE / f"{path.name}.{secrets.token_hex(8)}"
         with written(path):
-            aside.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with aside.open("wb") as file:
-                    if isinstance(source, bytes):
-                        file.write(source)
-                    else:
-                        with source.open("rb") as given:
-                            shutil.copyfileobj(given, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                return _place(aside, path)
-            finally:
-                aside.unlink(missing_ok=True)
+            for tries_left in (2, 1, 0):
+                try:
+                    _write(aside, source)
+                    return _place(aside, path)
+                except FileNotFoundError:  # another run ended, and has swept
+                    if not tries_left:
+                        raise
+                finally:
+                    aside.unlink(missing_ok=True)
+        return False
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        (self.root / name).unlink(missing_ok=True)
+        """Remove a file, if it is there.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        with written(self.root / name):
+            (self.root / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Remove what writers that died have left."""
         shutil.rmtree(self.root / ASIDE, ignore_errors=True)
+
+
+def _write(path: Path, source: Path | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        if isinstance(source, bytes):
+            file.write(source)
+        else:
+            with source.open("rb") as given:
+                shutil.copyfileobj(given, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _place(aside: Path, path: Path) -> bool:
@@ -122,6 +139,8 @@ def _place(aside: Path, path: Path) -> bool:
         path.hardlink_to(aside)
     except FileExistsError:
         return False
+    except FileNotFoundError:
+        raise
     except OSError:  # a file system without hard links: a file of the same moment and the same content is replaced
         if path.exists():
             return False
@@ -221,7 +240,8 @@ class _Object(io.RawIOBase):
         self._api, self._store = _open_store(bucket)
         self._key, self._name, self._at = key, f"{bucket}/{key}", 0
         with _reached(self._name):
-            self._size = self._api.head(self._store, key)["size"]
+            found = self._api.head(self._store, key)
+        self._size, self._tag = found["size"], found["e_tag"]
 
     def readable(self) -> bool:
         return True
@@ -237,8 +257,9 @@ class _Object(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         length: int = max(0, min(view.nbytes, self._size - self._at))
         if length:
+            options = {"range": (self._at, self._at + length), "if_match": self._tag}
             with _reached(self._name):
-                view[:length] = self._api.get_range(self._store, self._key, start=self._at, length=length)
+                view[:length] = self._api.get(self._store, self._key, options=options).bytes()
         self._at += length
         return length
 
@@ -254,13 +275,18 @@ def _open_store(bucket: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _reached(place: str) -> Iterator[None]:
-    """Turn an error of the object store into a ``SetupError``, other than that a file is missing or is there."""
-    from obstore.exceptions import AlreadyExistsError, BaseError
+    """Turn an error of the object store into a ``SetupError``, other than that a file is missing or is there.
+
+    A file that changed while it was read is an ``ArtifactError``.
+    """
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
     try:
         yield
     except AlreadyExistsError:
         raise
+    except PreconditionError:
+        raise ArtifactError(f"{place} changed while it was read.", "Start over: --fresh") from None
     except BaseError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SetupError(
@@ -273,8 +299,16 @@ Folder: TypeAlias = LocalFolder | Bucket
 
 
 def is_url(name: str) -> bool:
-    """Whether a file or folder is in object storage, by its name."""
-    return _URL.match(name) is not None
+    """Whether a file or folder is in object storage, by its name.
+
+    Raises:
+        InputError: it is a URL of another kind.
+    """
+    if _URL.match(name):
+        return True
+    if _SCHEME.match(name):
+        raise InputError(f"{name} is not in a bucket that can be read or written.", "Known: s3://, gs:// and az://")
+    return False
 
 
 def open_folder(name: str) -> Folder:
@@ -294,14 +328,20 @@ def find_inputs(pattern: str) -> list[tuple[str, int]]:
     """
     if is_url(pattern):
         root = pattern[: re.split(r"[*?\[]", pattern)[0].rindex("/") + 1]
-        if not is_url(root):
+        if not _URL.match(root):
             raise InputError(f"{pattern} names no file of a bucket.", "For example: 's3://bucket/in/*.parquet'")
         wanted = pattern[len(root) :].split("/")
         found = ((entry.name, entry.size) for entry in Bucket(root).entries())
         files = sorted((f"{root}{name}", size) for name, size in found if _matches(name.split("/"), wanted))
     else:
         names = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # Path.glob refuses absolute
-        files = [(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+        with explained(pattern):
+            files = [(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+    for name, _ in files:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"The name of {printable(name)} is not UTF-8.", "Rename the file.") from None
     if not files:
         raise InputError(f"No file has the name {pattern}.", "Quote the pattern: --input 'folder/*.parquet'")
     return files

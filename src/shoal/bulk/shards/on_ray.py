@@ -74,12 +74,31 @@ def make_ray_workers(address: str, folder: Folder, job: Job, number: int) -> lis
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SetupError(f"No Ray cluster answers at {address}: {reason}", "Check it: ray status") from None
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus = [int(node.get("CPU", 0)) for node in nodes]
-    shares = (each for each in range(sum(cpus) // number, 0, -1) if sum(here // each for here in cpus) >= number)
-    num_cpus = next(shares, 0)  # the largest number of CPUs that so many workers can have
-    if not num_cpus:
-        raise InputError(f"The Ray cluster has {sum(cpus)} CPUs for {number} workers.", "Give fewer --workers.")
-    num_gpus = sum(node.get("GPU", 0) for node in nodes) / number
-    gpus = num_gpus if num_gpus < 1 else int(num_gpus)
-    return [RayWorker(ray, folder, job, {"num_cpus": num_cpus, "num_gpus": gpus}) for _ in range(number)]
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [(each.get("CPU", 0), each.get("GPU", 0)) for each in resources]
+    cpus, gpus = divide(nodes, number)
+    return [RayWorker(ray, folder, job, {"num_cpus": cpus, "num_gpus": gpus}) for _ in range(number)]
+
+
+def divide(nodes: Sequence[tuple[float, float]], number: int) -> tuple[int, float]:
+    """Return the most GPUs, then CPUs, that each of so many workers can have on nodes of (CPUs, GPUs).
+
+    With GPUs in the cluster, each worker has one or more, or a fraction of one.
+
+    Raises:
+        InputError: there are too few.
+    """
+    cpus, gpus = (int(sum(each)) for each in zip(*nodes, strict=True))
+    fractions = [1 / count for count in range(2, number + 1)]
+    for gpu in [*range(gpus // number, 0, -1), *fractions] if gpus else [0]:
+        for cpu in range(cpus // number, 0, -1):
+            if sum(_count_places(node, cpu, gpu) for node in nodes) >= number:
+                return cpu, gpu
+    raise InputError(f"The Ray cluster has {cpus} CPUs and {gpus} GPUs for {number} workers.", "Give fewer --workers.")
+
+
+def _count_places(node: tuple[float, float], cpu: int, gpu: float) -> int:
+    places = int(node[0]) // cpu
+    if not gpu:
+        return places
+    return min(places, int(node[1]) // int(gpu) if gpu >= 1 else int(node[1]) * round(1 / gpu))

@@ -40,7 +40,9 @@ def digest_end(file: BinaryIO, size: int, kind: str) -> str:
     length = _END_BYTES
     if kind == ".parquet" and size >= 8:
         file.seek(size - 8)
-        length = int.from_bytes(file.read(4), "little") + 8
+        footer, mark = int.from_bytes(file.read(4), "little") + 8, file.read(4)
+        if mark == b"PAR1" and footer <= size:
+            length = footer
     file.seek(max(0, size - length))
     return hashlib.sha256(file.read(length)).hexdigest()
 
@@ -86,6 +88,8 @@ def _read(part: Part, kind: str) -> Rows:
             section = io.BufferedReader(_Section(file, begin, _find_line(file, part.end) - begin), _CHUNK)
             read = json_rows if kind == ".jsonl" else text_rows
             yield from read(section, Source(part.file, kind, begin), stack)
+    with ExitStack() as stack, explained(part.file):  # did it change meanwhile?
+        open_part(part, kind, stack)
 
 
 def _find_line(file: BinaryIO, at: int) -> int:
@@ -114,6 +118,8 @@ class _Section(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         chunk = self._file.read(min(len(view), self._left))
+        if not chunk and self._left and len(view):
+            raise OSError("it became shorter while it was read")
         view[: len(chunk)] = chunk
         self._left -= len(chunk)
         return len(chunk)

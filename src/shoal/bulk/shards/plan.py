@@ -6,6 +6,7 @@ The file is JSON with one shard per line, so that a worker reads it line by line
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import tempfile
 from collections import deque
@@ -29,6 +30,7 @@ from shoal.tables import TEXT, explained, json_rows, open_csv
 PLAN, SUCCESS, RECORDS = "_plan.json", "_SUCCESS.json", "_shards"
 KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut
 READERS = 16  # requests to an object store at a time
+_OURS = re.compile(rf"{PLAN}|{SUCCESS}|part-\d{{5,}}\.(parquet|jsonl|csv)|{RECORDS}/\d{{5,}}\.(json|failed|begun-\d+)")
 _SAMPLE = 2**20  # bytes of the first file, from which the size of a row is estimated
 
 
@@ -60,7 +62,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     def file(self, number: int) -> str:
         """Return the name of a shard's output."""
-        return f"part-{number:05}{self.output_kind}"
+        width = max(5, len(str(self.shards - 1)))  # the order of the names is that of the inputs
+        return f"part-{number:0{width}}{self.output_kind}"
+
+    def digest(self) -> str:
+        """Return the SHA-256 of this plan."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
 def make_plan(
@@ -319,15 +326,14 @@ def _read_keys(name: str) -> tuple[str, ...]:
 
 
 def _check_foreign(folder: Folder) -> None:
-    """Refuse a folder with other files than those of a sharded run."""
+    """Refuse a folder with other files than those of a sharded run, whose plan is written first and removed last."""
+    name = ""
     for entry in folder.entries():
-        if not _is_ours(entry.name):
-            raise InputError(f"{folder} has another file: {entry.name}.", "Name an empty or a new folder.")
-
-
-def _is_ours(name: str) -> bool:
-    top = name.partition("/")[0]
-    return top in (PLAN, SUCCESS, RECORDS) or (top == name and name.startswith("part-") and name[5:10].isdigit())
+        name = entry.name
+        if not _OURS.fullmatch(name):
+            raise InputError(f"{folder} has another file: {name}.", "Name an empty or a new folder.")
+    if name and folder.read(PLAN) is None:
+        raise InputError(f"{folder} has {name}, and no {PLAN}.", "Name an empty or a new folder.")
 
 
 def _remove(folder: Folder) -> None:

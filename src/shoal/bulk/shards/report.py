@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ def read_status(folder: Folder) -> dict[str, Any]:
     plan, state = read_plan(folder), read_state(folder)
     times = {entry.name: entry.modified for entry in folder.entries(RECORDS)}
     numbers = sorted(state.done, key=lambda n: times[record_name(n)])
-    records = [*zip((times[record_name(n)] for n in numbers), read_records(folder, numbers), strict=True)]
+    records = [*zip((times[record_name(n)] for n in numbers), read_records(folder, plan, numbers), strict=True)]
     done = sum(record.rows for _, record in records)
     late = [(at, record.rows) for at, record in records if at >= records[-1][0] - _RATE_SECONDS]
     seconds = late[-1][0] - late[0][0] if late else 0.0
@@ -125,6 +125,7 @@ def merge(folder: Folder, output: Path) -> int:
     """Write the outputs of a finished run to one file, which appears whole, and return its number of rows.
 
     Raises:
+        ArtifactError: an output is missing or damaged.
         InputError: the run is not complete, the file exists, or its ending is not that of the outputs.
         SetupError: the file cannot be written.
     """
@@ -133,24 +134,39 @@ def merge(folder: Folder, output: Path) -> int:
         raise InputError(f"The shards are {plan.output_kind} files, not {output.suffix}.", "Give that ending.")
     if output.exists():
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file.")
-    aside = output.with_name(f"{output.name}.partial")
-    names = [plan.file(number) for number in range(plan.shards)]
+    if [record.file for record in success.shards] != [plan.file(number) for number in range(plan.shards)]:
+        raise ArtifactError(f"{SUCCESS} of {folder} is not that of its plan.", f"See: shoal infer --verify {folder}")
+    aside = output.with_name(f"{output.name}.merging")
+    paths = _open_outputs(folder, success.shards)
     with written(output):
         try:
             if plan.output_kind == ".parquet":
-                _merge_parquet(folder, names, aside)
+                _merge_parquet(paths, aside)
             else:
-                _merge_text(folder, names, aside, has_header=plan.output_kind == ".csv")
+                _merge_text(paths, aside, has_header=plan.output_kind == ".csv")
             aside.replace(output)
         finally:
             aside.unlink(missing_ok=True)
     return success.rows
 
 
-def _merge_text(folder: Folder, names: list[str], output: Path, *, has_header: bool) -> None:
+def _open_outputs(folder: Folder, records: Sequence[Record]) -> Iterator[Path]:
+    for record in records:
+        try:
+            with folder.local(record.file) as path:
+                if sha256(path) == record.sha256:
+                    yield path
+                    continue
+                said = "has other bytes than were written"
+        except FileNotFoundError:
+            said = "is missing"
+        raise ArtifactError(f"{record.file} of {folder} {said}.", f"See: shoal infer --verify {folder}")
+
+
+def _merge_text(paths: Iterable[Path], output: Path, *, has_header: bool) -> None:
     with output.open("wb") as file:
-        for number, name in enumerate(names):
-            with folder.open(name) as part:
+        for number, path in enumerate(paths):
+            with path.open("rb") as part:
                 if has_header and number:
                     _skip_header(part)
                 shutil.copyfileobj(part, file)
@@ -165,13 +181,13 @@ def _skip_header(part: Any) -> None:
         quotes += line.count(b'"')
 
 
-def _merge_parquet(folder: Folder, names: list[str], output: Path) -> None:
+def _merge_parquet(paths: Iterable[Path], output: Path) -> None:
     from pyarrow import parquet
 
     with ExitStack() as held:
         writer: Any = None
-        for name in names:
-            with folder.open(name) as part, parquet.ParquetFile(part) as file:
+        for path in paths:
+            with parquet.ParquetFile(path) as file:
                 writer = writer or held.enter_context(parquet.ParquetWriter(output, file.schema_arrow))
                 for batch in file.iter_batches():
                     writer.write_batch(batch)

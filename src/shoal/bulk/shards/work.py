@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 from shoal.bulk.files import as_bytes, count_failed
 from shoal.bulk.inputs import Feed, make_feed, read_constants
 from shoal.bulk.output_formats import make_format
-from shoal.bulk.scoring import ERROR, Endpoint, open_model, rehearse, score
+from shoal.bulk.scoring import ERROR, Ask, Endpoint, open_model, rehearse, score
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.parts import open_groups, open_parts
 from shoal.bulk.shards.plan import READERS, RECORDS, Plan, Shard, ShardReader, read_plan
@@ -25,6 +25,7 @@ from shoal.client.calls import find_text_input
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import ModelSpec
+from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.parquet import ParquetOrigin
 from shoal.repository.model_folders import find_graph
@@ -72,8 +73,9 @@ class Job:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Totals and SHA-256 of a shard's output; ``input`` is the SHA-256 of the rows that were read."""
+    """Totals and SHA-256 of a shard's output. ``input`` and ``plan`` are those of the rows read, and of the plan."""
 
+    plan: str
     file: str
     rows: int
     errors: int
@@ -89,22 +91,35 @@ class Success(msgspec.Struct, frozen=True):
     shards: list[Record]
 
 
-def read_records(folder: Folder, numbers: Iterable[int]) -> list[Record]:
+def read_records(folder: Folder, plan: Plan, numbers: Iterable[int]) -> list[Record]:
     """Read records, several at a time, in this order.
 
     Raises:
-        ArtifactError: a record is damaged.
+        ArtifactError: a record is damaged, or of another plan.
     """
+    read = partial(_read_record, folder, plan.digest())
     with ThreadPoolExecutor(READERS, thread_name_prefix="shoal-records") as pool:
-        return list(pool.map(partial(_read_record, folder), numbers))
+        return list(pool.map(read, numbers))
 
 
-def _read_record(folder: Folder, number: int) -> Record:
+def _read_record(folder: Folder, plan: str, number: int) -> Record:
     name = record_name(number)
     try:
-        return msgspec.json.decode(folder.read(name) or b"", type=Record)
+        record = msgspec.json.decode(folder.read(name) or b"", type=Record)
     except msgspec.MsgspecError:
-        raise ArtifactError(f"{name} is damaged.", "Remove it, and run the same command again.") from None
+        raise ArtifactError(f"{name} of {folder} is damaged.", "Remove it, and run the same command again.") from None
+    if record.plan != plan:
+        raise ArtifactError(
+            f"{name} of {folder} is of another plan.", "Is a worker of that one at work? Start over: --fresh"
+        )
+    return record
+
+
+def put_exactly(folder: Folder, name: str, content: bytes) -> None:
+    """Write a small file; one of other content, of a run whose outputs were removed, is replaced."""
+    if not folder.put(name, content) and folder.read(name) != content:
+        folder.remove(name)
+        folder.put(name, content)
 
 
 def record_name(number: int) -> str:
@@ -112,7 +127,9 @@ def record_name(number: int) -> str:
     return f"{RECORDS}/{number:05}.json"
 
 
-Message = tuple[Any, ...]  # ("ready",), ("rows", number, place of the last), ("done", rows, errors), ("error", ...)
+# ("ready",), ("rows", number, place of the last), ("alive",), ("done", rows, errors), ("error", class, what, fix)
+Message = tuple[Any, ...]
+_ALIVE_SECONDS = 1.0
 ERRORS = {kind.__name__: kind for kind in (ArtifactError, InputError, ServerError, SetupError, ShoalError)}
 
 
@@ -122,6 +139,7 @@ class Scorer:
     def __init__(self, folder: Folder, job: Job) -> None:
         self._folder, self._job = folder, job
         self._held = ExitStack()
+        self._answers = 0
         self._opened: tuple[Plan, ShardReader, Endpoint, Feed] | None = None
 
     def score(self, number: int) -> Iterator[Message]:
@@ -133,19 +151,45 @@ class Scorer:
             if self._opened is None:
                 plan = read_plan(self._folder)
                 endpoint, feed = self._held.enter_context(self._job.open(plan))
-                self._opened = plan, ShardReader(self._folder), endpoint, feed
+                self._opened = plan, ShardReader(self._folder), replace(endpoint, call=self._counted(endpoint)), feed
                 yield ("ready",)
             plan, shards, endpoint, feed = self._opened
-            record = yield from _score_shard(self._folder, plan, shards.find(number), endpoint, feed)
-            yield "done", record.rows, record.errors
+            yield from self._with_life(_score_shard(self._folder, plan, shards.find(number), endpoint, feed))
+        except OSError as error:  # of the folder for temporary files
+            what = f"{error.filename or tempfile.gettempdir()} cannot be written: {error.strerror or error}."
+            yield "error", "SetupError", what, "Make room there, or name another folder in TMPDIR."
         except ShoalError as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS)
             yield "error", kind, error.what, error.fix
 
+    def close(self) -> None:
+        """Close the model."""
+        self._held.close()
 
-def _score_shard(
-    folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, feed: Feed
-) -> Generator[Message, None, Record]:
+    def _counted(self, endpoint: Endpoint) -> Ask:
+        def call(inputs: Mapping[str, Any]) -> Mapping[str, Array]:
+            answers = endpoint.call(inputs)
+            self._answers += 1
+            return answers
+
+        return call
+
+    def _with_life(self, messages: Iterator[Message]) -> Iterator[Message]:
+        """Yield messages, and while the next one is far, each second in which a request was answered."""
+        with ThreadPoolExecutor(1, thread_name_prefix="shoal-shard") as pool:
+            while True:
+                coming, answers = pool.submit(next, messages, None), self._answers
+                while not wait([coming], _ALIVE_SECONDS).done:
+                    if self._answers > answers:
+                        answers = self._answers
+                        yield ("alive",)
+                message = coming.result()
+                if message is None:
+                    return
+                yield message
+
+
+def _score_shard(folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, feed: Feed) -> Iterator[Message]:
     """Score a shard, write its output if it is not there, and its record. Yield messages of the rows answered.
 
     Raises:
@@ -169,11 +213,11 @@ def _score_shard(
                 done, failed = done + len(window), failed + count_failed(admitted)
                 yield "rows", done, table.where(window[-1].number)
         form.finish(lambda: _lines(answers), output)
-        record = Record(plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
+        record = Record(plan.digest(), plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
         if not folder.put(record.file, output):
             record = _read_back(folder, record)
-    folder.put(record_name(shard.number), msgspec.json.encode(record))
-    return record
+    put_exactly(folder, record_name(shard.number), msgspec.json.encode(record))
+    yield "done", record.rows, record.errors
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -188,5 +232,10 @@ def _read_back(folder: Folder, record: Record) -> Record:
         if digest == record.sha256:
             return record
         with scan_table(path) as table:
-            errors = sum(isinstance(row, dict) and bool(row.get(ERROR)) for _, row in table.rows)
-    return msgspec.structs.replace(record, sha256=digest, errors=errors)
+            rows = [isinstance(row, dict) and bool(row.get(ERROR)) for _, row in table.rows]
+    if len(rows) != record.rows:
+        raise ArtifactError(
+            f"{record.file} of {folder} has {len(rows)} rows, not {record.rows}.",
+            "Remove it, and run the same command again.",
+        )
+    return msgspec.structs.replace(record, sha256=digest, errors=sum(rows))

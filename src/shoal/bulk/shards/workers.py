@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,6 +18,8 @@ from typing import Any
 
 from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.work import Job, Message, Scorer
+
+_END_SECONDS = 10.0  # for an idle worker to close its model
 
 
 class DiedError(Exception):
@@ -53,7 +56,7 @@ class Worker(ABC):
                     self.is_ready = True
                 elif message[0] == "rows":
                     self.rows, self._place = message[1:]
-                else:
+                elif message[0] != "alive":
                     return message
         except DiedError as error:
             return "died", f"The worker died ({error}){self._tell()}."
@@ -110,7 +113,10 @@ class Process(Worker):
         """Start the process."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, *self._arguments), name="shoal-worker", daemon=True)
+        # Its temporary files are removed even if it is killed. Not a daemon, which may have no processes of its own.
+        self._room = tempfile.TemporaryDirectory(prefix="shoal-worker-", ignore_cleanup_errors=True)
+        arguments = theirs, self._room.name, *self._arguments
+        self._process = context.Process(target=_work, args=arguments, name="shoal-worker")
         self._process.start()
         theirs.close()
 
@@ -125,6 +131,8 @@ class Process(Worker):
         try:
             while self._pipe.poll():
                 yield self._pipe.recv()
+            if self._process.exitcode is not None:  # a process of its own may still hold the pipe
+                raise EOFError
         except (EOFError, OSError):
             self._process.join(10)
             code = self._process.exitcode or 0
@@ -134,14 +142,18 @@ class Process(Worker):
     def end(self) -> None:
         """End the process, if it runs."""
         if self._process is not None:
+            self._pipe.close()  # an idle one then closes its model
+            self._process.join(_END_SECONDS if self.shard is None else 0)
             self._process.kill()
             self._process.join()
-            self._pipe.close()
+            self._room.cleanup()
+            self._process = None
 
     @staticmethod
     def wait(workers: Sequence[Process], seconds: float) -> None:
         """Wait for a message, or the end of a process."""
-        connection.wait([worker._pipe for worker in workers], seconds)
+        ends = [worker._process.sentinel for worker in workers if worker._process]
+        connection.wait([*(worker._pipe for worker in workers), *ends], seconds)
 
 
 def make_processes(folder: Folder, job: Job, number: int) -> list[Process]:
@@ -151,13 +163,13 @@ def make_processes(folder: Folder, job: Job, number: int) -> list[Process]:
     return [Process(folder, job, share or cores) for share in shares]
 
 
-def _work(pipe: Connection, folder: Folder, job: Job, cores: Sequence[int]) -> None:
+def _work(pipe: Connection, room: str, folder: Folder, job: Job, cores: Sequence[int]) -> None:
     """Run a worker process: score the shards whose numbers come through ``pipe``, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.sched_setaffinity(0, cores)  # before a library counts them
-    scorer = Scorer(folder, job)
-    with suppress(EOFError):
+    tempfile.tempdir = room
+    with closing(Scorer(folder, job)) as scorer, suppress(EOFError):
         while True:
             for message in scorer.score(pipe.recv()):
                 pipe.send(message)

@@ -1,0 +1,22 @@
+"""Workers on Ray; ``tests/slow/test_shards_killed.py`` has a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.bulk.shards.on_ray import divide
+from shoal.errors import InputError
+
+
+def test_the_resources_of_ray_workers() -> None:
+    for nodes, number, expected in (
+        ([(0, 0), (1, 0), (1, 0)], 2, (1, 0)),
+        ([(2, 0), (8, 0), (8, 0)], 3, (4, 0)),
+        ([(3, 0)] * 3, 4, (1, 0)),
+        ([(16, 2)], 3, (5, 0.5)),
+        ([(16, 1), (16, 0), (16, 0)], 4, (4, 0.25)),
+        ([(16, 4), (16, 4)], 2, (16, 4)),
+    ):
+        assert divide(nodes, number) == expected
+    with pytest.raises(InputError, match="has 2 CPUs and 0 GPUs for 3 workers"):
+        divide([(1, 0), (1, 0)], 3)
