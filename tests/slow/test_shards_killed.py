@@ -293,7 +293,9 @@ plan = make_plan(folder, {str(tmp_path / "in" / "*.parquet")!r}, 25_000, {{}})
 seconds = time.monotonic() - start
 most = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 for number in range(plan.shards - 1):
-    folder.put(record_name(number), msgspec.json.encode(Record(plan.file(number), 25_000, 0, "0" * 64, "0" * 64)))
+    record = Record(plan.digest(), plan.file(number), 25_000, 0, "0" * 64, "0" * 64)
+    folder.put(record.file, b"")
+    folder.put(record_name(number), msgspec.json.encode(record))
 start = time.monotonic()
 status = read_status(folder)
 print(json.dumps([plan.rows, plan.shards, seconds, most, status["rows"], time.monotonic() - start]))

@@ -101,8 +101,13 @@ def test_each_row_is_there_once_in_order(kind: str, forest: Path, tmp_path: Path
     assert read_files(tmp_path / "two") == read_files(tmp_path / "one")
 
 
-def test_workers_that_die_leave_no_half_and_lose_nothing(forest: Path, tmp_path: Path) -> None:
-    """Random workers and whole runs are killed; two runs share the folder."""
+def test_workers_that_die_leave_no_half_and_lose_nothing(
+    forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random workers and whole runs are killed; two runs share the folder. Nor do temporary files stay."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     pattern = write_inputs(tmp_path / "in", ".jsonl", [4_000] * 5)
     whole = run(forest, pattern, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
@@ -124,6 +129,7 @@ def test_workers_that_die_leave_no_half_and_lose_nothing(forest: Path, tmp_path:
         for each in runs:
             each.kill()
             each.wait(120)
+        wait_until(lambda: not any(path.is_file() for path in scratch.rglob("*")))
         for path in out.glob("part-*"):
             assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
     final = run(forest, pattern, out)

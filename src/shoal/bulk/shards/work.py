@@ -214,6 +214,8 @@ def _score_shard(folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, f
                 yield "rows", done, table.where(window[-1].number)
         form.finish(lambda: _lines(answers), output)
         record = Record(plan.digest(), plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
+        if read_plan(folder) != plan:
+            raise SetupError(f"The plan of {folder} was replaced while this run was at work.", "Run the command again.")
         if not folder.put(record.file, output):
             record = _read_back(folder, record)
     put_exactly(folder, record_name(shard.number), msgspec.json.encode(record))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from contextlib import closing, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from shoal.bulk.shards.folders import Folder
@@ -166,7 +168,7 @@ def make_processes(folder: Folder, job: Job, number: int) -> list[Process]:
 def _work(pipe: Connection, room: str, folder: Folder, job: Job, cores: Sequence[int]) -> None:
     """Run a worker process: score the shards whose numbers come through ``pipe``, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(room,), daemon=True).start()
     os.sched_setaffinity(0, cores)  # before a library counts them
     tempfile.tempdir = room
     with closing(Scorer(folder, job)) as scorer, suppress(EOFError):
@@ -175,8 +177,10 @@ def _work(pipe: Connection, room: str, folder: Folder, job: Job, cores: Sequence
                 pipe.send(message)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(room: str) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    while Path(room).exists():  # the other threads are still writing
+        shutil.rmtree(room, ignore_errors=True)
     os._exit(1)
