@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from shoal.bulk.shards.plan import SUCCESS
 from shoal.bulk.shards.report import find_faults
 from tests.conftest import Scale
 from tests.support.bulk import WORDS
-from tests.unit.test_bulk_shards import children, read_files
+from tests.unit.test_bulk_shards import children, read_files, wait_until
 
 ROOT = Path(__file__).parents[2]
 CODE = "from shoal.cli import main; main()"
@@ -91,7 +92,7 @@ def test_killed_at_random_moments(
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
-    """Of the commands, or of their workers, a random one is killed; a command that was killed is repeated."""
+    """Kill a random command, or a worker of one; a command that was killed is repeated."""
     out, draw, num_kills = tmp_path / "out", random.Random(len(options)), scale(3, 20)
     running: dict[str, subprocess.Popen[bytes]] = {}
     killed = {"run": 0, "worker": 0}
@@ -136,7 +137,7 @@ class Cluster:
 
     def __init__(self, python: str) -> None:
         self.python = python
-        self.folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/shoal-ray-XXXX"], text=True).strip())
+        self.folder = Path(tempfile.mkdtemp(prefix="shoal-ray-", dir="/tmp"))  # paths of sockets are short
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.environ = {
@@ -153,10 +154,10 @@ class Cluster:
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
         ray = Path(self.python).with_name("ray")
-        log = (self.folder / "start.log").open("ab")
-        node = subprocess.Popen([ray, "start", "--block", *options], env=self.environ, stdout=log, stderr=log)
-        log.close()
-        time.sleep(4)
+        path = self.folder / f"start-{time.monotonic_ns()}.log"
+        with path.open("wb") as log:
+            node = subprocess.Popen([ray, "start", "--block", *options], env=self.environ, stdout=log, stderr=log)
+        wait_until(lambda: b"Ray runtime started" in path.read_bytes())
         return node
 
     def add(self) -> None:
@@ -210,6 +211,15 @@ def cluster(ray_python: str) -> Iterator[Cluster]:
     made = Cluster(ray_python)
     yield made
     made.end()
+
+
+def test_addresses_of_no_cluster(ray_python: str, command: Callable[..., list[str]], tmp_path: Path) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    for address in ("127.0.0.1:1", "127.0.0.1:99999", "nowhere.invalid:6379", "nowhere", "ray://127.0.0.1:1"):
+        arguments = command(tmp_path / "out", "--ray", address, python=ray_python)
+        done = subprocess.run(arguments, env=environ, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, f"No Ray cluster answers at {address}" in done.stderr) == (1, True), done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_killed_on_ray(
@@ -305,6 +315,18 @@ print(json.dumps([plan.rows, plan.shards, seconds, most, status["rows"], time.mo
     assert (total, shards, done) == (files * rows, files * 4, (files * 4 - 1) * 25_000)
     assert seconds < 60
     assert most < 300
+    code = f"""
+from pathlib import Path
+from shoal.bulk.shards.folders import open_folder
+from shoal.bulk.shards.plan import ShardReader
+reader = ShardReader(open_folder({str(tmp_path / "out")!r}))
+for number in (0, {shards - 1}):
+    assert reader.find(number).number == number
+    print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    first, last = map(int, found.stdout.split())
+    assert last - first < 1024  # KiB: a worker's memory does not grow with the plan
     assert status_seconds < 2
     record(
         "a plan of 10^8 rows in shards",

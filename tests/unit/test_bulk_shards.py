@@ -117,15 +117,13 @@ def test_workers_that_die_leave_no_half_and_lose_nothing(
             subprocess.Popen(command(forest, pattern, out, "--worker", f"{n}/2"), stderr=subprocess.DEVNULL)
             for n in range(2)
         ]
-        before = len([*out.glob("part-*")])
-        wait_until(lambda before=before: len([*out.glob("part-*")]) > before)  # type: ignore[misc]
+        wait_for_a_part(out)
         time.sleep(draw.uniform(0, 0.2))
         assert not (out / SUCCESS).exists()
         if kill == "worker":
             for child in children(runs[0].pid):
                 os.kill(child, signal.SIGKILL)
-            before = len([*out.glob("part-*")])
-            wait_until(lambda before=before: len([*out.glob("part-*")]) > before)  # type: ignore[misc]
+            wait_for_a_part(out)
         for each in runs:
             each.kill()
             each.wait(120)
@@ -290,7 +288,7 @@ def test_bad_rows_and_damaged_files(forest: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk(forest: Path, tmp_path: Path, mount_disk: Callable[[str], Path]) -> None:
-    """What is there is whole; with room, the same command does the rest."""
+    """No file is half written; with room, the same command does the rest."""
     pattern = write_inputs(tmp_path / "in", ".jsonl", [1_000])
     assert run(forest, pattern, tmp_path / "whole").returncode == 0
     disk = mount_disk("400k")
@@ -490,3 +488,8 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def wait_for_a_part(out: Path) -> None:
+    before = len([*out.glob("part-*")])
+    wait_until(lambda: len([*out.glob("part-*")]) > before)

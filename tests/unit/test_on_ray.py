@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
-from shoal.bulk.shards.on_ray import divide
-from shoal.errors import InputError
+from shoal.bulk.shards.folders import open_folder
+from shoal.bulk.shards.on_ray import divide, make_ray_workers
+from shoal.bulk.shards.work import Job
+from shoal.client.client import Client
+from shoal.errors import InputError, SetupError
 
 
 def test_the_resources_of_ray_workers() -> None:
@@ -20,3 +26,10 @@ def test_the_resources_of_ray_workers() -> None:
         assert divide(nodes, number) == expected
     with pytest.raises(InputError, match="has 2 CPUs and 0 GPUs for 3 workers"):
         divide([(1, 0), (1, 0)], 3)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray(tmp_path: Path) -> None:
+    job = Job("", "local", tmp_path, Client, None, None, "", {}, {})
+    with pytest.raises(SetupError, match=r"ray is not installed. Type: pip install 'shoal\[ray\]'"):
+        make_ray_workers("auto", open_folder(str(tmp_path)), job, 1)

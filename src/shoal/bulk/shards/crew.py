@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -117,7 +117,7 @@ class Crew:
         """
         idle = [worker for worker in self._workers if worker.shard is None]
         loading = {worker.shard for worker in self._workers if not worker.is_ready}
-        choices = deque(self._choose() if idle else ())
+        choices = deque(self._choose(loading) if idle else ())
         for worker in idle:
             number = next((n for n in choices if worker.is_ready or n not in loading), None)
             if number is not None:
@@ -128,11 +128,10 @@ class Crew:
         is_done = not choices and any(worker.is_ready and worker.shard is None for worker in idle)
         return [] if is_done and not any(worker.is_ready for worker in busy) else busy
 
-    def _choose(self) -> list[int]:
-        """Return the shards to begin, in this order; those that failed once come last."""
+    def _choose(self, loading: Container[int | None]) -> list[int]:
+        """Return the shards to begin, in this order: late are those that failed once, last those of loading workers."""
         state = read_state(self._folder)
         working = {worker.shard for worker in self._workers if worker.is_ready}
-        loading = {worker.shard for worker in self._workers if not worker.is_ready}
         turns: dict[int, list[int]] = {}
         for number in range(self._plan.shards):
             if number in state.done or number in working or number in self._failed:

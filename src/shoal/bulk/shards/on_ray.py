@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from shoal.bulk.shards.folders import Folder
 from shoal.bulk.shards.work import Job, Message, Scorer
 from shoal.bulk.shards.workers import DiedError, Worker
 from shoal.errors import InputError, SetupError, needs
+
+_CONNECT_SECONDS = 10.0
 
 
 class _Actor(Scorer):
@@ -69,11 +72,14 @@ def make_ray_workers(address: str, folder: Folder, job: Job, number: int) -> lis
     """
     with needs("ray"):
         import ray
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise SetupError(f"No Ray cluster answers at {address}: {reason}", "Check it: ray status") from None
+        raise SetupError(f"No Ray cluster answers at {address}: {reason}.", "Check it: ray status") from None
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     nodes = [(each.get("CPU", 0), each.get("GPU", 0)) for each in resources]
     cpus, gpus = divide(nodes, number)

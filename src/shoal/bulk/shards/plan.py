@@ -246,7 +246,7 @@ class _Cutter:
     def cut(self, files: Iterable[tuple[str, int]]) -> Iterator[Shard]:
         parts: list[Part] = []
         weight = 0
-        for part, more in (piece for ends in _read_all(self._kind, files) for piece in self._cut_file(ends)):
+        for part, more in (piece for file in _read_all(self._kind, files) for piece in self._cut_file(file)):
             if parts and weight + more > self._most:
                 yield self._shard(parts, weight)
                 parts, weight = [], 0
@@ -262,12 +262,12 @@ class _Cutter:
         self.num_shards, self.num_rows = self.num_shards + 1, self.num_rows + weight
         return Shard(self.num_shards - 1, tuple(parts))
 
-    def _cut_file(self, ends: _End) -> Iterator[tuple[Part, int]]:
+    def _cut_file(self, file: _End) -> Iterator[tuple[Part, int]]:
         """Yield the parts of a file that are not cut further, each with its weight: rows of Parquet, else bytes."""
-        name, size = ends.name, ends.size
-        self.hashed.update(f"{name}\n{size}\n{ends.digest}\n".encode("utf-8", "surrogateescape"))
+        name, size = file.name, file.size
+        self.hashed.update(f"{name}\n{size}\n{file.digest}\n".encode())
         if self._kind == ".parquet":
-            pieces = [(group, group + 1, count) for group, count in enumerate(ends.counts)] or [(0, 0, 0)]
+            pieces = [(group, group + 1, count) for group, count in enumerate(file.counts)] or [(0, 0, 0)]
         elif not size:
             return
         else:
@@ -277,25 +277,25 @@ class _Cutter:
             pieces = [(at, end, end - at) for at, end in pairwise([*starts, size])]
         if self._kind == ".jsonl" and not self.columns:
             self.columns = _read_keys(name)
-        self._check(ends)
+        self._check(file)
         for begin, end, weight in pieces:
-            yield Part(name, size, ends.digest, begin, end), weight
+            yield Part(name, size, file.digest, begin, end), weight
 
-    def _check(self, ends: _End) -> None:
+    def _check(self, file: _End) -> None:
         if not self._first:
-            self._first, self.columns = ends, ends.columns or self.columns
+            self._first, self.columns = file, file.columns or self.columns
             return
-        if ends.columns == self._first.columns and (ends.schema is None or ends.schema.equals(self._first.schema)):
+        if file.columns == self._first.columns and (file.schema is None or file.schema.equals(self._first.schema)):
             return
-        for here, there in zip(_show(ends), _show(self._first), strict=False):
+        for there, here in zip(_show(self._first), _show(file), strict=False):
             if here != there:
-                raise _differ(self._first.name, there, ends.name, here)
-        counts = (f"{len(each.columns)} columns" for each in (self._first, ends))
-        raise _differ(self._first.name, next(counts), ends.name, next(counts))
+                raise _differ(self._first.name, there, file.name, here)
+        there, here = (f"{len(each.columns)} columns" for each in (self._first, file))
+        raise _differ(self._first.name, there, file.name, here)
 
 
-def _show(ends: _End) -> Iterable[str]:
-    return ends.columns if ends.schema is None else [f"{field.name}: {field.type}" for field in ends.schema]
+def _show(file: _End) -> Iterable[str]:
+    return file.columns if file.schema is None else [f"{field.name}: {field.type}" for field in file.schema]
 
 
 def _differ(first: str, there: str, name: str, here: str) -> ArtifactError:

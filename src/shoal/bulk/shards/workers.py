@@ -63,7 +63,7 @@ class Worker(ABC):
         except DiedError as error:
             return "died", f"The worker died ({error}){self._tell()}."
         if time.monotonic() - self._heard > hung_seconds:
-            return "died", f"The worker answered no rows for {hung_seconds:.0f} seconds{self._tell()}."
+            return "died", f"The worker answered no request for {hung_seconds:.0f} seconds{self._tell()}."
         return None
 
     def _tell(self) -> str:
