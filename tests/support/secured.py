@@ -9,6 +9,7 @@ the service sends or writes may have it. A client that ends its half of a connec
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -208,7 +209,8 @@ class Secured:
     def search(self, pid: int) -> None:
         """Look for the key where the service that runs as ``pid`` may have written it."""
         folders = [self._home, *Path(tempfile.gettempdir()).glob(f"shoal-{pid}-*")]
-        files = [path for folder in folders for path in folder.rglob("*")]
+        walks = (os.walk(folder) for folder in folders)  # which passes over what an old server removes meanwhile
+        files = [Path(place, name) for walk in walks for place, _, names in walk for name in names]
         files += Path("/dev/shm").glob(f"shoal_{pid}_*")
         own = [process for process in processes() if not process.is_ended]
         files += [Path(f"/proc/{process.pid}/{name}") for process in own for name in ("cmdline", "environ")]
