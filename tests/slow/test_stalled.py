@@ -221,6 +221,36 @@ def test_requests_that_are_refused_end_no_stream(service: Service) -> None:
     assert sorted(found[4:]) == [("mine", ""), ("mine", ""), ("right", "")]
 
 
+def test_decoupled_models_and_others_in_one_stream(service: Service) -> None:
+    """Triton itself aborts at this within a second; a version that it does not have counts as not decoupled."""
+    server, num = service.servers()[0].pid, 400
+
+    def send() -> Iterator[bytes]:
+        yield counts(COUNT=5000).SerializeToString()
+        for number in range(num):
+            yield infer(number, id=f"{number}").SerializeToString()
+            other = counts(COUNT=1)
+            other.model_version = "9"
+            yield other.SerializeToString()
+            time.sleep(0.001)
+        latest = counts(COUNT=1)
+        latest.model_version, latest.id = "1", "latest"
+        yield latest.SerializeToString()
+
+    with grpc.insecure_channel(service.grpc, OWN) as channel:
+        stream = channel.stream_stream(STREAM, response_deserializer=service_pb2.ModelStreamInferResponse.FromString)
+        answers = list(stream(send(), timeout=60))
+    refused = [answer.error_message for answer in answers if answer.error_message]
+    assert refused == ["counts has no version '9'. Leave it out for the latest one."] * num
+    by_chain = [answer.infer_response for answer in answers if answer.infer_response.model_name == "chain"]
+    assert [answer.id for answer in by_chain] == [f"{number}" for number in range(num)]
+    values = [np.frombuffer(answer.raw_output_contents[0], np.float32).item() for answer in by_chain]
+    assert values == [4.0 * number for number in range(num)]
+    by_counts = [answer.infer_response.id for answer in answers if answer.infer_response.model_name == "counts"]
+    assert sorted(by_counts) == ["latest"] + ["mine"] * 5000
+    assert [each.pid for each in service.servers()] == [server]
+
+
 def test_a_stream_that_the_stop_ends(tmp_path: Path) -> None:
     write_counts(tmp_path / "repository")
     with Service(tmp_path / "repository", tmp_path / "log", "--grace", 1) as service:

@@ -69,7 +69,7 @@ def test_consistent_tensors_are_accepted() -> None:
         message(1, 2, fp32_contents=[1, 2]), message(2, bytes_contents=[b"", b"a"], datatype="BYTES"),
         message(3, int_contents=[1, -1, 2**31 - 1], datatype="INT32"), message(70_000, raw=bytes(280_000)),
     ):  # fmt: skip
-        assert screen(made.SerializeToString()) == ("a", "mine", True)
+        assert screen(made.SerializeToString()) == ("a", "", "mine", True)
 
 
 @pytest.mark.usefixtures("way")

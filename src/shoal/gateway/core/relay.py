@@ -1,13 +1,18 @@
 """Streams to Triton: one stream of a client, with the requests in flight on it, and the answers to them.
 
 Triton 24.10 can crash when a stream is abandoned. So a stream is read to its end even if its client has disconnected.
+
+Triton, in 26.08 too, aborts when a stream has two answers to write at once. It waits with the answers of decoupled
+models while another one is being written, and with those of other models until it is their turn, but not for each
+other. So the models of a client's stream that are decoupled and those that are not get a call each. Triton takes a
+model's version that it does not have for a model that is not decoupled, so such requests are not sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.refusals import LostError, RefusedError, clean, is_dead, log_failure
+from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_dead, log_failure
 from shoal.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Stream, Upstream, judge_status
@@ -46,7 +51,9 @@ class Relay(Stream):
 
     After the last answer to a request, its memory is released, and it no longer counts as in flight. The iteration ends
     when ``finish`` was called and Triton has answered all requests. ``drop`` is called when the client reads too
-    slowly, and ``stop_sending`` when the stream is ended with nothing in flight.
+    slowly, and ``stop_sending`` when the stream is ended with nothing in flight. If the stream has models that are
+    decoupled and others, the iteration has the answers of the kind that came first; ``deliver`` is called with those of
+    the other kind.
 
     Iterating raises:
         RefusedError: the stream was lost, because its server or model died or the service stops.
@@ -66,12 +73,14 @@ class Relay(Stream):
         self.has_left = self.has_ended = self.is_unread = False
         self.drop: Callable[[], Any] = lambda: None
         self.stop_sending: Callable[[], Any] = lambda: None
+        self.deliver: Callable[[Answer], Awaitable[None]]
         self.settled = asyncio.Event()  # set whenever a request has its last answer
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
         self._upstream, self._active, self._traffic, self._requests = upstream, active, traffic, requests
         self._metadata = metadata
         self._begun = asyncio.Event()
-        self._call: Any = None
+        self._calls: dict[bool, Any] = {}  # by whether its models are decoupled
+        self._second: asyncio.Task[None] | None = None  # reads the call that began last, if there are two
 
     def __enter__(self) -> Self:
         self._upstream.streams.add(self)
@@ -81,8 +90,9 @@ class Relay(Stream):
         self._upstream.streams.discard(self)
         for own_id in list(self.unanswered):
             self._settle(own_id, is_done=False)
-        if self._call is not None and not self._call.done():
-            self._call.cancel()
+        self._cancel()
+        if self._second is not None:
+            self._second.cancel()
 
     @property
     def num_bytes(self) -> int:
@@ -96,6 +106,7 @@ class Relay(Stream):
         message: bytes,
         *,
         num_bytes: int,
+        version: str = "",
         is_end_wanted: bool = False,
         held: Reservation | None = None,
     ) -> bool:
@@ -105,14 +116,16 @@ class Relay(Stream):
         none, are stopped.
 
         Raises:
-            RefusedError: the model is unavailable, too many requests to it are in flight, there is nothing to stop, or
-                the request's tokens would escape a limit.
+            RefusedError: the model is unavailable or has no such version, too many requests to it are in flight, there
+                is nothing to stop, or the request's tokens would escape a limit.
         """
         self._traffic.find(model)
         if self._requests.is_stop(model, message):
             self._requests.stop_own(self.caller, model, request_id)
             return False
         self._requests.check(self.caller, model, message)
+        if version:
+            await self._check_version(model, version)
         self._traffic.admit(model, num_bytes, self.caller)
         request = self._requests.begin(
             model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held,
@@ -124,39 +137,80 @@ class Relay(Stream):
         self.moved = time.monotonic()
         if self.has_left:
             self._requests.stop(request)
-        if self._call is None:
-            self._call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
-            self._begun.set()
-        await self._call.write(request.mark(message))
+        call = self._calls.get(request.is_decoupled) or self._begin(is_decoupled=request.is_decoupled)
+        await call.write(request.mark(message))
         return True
+
+    async def _check_version(self, model: str, version: str) -> None:
+        try:
+            if await self._upstream.has_version(model, version):
+                return
+        except LostError:
+            raise self._note_lost(None) from None
+        raise RefusedError(Why.ABSENT, f"{model} has no version {version!r:.60}. Leave it out for the latest one.")
+
+    def _begin(self, *, is_decoupled: bool) -> Any:
+        call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
+        if self._calls:
+            self._second = asyncio.create_task(self._read_second(call, *self._calls.values()))
+        self._calls[is_decoupled] = call
+        self._begun.set()
+        return call
+
+    async def _read_second(self, call: Any, first: Any) -> None:
+        try:
+            while (answer := await self._read(call)) is not None:
+                await self.deliver(answer)
+        except BaseException:
+            first.cancel()
+            raise
 
     async def finish(self) -> None:
         """Send no more requests."""
         self._begun.set()
-        if self._call is not None and not self._call.done():
+        for call in self._calls.values():
             with suppress(asyncio.InvalidStateError):  # the call ended meanwhile
-                await self._call.done_writing()
+                if not call.done():
+                    await call.done_writing()
+
+    def _cancel(self) -> None:
+        for call in self._calls.values():
+            if not call.done():
+                call.cancel()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Answer:
         await self._begun.wait()
-        if self._call is None:  # nothing was sent
+        if not self._calls:  # nothing was sent
             raise StopAsyncIteration
         try:
-            content = await self._call.read()
+            if (answer := await self._read(next(iter(self._calls.values())))) is not None:
+                return answer
+        except (RefusedError, FailedError):
+            if self._second is not None and self._second.done():  # it failed first
+                self._second.result()
+            raise
+        if self._second is not None:
+            await self._second
+        raise StopAsyncIteration
+
+    async def _read(self, call: Any) -> Answer | None:
+        """Return the next answer of a call, or None at its end."""
+        try:
+            content = await call.read()
             if content is not grpc.aio.EOF:
                 return self._receive(content)
-            code, details = await self._call.code(), await self._call.details()
+            code, details = await call.code(), await call.details()
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details()
         except asyncio.CancelledError:
-            if not self._call.cancelled():
+            if not call.cancelled():
                 raise
             code, details = grpc.StatusCode.CANCELLED, ""  # by ``end``
         if code == grpc.StatusCode.OK:
-            raise StopAsyncIteration
+            return None
         judged = LostError() if code == grpc.StatusCode.CANCELLED else judge_status(code, details)
         if isinstance(judged, LostError):
             raise self._note_lost(next(iter(self.unanswered.values()), None))
@@ -187,8 +241,8 @@ class Relay(Stream):
     def end(self) -> None:
         """End the stream: send Triton no more requests or, if an answer is missing, cancel the call to Triton."""
         self.has_ended = True
-        if not self.is_answered and self._call is not None:
-            self._call.cancel()
+        if not self.is_answered:
+            self._cancel()
         else:
             self.stop_sending()
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 from yarl import URL
 
 from shoal.client.grpc_transport import AsyncGrpc, channel_options
@@ -112,6 +113,7 @@ class Upstream:
         self.client = AsyncGrpc(server.grpc_url)  # for canary requests
         self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
         self.streams: set[Stream] = set()
+        self._versions = set[tuple[str, str]]()  # that it is known to have
         self.num_lost = 0  # requests lost when it died
         self.is_repeat = False  # whether one of them had already been lost by the previous server
 
@@ -132,6 +134,23 @@ class Upstream:
             return bytes(await self.channel.unary_unary(SERVICE + method)(request, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise judge_status(error.code(), error.details()) from None
+
+    async def has_version(self, model: str, version: str) -> bool:
+        """Whether the server has loaded this version of a model.
+
+        Raises:
+            LostError: the server died.
+        """
+        if (model, version) not in self._versions:
+            request = service_pb2.ModelReadyRequest(name=model, version=version)
+            try:
+                answer = await self.ask("ModelReady", request.SerializeToString(), is_admin=True)
+            except FailedError:
+                return False
+            if not service_pb2.ModelReadyResponse.FromString(answer).ready:
+                return False
+            self._versions.add((model, version))
+        return True
 
     async def ask_http(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, is_admin: bool = False

@@ -229,7 +229,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         held = self._gate.reserve_memory(caller)
         context.add_done_callback(lambda _: held.release())  # once the client has the answer
         self._gate.traffic.grow(held, len(request))
-        model, request_id, _ = await screen_grpc(request, self._rules)
+        model, _, request_id, _ = await screen_grpc(request, self._rules)
         self._gate.exposure.check_exposed(model, caller)
         if self._gate.requests.is_stop(model, request):
             self._gate.stop(caller, model, request_id)

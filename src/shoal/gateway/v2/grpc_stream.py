@@ -49,13 +49,12 @@ class GrpcStream:
         with self._gate.open_stream(self._caller, metadata=metadata) as self._relay:
             self._feeding = asyncio.create_task(self._feed(first))
             self._relay.stop_sending, self._relay.drop = self._feeding.cancel, self._drop
+            self._relay.deliver = self._deliver
             self._relay.patience = self._gate.limits.unread_seconds
             self._context.add_done_callback(lambda _: self._relay.leave())
             try:
                 async for answer in self._relay:
-                    if (content := _serialize(answer)) is not None:
-                        await self._write(content)
-                    _note(answer, len(content or b""))
+                    await self._deliver(answer)
             finally:
                 for request in self._relay.unanswered.values():
                     request.visit.end("UNAVAILABLE", is_answered=False)
@@ -64,6 +63,11 @@ class GrpcStream:
             raise RefusedError(Why.SLOW, "The answers were not read in time, so the stream was ended.")
         if self._relay.has_ended:
             raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
+
+    async def _deliver(self, answer: Answer) -> None:
+        if (content := _serialize(answer)) is not None:
+            await self._write(content)
+        _note(answer, len(content or b""))
 
     async def _write(self, answer: bytes) -> None:
         """Write an answer to the client, unless the client has disconnected or reads too slowly."""
@@ -115,11 +119,12 @@ class GrpcStream:
             held = self._gate.reserve_memory(self._caller)
             try:
                 self._gate.traffic.grow(held, size)
-                model, request_id, is_end_wanted = await screen_grpc(message, self._rules)
+                model, version, request_id, is_end_wanted = await screen_grpc(message, self._rules)
                 self._gate.exposure.check_exposed(model, self._caller)
                 is_sent = await relay.send(
-                    model, request_id, message, num_bytes=size, is_end_wanted=is_end_wanted, held=held
-                )
+                    model, request_id, message,
+                    version=version, num_bytes=size, is_end_wanted=is_end_wanted, held=held,
+                )  # fmt: skip
             except BaseException:
                 held.release()
                 raise

@@ -244,6 +244,7 @@ class Screened(NamedTuple):
     """
 
     model: str
+    version: str
     request_id: str
     is_end_wanted: bool
 
@@ -268,7 +269,8 @@ def _screen_grpc(request: bytes, rules: Mapping[str, Rules]) -> Screened:
     if message is None or message.SerializeToString() != request:  # it is large, or may have a field twice
         message, sizes = _reduce(request, rules)
     screen_message(message, rules, sizes)
-    return Screened(message.model_name, message.id, bool(message.parameters[WITH_FINAL].bool_param))
+    is_end_wanted = bool(message.parameters[WITH_FINAL].bool_param)
+    return Screened(message.model_name, message.model_version, message.id, is_end_wanted)
 
 
 def _reduce(request: bytes, rules: Mapping[str, Rules]) -> tuple[Any, list[tuple[int, bool]]]:
