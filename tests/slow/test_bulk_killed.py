@@ -71,7 +71,7 @@ def test_killed_at_random_points(forest: Path, tmp_path: Path, scale: Scale, rec
             if kills < num_kills:
                 with suppress(subprocess.TimeoutExpired):
                     # As it starts, as it passes over what is done, at work, or as the output is put in place.
-                    running.wait(draw.uniform(1, 2 * seconds / num_kills + 3))
+                    running.wait(draw.uniform(1, 1.5 * seconds / num_kills + 1))
                 running.kill()
                 kills += 1
     assert kills == num_kills or not scale.is_full

@@ -250,7 +250,7 @@ def test_killed_on_ray(
             while not cluster.actors() and driver.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.1)
             with suppress(subprocess.TimeoutExpired):
-                driver.wait(draw.uniform(2, 8))
+                driver.wait(draw.uniform(0.5, whole[1] / 12))
                 continue
             kind = [*killed][sum(killed.values()) % 3]
             if kind == "driver":
