@@ -128,7 +128,7 @@ class FakeUpstream(Upstream):
     def __init__(self, server: Any = None, client: Any = None) -> None:
         self.server, self.client = server or FakeServer(), client  # type: ignore[assignment]
         self.channel = self.fake = FakeChannel()
-        self.sent, self.streams = {}, set()
+        self.sent, self.streams, self._versions = {}, set(), set()
         self.num_lost, self.is_repeat, self.is_closed = 0, False, False
 
     async def close(self) -> None:

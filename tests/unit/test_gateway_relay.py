@@ -13,7 +13,7 @@ from shoal.client.calls import WITH_FINAL
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.refusals import FailedError, RefusedError
+from shoal.gateway.core.refusals import FailedError, LostError, RefusedError
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
@@ -100,11 +100,12 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
     async def work() -> None:
         bench = Bench()
         with bench.relay as relay:
-            first, second = await bench.send(), await bench.send("plain", request_id="")
+            first, second = await bench.send(), await bench.send("both", request_id="")
             assert len(bench.upstream.fake.calls) == 1
             assert len(bench.call.written) == 2
             reading = asyncio.create_task(bench.read())
-            bench.call.say(second, error=f"{second} is wrong\nAt:\n/models/m/1/model.py(1)", outputs=0)
+            error = f"{second} is wrong\nAt:\n/models/m/1/model.py(1)"
+            bench.call.say(second, error=error, outputs=0, is_final=True)
             bench.call.say("unknown", error="what is this\n\nAt:\n/models/m/1/model.py")
             await settle()
             assert list(relay.unanswered) == [first]
@@ -118,6 +119,83 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
                 await reading
         assert bench.call.cancelled(), "the stream was left with a request in flight"
         assert bench.traffic.num_requests == 0
+
+    run(work())
+
+
+def test_models_that_are_not_decoupled_get_a_call_of_their_own() -> None:
+    async def work() -> None:
+        bench, delivered = Bench(), list[Answer]()
+
+        async def deliver(answer: Answer) -> None:
+            delivered.append(answer)
+
+        with bench.relay as relay:
+            relay.deliver = deliver
+            reading = asyncio.create_task(bench.read())
+            llm, plain = await bench.send(), await bench.send("plain")
+            await bench.send("pair")
+            await bench.send("both")
+            first, second = bench.upstream.fake.calls
+            assert (len(first.written), len(second.written)) == (2, 2)
+            second.say(plain)
+            first.say(llm, is_final=False)
+            await settle()
+            assert [each.request and each.request.model for each in (*bench.answers, *delivered)] == ["llm", "plain"]
+            assert (relay.num_received, len(relay.unanswered)) == (1, 3)
+            await relay.finish()
+            assert first.is_done_writing
+            assert second.is_done_writing
+            first.finish()
+            await settle()
+            assert not reading.done()  # the other call has not ended
+            second.finish()
+            await reading
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("status", "kind"), [((CODE.INTERNAL, "broken"), FailedError), (CUT, RefusedError)])
+def test_the_end_of_one_of_two_calls_ends_the_stream(is_first: bool, status: Any, kind: type[Exception]) -> None:
+    async def work() -> None:
+        bench = Bench()
+        with bench.relay:
+            reading = asyncio.create_task(bench.read())
+            await bench.send()
+            await bench.send("plain")
+            await settle()
+            bench.upstream.fake.calls[0 if is_first else 1].finish(*status)
+            with pytest.raises(kind):
+                await reading
+        assert bench.upstream.fake.calls[1 if is_first else 0].cancelled()
+        assert bench.traffic.num_requests == 0
+
+    run(work())
+
+
+def test_a_version_that_the_server_does_not_have_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        bench, asked = Bench(), list[str]()
+
+        async def ask(_: str, request: bytes, *, is_admin: bool) -> bytes:
+            assert is_admin
+            asked.append(service_pb2.ModelReadyRequest.FromString(request).version)
+            if asked[-1] == "x":
+                raise LostError
+            if asked[-1] == "9":
+                raise FailedError(CODE.NOT_FOUND, "")
+            return bytes(service_pb2.ModelReadyResponse(ready=asked[-1] == "1").SerializeToString())
+
+        monkeypatch.setattr(bench.upstream, "ask", ask)
+        with bench.relay as relay:
+            for version, message in (("9", "llm has no version '9'"), ("2", "no version '2'"), ("x", "ended while")):
+                with pytest.raises(RefusedError, match=message):
+                    await relay.send("llm", "mine", b"", num_bytes=10, version=version)
+            assert not bench.upstream.fake.calls
+            for _ in range(2):
+                assert await relay.send("llm", "mine", b"", num_bytes=10, version="1")
+        assert asked == ["9", "2", "x", "1"]
 
     run(work())
 

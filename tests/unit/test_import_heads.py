@@ -7,13 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AddedToken, AutoModel, AutoTokenizer, MPNetConfig, MPNetModel
 
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
-from tests.support.imports import add
-from tests.support.published import publish
+from tests.support.imports import add, here
+from tests.support.published import publish, publish_roberta
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +67,93 @@ def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
     assert "last hidden state of [CLS]" in config.spec.parameters["content"]
     assert "not normalised: as its files for sentence-transformers say" in said
     assert said[-1].endswith("at most 20 per text")
-    write_sentences(folder, ["Transformer", "Pooling", "Dense"], pooling_mode_mean_tokens=True)
-    with pytest.raises(InputError, match=r"is not given: its modules\.json lists Transformer, Pooling, Dense\."):
-        add_model(folder, "n", project=tmp_path, head="embedding")
+    for kinds in (["Transformer", "Pooling", "LSTM"], ["Transformer", "Pooling", "Dense"], ["WordEmbeddings"]):
+        write_sentences(folder, kinds, pooling_mode_mean_tokens=True)  # the Dense module has no files
+        with pytest.raises(InputError, match=rf"cannot be computed: its modules\.json lists {', '.join(kinds)}\b"):
+            add_model(folder, "n", project=tmp_path, head="embedding", pooling="mean")
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_max_tokens=True)
     with pytest.raises(InputError, match=r"is not given: its pooling is pooling_mode_max_tokens, which is not known\."):
         add_model(folder, "n", project=tmp_path, head="embedding")
     _, said = add(tmp_path, folder, "n", head="embedding", pooling="mean")
-    assert "not normalised: the default" in said
+    assert "not normalised: as its files for sentence-transformers say" in said
+
+
+def write_dense(folder: Path, num_inputs: int, num_outputs: int, *, kind: str = "Tanh", bias: bool = True) -> nn.Module:
+    """Write a Dense module as sentence-transformers does, and return it."""
+    linear = nn.Linear(num_inputs, num_outputs, bias=bias)
+    folder.mkdir()
+    settings = {"in_features": num_inputs, "out_features": num_outputs, "bias": bias}
+    config = {**settings, "activation_function": f"torch.nn.modules.activation.{kind}"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = {f"linear.{name}": value for name, value in linear.state_dict().items()}
+    if bias:
+        save_file(weights, str(folder / "model.safetensors"))
+    else:
+        torch.save(weights, folder / "pytorch_model.bin")
+    return nn.Sequential(linear, getattr(nn, kind)())
+
+
+def test_layers_after_the_pooling(published: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folder = tmp_path / "sentences"
+    shutil.copytree(published / "score", folder)
+    kinds = ["Transformer", "Pooling", "Dense", "Dropout", "Dense", "Normalize"]
+    write_sentences(folder, kinds, pooling_mode_mean_tokens=True)
+    first = write_dense(folder / "2_Dense", 16, 24)
+    second = write_dense(folder / "4_Dense", 24, 8, kind="Identity", bias=False)
+    config, said = add(tmp_path, folder, "m", head="embedding")
+    assert config.spec.outputs[0].dims == (8,)
+    assert "with the layers after its pooling: 8 numbers per text" in said
+    ids, mask = np.array([[7, 8, 9, 0], [5, 4, 3, 2]]), np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    with torch.inference_mode():
+        model = AutoModel.from_pretrained(folder).eval()
+        hidden = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).last_hidden_state
+        means = torch.stack([row[: sum(used)].mean(0) for row, used in zip(hidden, mask, strict=True)])
+        expected = nn.functional.normalize(second(first(means)), dim=1)
+    found = here(tmp_path, "m", INPUT__0=ids, INPUT__1=mask)["OUTPUT__0"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_prompts_are_the_clients(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sentences"
+    shutil.copytree(published / "triage", folder)
+    path, prompts = folder / "config_sentence_transformers.json", {"query": "query: ", "passage": ""}
+    for name, default, note in (
+        ("one", None, "note: it was trained with prompts, which texts should begin with: query 'query: '"),
+        ("two", "query", "note: sentence-transformers puts a default prompt before each text, 'query: '; here texts"),
+    ):
+        path.write_text(json.dumps({"prompts": prompts, "default_prompt_name": default}), encoding="utf-8")
+        _, said = add(tmp_path, folder, name, head="embedding", pooling="mean")
+        (found,) = [line for line in said if line.startswith("note: ")]
+        assert found.startswith(note)
+
+
+def test_an_encoder_without_fused_attention(tmp_path: Path) -> None:
+    folder = tmp_path / "mpnet"
+    folder.mkdir()
+    publish_roberta(folder)
+    config = MPNetConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=80,
+    )  # fmt: skip
+    MPNetModel(config).save_pretrained(folder)
+    config, _ = add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="tokens")
+    assert config.spec.outputs[0].dims == (16,)
+
+
+def test_added_tokens_of_a_wordpiece(published: Path, tmp_path: Path) -> None:
+    """They are one token within any text, which vocab.txt cannot say."""
+    folder = tmp_path / "added"
+    shutil.copytree(published / "triage", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("w7", single_word=False, normalized=False)])  # which the vocabulary has
+    tokenizer.save_pretrained(folder)
+    add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="tokens")
+    assert not (tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt").exists()
+    written = Tokenizer.from_file(str(tmp_path / "preprocess" / "tokens" / "1" / "tokenizer.json"))
+    ids = written.encode("xw7x w8").ids
+    assert ids == AutoTokenizer.from_pretrained(folder)("xw7x w8")["input_ids"]
+    assert tokenizer.convert_tokens_to_ids("w7") in ids
 
 
 def test_stages_are_reported(published: Path, tmp_path: Path) -> None:

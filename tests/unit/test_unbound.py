@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSequenceClassification, BertModel
 
 import shoal
@@ -50,7 +50,7 @@ def scored(trunk: torch.nn.Module) -> Encoder:
 
 def embedder(folder: Path, attention: str, pooling: str) -> Embedder:
     trunk = AutoModel.from_pretrained(folder, attn_implementation=attention, add_pooling_layer=False)
-    return Embedder(trunk, pooling, is_normalised=True)
+    return Embedder(trunk, pooling, nn.Identity(), is_normalised=True)
 
 
 def headed(folder: Path, attention: str, activation: str) -> Headed:

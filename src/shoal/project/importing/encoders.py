@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
-from shoal.encoders.encoder import HEADS, POOLINGS, Trunked, describe_revision, pool, published, read_tokenizer
+from shoal.encoders.encoder import HEADS, Trunked, describe_revision, pool, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
-from shoal.files import read_json as read_plain_json
 from shoal.progress import OnProgress
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage, write_labels
+from shoal.project.importing.sentences import Sentences, read_sentences
 from shoal.project.scaffold.clone import draft_like
 from shoal.text.tokens import LENGTHS
 
@@ -56,12 +56,13 @@ def draft_encoder(
 ) -> Imported:
     """Draft a model folder that runs an encoder. Its inputs are token ids and attention mask, INT64 ``[-1]`` each.
 
-    The output is FP32; ``head`` chooses it. ``embedding`` returns ``[hidden_size]``: the mean of the tokens' last
+    The output is FP32; ``head`` chooses it. ``embedding`` returns ``[size]``: the mean of the tokens' last
     hidden states (``pooling`` is ``mean``) or the last hidden state of the first token (``cls``), scaled to length 1 if
-    ``normalise`` is true. The defaults of ``pooling`` and ``normalise`` are read from the encoder's files for
-    sentence-transformers; without these files ``pooling`` must be given, and ``normalise`` is false. ``classification``
-    returns ``[num_classes]``, the probabilities from the checkpoint's own trained head; the class names become the
-    parameter ``labels``, and the file of ``label_filename``. ``regression`` returns ``[1]``, the score from that head.
+    ``normalise`` is true. The defaults of ``pooling`` and ``normalise``, and dense layers after the pooling, are read
+    from the encoder's files for sentence-transformers; without these files ``pooling`` must be given, and
+    ``normalise`` is false. ``classification`` returns ``[num_classes]``, the probabilities from the checkpoint's own
+    trained head; the class names become the parameter ``labels``, and the file of ``label_filename``. ``regression``
+    returns ``[1]``, the score from that head.
 
     ``format`` is ``torchscript`` or ``onnx``. If ``tokenizer`` is given, a second model folder of that name is drafted,
     which converts texts to at most ``max_length`` tokens each. The default of ``max_length`` is the encoder's maximum,
@@ -130,7 +131,7 @@ class _Encoder:
     tokenizer: Any
     vocabulary: tuple[str, ...]
     is_lowercase: bool
-    sentences: _Sentences
+    sentences: Sentences
 
 
 def _load(name: str, revision: str | None, head: str) -> _Encoder:
@@ -140,10 +141,8 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
     with published(name, revision) as (place, pinned), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old settings; missing weights are checked below
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
-        model, report = kind.from_pretrained(
-            place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True
-        )
-        sentences = _read_sentences(place, pinned)
+        model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
+        sentences = read_sentences(place, pinned)
     missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
     if missing and head != EMBEDDING:
         raise InputError(
@@ -174,56 +173,6 @@ def _few(names: list[str]) -> str:
     return f"{', '.join(names[:3])}{more}"
 
 
-# --- settings of sentence-transformers -----------------------------------------------------------------------------
-
-_MODULES, _LENGTH = "modules.json", "sentence_bert_config.json"
-# modules.json gives each module's class with its import path, which has changed between releases.
-_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
-_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-
-
-@dataclass(frozen=True)
-class _Sentences:
-    """Settings from an encoder's files for sentence-transformers.
-
-    If ``pooling`` is not known, it is empty, and ``why`` is the reason. ``max_length`` is in tokens, 0 if not given.
-    """
-
-    pooling: str = ""
-    why: str = f"it has no {_MODULES} of sentence-transformers"
-    is_normalised: bool = False
-    max_length: int = 0
-
-
-def _read_sentences(place: str, revision: str | None) -> _Sentences:
-    """Read the settings for sentence-transformers from a folder or hub repository; any of the files may be missing."""
-    modules = _read_published(place, _MODULES, revision)
-    length = (_read_published(place, _LENGTH, revision) or {}).get("max_seq_length")
-    max_length = length if isinstance(length, int) else 0
-    if not isinstance(modules, list):
-        return _Sentences(max_length=max_length)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds not in ([_TRANSFORMER, _POOLING], [_TRANSFORMER, _POOLING, _NORMALIZE]):
-        return _Sentences(why=f"its {_MODULES} lists {', '.join(kinds)}", max_length=max_length)
-    config = _read_published(place, f"{modules[1].get('path', '')}/config.json", revision) or {}
-    modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
-    if chosen not in POOLINGS:
-        return _Sentences(why=f"its pooling is {chosen or 'not given'}, which is not known", max_length=max_length)
-    return _Sentences(chosen, "", kinds[-1] == _NORMALIZE, max_length)
-
-
-def _read_published(place: str, name: str, revision: str | None) -> Any:
-    """Load the JSON file ``name`` from a folder or a hub repository; return None if it is missing or invalid."""
-    from transformers.utils.hub import cached_file
-
-    try:
-        path = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return None if path is None else read_plain_json(path)
-    except (OSError, ValueError):
-        return None
-
-
 # --- what it gives -----------------------------------------------------------------------------------------------
 
 
@@ -242,7 +191,12 @@ class _Made:
 
 
 def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _Made:
-    model, sentences, notes = encoder.model, encoder.sentences, []
+    model, sentences, notes = encoder.model, encoder.sentences, [*encoder.sentences.notes]
+    if sentences.foreign:
+        raise InputError(
+            f"The embedding of {encoder.name} cannot be computed: {sentences.foreign}.",
+            "Known are Transformer, Pooling, Dense, Normalize. For the encoder alone, take modules.json out of a copy.",
+        )
     if pooling is None and not sentences.pooling:
         raise InputError(
             f"The pooling of {encoder.name} is not given: {sentences.why}.",
@@ -251,14 +205,19 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     if pooling is None:
         notes.append(f"pooling {sentences.pooling}: as its files for sentence-transformers say")
     if normalise is None:
-        whence = "as its files for sentence-transformers say" if sentences.pooling else "the default"
+        whence = "as its files for sentence-transformers say" if sentences.has_modules else "the default"
         notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
+    if sentences.width:
+        notes.append(f"with the layers after its pooling: {sentences.width} numbers per text")
+    if pooling and sentences.pooling not in ("", pooling):
+        notes.append(f"pooling {pooling}, as given: its files for sentence-transformers say {sentences.pooling}")
     pooling = pooling or sentences.pooling
     is_normalised = sentences.is_normalised if normalise is None else normalise
     model.pooler = None  # the pooler's output is not used, and its weights would only add size
-    what = f"the embedding, {HEADS[pooling]}{', of length 1' if is_normalised else ''}"
-    module = Embedder(model, pooling, is_normalised=is_normalised)
-    return _Made(module, int(model.config.hidden_size), what, tuple(notes))
+    dense = ", and its dense layers" if sentences.width else ""
+    what = f"the embedding, {HEADS[pooling]}{dense}{', of length 1' if is_normalised else ''}"
+    module = Embedder(model, pooling, sentences.dense, is_normalised=is_normalised)
+    return _Made(module, sentences.width or int(model.config.hidden_size), what, tuple(notes))
 
 
 def _classify(encoder: _Encoder, head: str) -> _Made:
@@ -328,17 +287,18 @@ def _copy_tokenizer(
 class Embedder(Trunked):
     """Embedding module: it pools the last hidden states of ``trunk``, a BERT-family model.
 
-    ``is_normalised``: each row is divided by its Euclidean length.
+    ``dense`` are layers on the pooled states, in FP32. ``is_normalised``: each row is divided by its Euclidean length.
     """
 
-    def __init__(self, trunk: nn.Module, pooling: str, *, is_normalised: bool) -> None:
+    def __init__(self, trunk: nn.Module, pooling: str, dense: nn.Module, *, is_normalised: bool) -> None:
         super().__init__(trunk)
+        self.dense = dense
         self.pooling, self.is_normalised = pooling, is_normalised
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return embeddings, FP32 ``[rows, hidden_size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
+        """Return embeddings, FP32 ``[rows, size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        pooled = pool(hidden, mask, self.pooling)
+        pooled = self.dense(pool(hidden, mask, self.pooling))
         return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
 
 
