@@ -167,6 +167,12 @@ def save_foreign(path: Path) -> Path:
     return save_graph(path, nodes, {"x": (FLOAT, ["n", 1])}, {"y": (FLOAT, ["n", 1])})
 
 
+def save_lowered(path: Path) -> Path:
+    """StringNormalizer, in a locale that no machine has."""
+    node = helper.make_node("StringNormalizer", ["t"], ["y"], case_change_action="LOWER", locale="xx_XX.UTF-8")
+    return save_graph(path, [node], {"t": (TensorProto.STRING, [1])}, {"y": (TensorProto.STRING, [1])})
+
+
 @pytest.mark.parametrize(
     ("save", "message"),
     [
@@ -175,10 +181,14 @@ def save_foreign(path: Path) -> Path:
             r"Input x of .* is BFLOAT16, which clients cannot take",
         ),
         (lambda p: save_value(p, FLOAT, []), r"Input x of .* is a scalar, and Triton's tensors have a dimension\."),
-        (save_sequence, r"Output y of .* is a sequence_type, not a tensor\. .* options=\{'zipmap': False\}\."),
+        (
+            save_sequence,
+            r"Output y of .* is a sequence_type, not a tensor\. .*\{'zipmap': False\}; with onnxmltools.* else take",
+        ),
         (save_shapeless, r"Output y of .* has no known number of dimensions\."),
         (save_ensemble_of_rows, r"The rows of .* cannot be batched: a row's answer depends on the rows beside it\."),
         (save_reshaped, r"The rows of .* cannot be batched: .*; or use --max-batch-size 0"),
+        (save_lowered, r"This machine lacks the locale xx_XX.UTF-8; .* Install it: locale-gen xx_XX.UTF-8"),
         (save_foreign, r"ONNX Runtime .* refuses .*m\.onnx: "),
         (
             lambda p: p.write_bytes(b"<html></html>"),

@@ -165,6 +165,60 @@ def test_files_written_by_torch_save(tmp_path: Path) -> None:
         add_model(Column(), "m", project=tmp_path, inputs=["FP32:5"])
 
 
+def test_files_written_by_torch_export(tmp_path: Path) -> None:
+    path = tmp_path / "exported.pt"
+    torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)), str(path))
+    with pytest.raises(ArtifactError, match=r"it was saved with torch\.export\.save.* torch\.jit\.trace\(model\.eval"):
+        add_model(path, "m", project=tmp_path, inputs=["FP32:4"])
+
+
+class Attending(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rate = 0.5 if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=rate)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 4, 2, dropout=rate, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0]
+        return out
+
+
+@pytest.mark.parametrize(
+    ("module", "operator"),
+    [
+        (nn.Dropout(0.5), "dropout"),
+        (nn.Dropout(0.0), ""),
+        (nn.AlphaDropout(0.5), "alpha_dropout"),
+        (nn.Dropout1d(0.5), "feature_dropout"),
+        (nn.BatchNorm1d(3), "batch_norm"),
+        (Attending(), "scaled_dot_product_attention"),
+        (Recurrent(0.5), "lstm"),
+        (Recurrent(0.0), ""),
+        (nn.LayerNorm(4), ""),
+    ],
+    ids=str,
+)
+def test_traces_in_training_mode(module: nn.Module, operator: str, tmp_path: Path) -> None:
+    """Their answers stay random, or depend on the other rows; ``eval`` has no effect on them."""
+    for is_training in (True, False):
+        path = tmp_path / f"{is_training}.pt"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.trace(module.train(is_training), torch.ones(2, 3, 4), check_trace=False).save(str(path))
+        if is_training and operator:
+            with pytest.raises(
+                ArtifactError, match=rf"True\.pt was traced in training mode: {operator} is computed as"
+            ):
+                add_model(path, "trained", project=tmp_path, inputs=["FP32:3,4"])
+        else:
+            add_model(path, f"m{is_training}".lower(), project=tmp_path, inputs=["FP32:3,4"])
+
+
 def test_training_mode_is_left(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
     with warnings.catch_warnings():

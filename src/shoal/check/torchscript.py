@@ -241,15 +241,17 @@ class Script:
             why = "" if begins.startswith(b"PK") else describe_bytes(begins) if begins else "it is empty"
             raise ForeignError(why or f"it is cut off or damaged: {error}") from error
         names = self._zip.namelist()
-        is_old = any(
-            name.endswith("/model.json") for name in names
-        )  # written by torch before 1.4; its code is not read
+        # Written by torch before 1.4; its code is not read.
+        is_old = any(name.count("/") == 1 and name.endswith("/model.json") for name in names)
         self._data = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), "")
         self._root = self._data.rpartition("/")[0]
         has_code = any(name.startswith(f"{self._root}/code/") for name in names)
         if self._data and not has_code:
             self.close()
             raise ForeignError("it contains weights and no code: it was saved with torch.save, not torch.jit.save")
+        if any(name.endswith("/archive_format") for name in names):
+            self.close()
+            raise ForeignError("it was saved with torch.export.save, not torch.jit.save")
         if not self._data and not is_old:
             self.close()
             raise ForeignError("it is another zip archive")

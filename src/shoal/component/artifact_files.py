@@ -19,7 +19,7 @@ from shoal.files import read_text as read_plain
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
+MAKE_AGAIN = "Make it again, or copy it whole; shoal's own come from shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
 _TAKE_ALL = "Take all files of the same model."
 _TOKENIZER = "fast tokenizer of Hugging Face's"

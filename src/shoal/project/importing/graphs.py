@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -105,9 +106,12 @@ def _start(path: Path) -> Any:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no other common class
         reason = explain(error).rpartition(" failed:")[2]  # the text before it repeats the path
+        locale = re.search(r"construct locale with name:([\w.-]+)", reason)
         raise ArtifactError(
             f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {reason}.",
-            "Export it for operators and opsets that ONNX Runtime has.",
+            f"This machine lacks the locale {locale[1]}; the server may, too. Install it: locale-gen {locale[1]}"
+            if locale
+            else "Export it for operators and opsets that ONNX Runtime has.",
         ) from error
 
 
@@ -165,7 +169,8 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
     if not value.type.HasField("tensor_type"):
         raise ArtifactError(
             f"{who} is a {value.type.WhichOneof('value') or 'value of no type'}, not a tensor.",
-            "Export it as a tensor; with skl2onnx, options={'zipmap': False}.",
+            "Export it as a tensor: with skl2onnx, options={'zipmap': False}; with onnxmltools, zipmap=False; else take"
+            " the node ZipMap out of the graph, and make its input the output.",
         )
     tensor = value.type.tensor_type
     dtype = TYPES.get(tensor.elem_type)

@@ -111,6 +111,11 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
         with closing(Script(path)) as script:
             ties, is_bound = read_archive(path), any(script.devices())  # before torch, which does not verify checksums
         module = _open(path)
+        if operator := _find_training(module):
+            raise ArtifactError(
+                f"{path} was traced in training mode: {operator} is computed as in training after eval(), too.",
+                "Trace it in evaluation mode: torch.jit.trace(model.eval(), example_inputs).",
+            )
         if not (module.training or is_bound):
             return module, path, [], False
         notes = ["it was saved in training mode, and is written in evaluation mode"] if module.training else []
@@ -131,9 +136,33 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
             )
     except (ForeignError, OSError, RuntimeError) as error:
         raise ArtifactError(
-            f"{path} is not a TorchScript archive: {explain(error)}.", "Save the module with torch.jit.save."
+            f"{path} is not a TorchScript archive: {explain(error)}.",
+            "Save the module: torch.jit.trace(model.eval(), example_inputs).save(PATH). Or export it to ONNX.",
         ) from error
     return _open(changed), changed, notes, is_bound
+
+
+# Places of the arguments that are true, as constants, where a module was traced in training mode.
+_TRAINING = {
+    **dict.fromkeys(("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), (1, 2)),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (5, 6)),  # their dropout, and whether it is on
+    "batch_norm": (5,),
+    "scaled_dot_product_attention": (4,),  # its dropout
+}
+
+
+def _find_training(module: Any) -> str:
+    """Return the name of an operator that is computed as in training, whatever the mode; empty if there is none."""
+    if not hasattr(module, "forward"):
+        return ""
+    graph = module.inlined_graph  # to which its nodes do not hold
+    for name, places in _TRAINING.items():
+        for node in graph.findAllNodes(f"aten::{name}"):
+            inputs = list(node.inputs())
+            has_none = name == "batch_norm" and inputs[3].type().kind() == "NoneType"  # statistics that it never keeps
+            if not has_none and all(inputs[place].toIValue() for place in places):
+                return name
+    return ""
 
 
 def _open(path: Path) -> Any:
