@@ -35,6 +35,27 @@ PLANTS = (
         {"all/config.pbtxt": ("ensemble_scheduling", "dynamic_batching { }\nensemble_scheduling")},
         core=REFUSED,
     ),
+    *(
+        Plant(
+            f"the number {number}",
+            "config-syntax",
+            FIRST,
+            "max_queue_size",
+            {FIRST: ("max_queue_size: 64", f"max_queue_size: {number}")},
+            core=REFUSED,
+        )
+        for number in ("6_4", "+64", "0b1", "0o7")
+    ),
+    Plant(
+        "a flag of the Python backend",
+        "parameter-value",
+        FIRST,
+        "FORCE_CPU",
+        {FIRST: ('"no"', '"false"')},
+        {FIRST: config("first") + 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }\n'},
+        core="Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: false",
+        model="first",
+    ),
     Plant(
         "a parameter misspelt",
         "parameter-misspelt",

@@ -12,6 +12,14 @@ SEQUENCE = """sequence_batching {
   control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]
 }
 """
+# Beside control inputs, Triton 24.10 aborts at an initial state that it refuses.
+STATE = """sequence_batching {
+  state [ {
+    input_name: "A" output_name: "B" data_type: TYPE_FP32 dims: [ 2 ]
+    initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 2 ] zero_data: true }
+  } ]
+}
+"""
 COMPONENT = """from shoal.component import Component
 
 
@@ -215,6 +223,32 @@ PLANTS = (
         "metric_control",
         first('family: "f"', ""),
         first("dynamic", METRIC + "dynamic"),
+    ),
+    *(
+        Plant(
+            f"an initial state {name}",
+            "sequence-state",
+            ALONE,
+            "initial_state",
+            alone(old, new),
+            {**sequences(STATE), "alone/initial_state/data": "12345678"},
+            core=core,
+            model="alone",
+        )
+        for name, old, new, core in (
+            ("of another size", "[ 2 ] zero", "[ 3 ] zero", "doesn't match 'state' dim description. 3 != 2"),
+            ("of another rank", "[ 2 ] zero", "[ 2, 1 ] zero", "doesn't match the size of 'state' dimensions"),
+            ("of any size", "[ 2 ] zero", "[ -1 ] zero", "contains variable dimensions"),
+            (
+                "of another dtype",
+                "TYPE_FP32 dims: [ 2 ] zero",
+                "TYPE_INT32 dims: [ 2 ] zero",
+                "does not match the state data",
+            ),
+            ("without a name", 'name: "zero"', "", "Field 'name' must be set when using initial_state"),
+            ("without data", "zero_data: true", "", "to have state_data set"),
+            ("in a file that is not there", "zero_data: true", 'data_file: "none"', "initial_state/none"),
+        )
     ),
     Plant(
         "a control without values",

@@ -134,6 +134,14 @@ PLANTS = (
         core="inconsistent shape",
     ),
     Plant(
+        "a number for a vector",
+        "step-shape",
+        ALL,
+        '"IN"',
+        {ALL: ("dims: [ 4 ] } ]\noutput", "dims: [ 1 ] reshape { } } ]\noutput")},
+        core="inconsistent shape",
+    ),
+    Plant(
         "a row too many",
         "step-shape",
         ALL,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from shoal.component.parameters import Parameters
 from shoal.component.spec import ModelSpec
 
+HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 ANY, COMPONENT = "", "component"  # scopes: every model, and models whose code is a component; others are backends
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
@@ -49,7 +50,7 @@ TABLE = tuple(Parameter(*row) for row in (
      "Inputs of a test request to a model that answers in pieces; without it, such a model is not tested."),
     ("content", "text", "", ANY, "shoal describe, shoal graph", "What the model computes; shoal compose writes it."),
     ("EXECUTION_ENV_PATH", "path", "", ANY, "Triton, shoal check", "Python environment; compose --env writes it."),
-    ("FORCE_CPU_ONLY_INPUT_TENSORS", "yes or no", "yes", ANY, "Triton, shoal graph", "Whether inputs go to the host."),
+    (HOST_INPUTS, "yes or no", "yes", ANY, "Triton, shoal graph", "Whether inputs go to the host."),
     ("hang_seconds", _SECONDS, "1.5; 60 if decoupled", ANY, "shoal serve", "Longest wait without processor time."),
     ("load_seconds", _SECONDS, "0", ANY, "shoal compose, shoal serve", "How long the model may take to load."),
     ("public", _FLAG, "false", ANY, "shoal serve", "Whether clients may call the model although it is no ensemble."),
@@ -184,7 +185,7 @@ class ParameterProperties:
     @property
     def gets_host_inputs(self) -> bool:
         """Whether Triton copies all inputs of a Python model to the host."""
-        return self.spec.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes") != "no"
+        return self.spec.parameters.get(HOST_INPUTS, "yes") != "no"
 
     @property
     def hang_seconds(self) -> float | None:

@@ -15,6 +15,7 @@ from shoal.files import parse_json, read_json
 from shoal.machine import computes_bf16
 from shoal.repository.config import ModelConfig, as_config
 from shoal.repository.model_code import find_constants, find_library, is_component, read_code
+from shoal.repository.parameters import HOST_INPUTS
 
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
@@ -24,7 +25,6 @@ PARALLEL_SIZES = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline"
 _ENGINES_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "openvino", "pytorch")  # the backends in shoal.server.backends
 _MAX_GPUS = 1024  # of an instance
-_HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_
         for tensor in message.input if config.mask else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
     is_ours = config.backend in PYTHON_BASED_BACKENDS or is_component(read_code(config))
-    if is_ours and _HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
-        message.parameters[_HOST_INPUTS].string_value = "no"
+    if is_ours and HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
+        message.parameters[HOST_INPUTS].string_value = "no"
     if config.backend == "pytorch" and plan.dtype not in (AUTO, "fp32"):
         message.parameters["dtype"].string_value = plan.dtype
     return message

@@ -12,7 +12,7 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
 from shoal.environment.targets import LLMAPI
 from shoal.repository.config import CONFIG
-from shoal.repository.parameters import ANY, COMPONENT, find_right_name
+from shoal.repository.parameters import ANY, COMPONENT, HOST_INPUTS, find_right_name
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
@@ -22,6 +22,7 @@ LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
 PARAMETER = Rule("parameter-misspelt", Severity.WARNING)
+VALUE = Rule("parameter-value", Severity.ERROR, is_core=True)
 
 # (message, field): the first release of Triton whose schema has the field.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
@@ -30,6 +31,8 @@ _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
 _QUOTES = ("'", '"')
 PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
+# Numbers that Python's parser takes: 1_000, +1, 0b1, 0o7.
+_NOT_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d.]*_\w*|\+[\d.]\w*|0[bBoO]\d\w*)")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
@@ -56,6 +59,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if model.message is not None:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
         yield from _misspelt(model)
+        yield from _values(model)
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
@@ -71,12 +75,17 @@ def _leftovers(model: Model, parts: Parts) -> Findings:
 def _stricter(model: Model, parts: Parts) -> Findings:
     """Find text that Python's protobuf accepts and the C++ parser in Triton rejects."""
     for number, part in parts:
-        is_quoted = part[0] in _QUOTES
-        found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
-        if found:
-            kind = f"the escape {found[1]}" if is_quoted else f"the character U+{ord(found[0]):04X} outside of quotes"
-            fix = f"Write \\{found[1]} for a backslash." if is_quoted else "Remove it; pasted text often contains it."
-            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: {kind} is not valid.", fix)
+        if part[0] in _QUOTES:
+            found = _BAD_ESCAPE.search(part)
+            what, fix = (f"escape {found[1]}", f"Write \\{found[1]} for a backslash.") if found else ("", "")
+        elif found := _NOT_ASCII.search(part):
+            what = f"character U+{ord(found[0]):04X} outside of quotes"
+            fix = "Remove it; pasted text often contains it."
+        else:
+            found = _NOT_NUMBER.search(part)
+            what, fix = f"number {found[0][:40]}" if found else "", "Write digits alone, such as 100000."
+        if what:
+            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: the {what} is not valid.", fix)
 
 
 def _parts(text: str) -> Iterator[tuple[int, str]]:
@@ -156,3 +165,11 @@ def _misspelt(model: Model) -> Findings:
                 f"{model.name} has the parameter {name}, and none called {right}.",
                 f"Write {right}, if that is meant.",
             )
+
+
+def _values(model: Model) -> Findings:
+    """Find a value of its own parameter that Triton's Python backend refuses."""
+    given = model.parameters.get(HOST_INPUTS, "yes")
+    if (model.backend == "python" or model.message.runtime.endswith(".py")) and given not in ("yes", "no"):
+        place = model.at_entry("parameters", key=HOST_INPUTS, within=("value", "string_value"))
+        yield VALUE.at(place, f"Incorrect value for {HOST_INPUTS}: {given!r:.60}.", "Write yes or no.")

@@ -26,6 +26,7 @@ MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 KIND = Rule("kind-left-open", Severity.WARNING)
 KIND_UNSUPPORTED = Rule("kind-unsupported", Severity.ERROR)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
+STATE = Rule("sequence-state", Severity.ERROR, is_core=True)
 EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
@@ -310,6 +311,7 @@ def _sequences(model: Model) -> Findings:
             what, fix = _values(control, kind)
             if what:
                 yield CONTROL.at(place, f"{what} for {kind} for {model.name}.", fix)
+    yield from _states(model)
     slots = model.message.sequence_batching.direct.minimum_slot_utilization
     if not 0 <= slots <= 1:
         yield CONTROL.at(
@@ -317,6 +319,49 @@ def _sequences(model: Model) -> Findings:
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model.name}; it is {slots}.",
             "Write a fraction of the slots, such as 0.5.",
         )
+
+
+def _states(model: Model) -> Findings:
+    """Find initial states that Triton refuses when it loads the model."""
+    seen = set[str]()
+    for index, state in enumerate(model.message.sequence_batching.state):
+        for initial in state.initial_state[:1]:
+            what = _find_misfit(model, state, initial, seen)
+            if what:
+                place = model.at("sequence_batching", "state", index, "initial_state", 0)
+                yield STATE.at(place, f"{what}.", "Give it the state's dtype and dims, a name, and zero_data: true.")
+            seen.add(state.input_name)
+        if len(state.initial_state) > 1:
+            what = f"initial_state field for state input '{state.input_name}' has {len(state.initial_state)} elements"
+            yield STATE.at(model.at("sequence_batching", "state", index), f"{what}.", "Keep one.")
+
+
+def _find_misfit(model: Model, state: Any, initial: Any, seen: set[str]) -> str:
+    name, dims, wanted = state.input_name, [*initial.dims], [*state.dims]
+    if initial.data_type != state.data_type:
+        return f"The data type used for 'initial_state' field of state '{name}' does not match the state data type"
+    if not initial.name:
+        return f"Field 'name' must be set when using initial_state for state input '{name}'"
+    if name in seen:
+        return f"State input name '{name}' specified more than once"
+    if len(dims) != len(wanted):
+        return (
+            f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input"
+            f" '{name}'. {len(dims)} != {len(wanted)}"
+        )
+    if -1 in dims:
+        return f"'initial_state' field for state input name '{name}' contains variable dimensions"
+    for dim, other in zip(dims, wanted, strict=True):
+        if other not in (-1, dim):
+            return (
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {dim} != {other}"
+            )
+    if not initial.WhichOneof("state_data"):
+        return f"initial_state setting expects state'{name}' to have state_data set"
+    file = f"initial_state/{initial.data_file}"
+    if initial.data_file and not is_file(model.folder / file):
+        return f"The initial state of '{name}' is in {file}, which is not there"
+    return ""
 
 
 def _values(control: Any, kind: str) -> tuple[str, str]:

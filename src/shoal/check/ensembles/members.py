@@ -156,10 +156,12 @@ def _check_tensors(model: Model, steps: list[Any], repository: Repository) -> Fi
     declared: dict[str, Declared] = {}
     for name, tensor in _own(model):
         declared.setdefault(name, Declared(model.name, tensor, model.message.max_batch_size > 0))
+    own = [*model.message.input, *model.message.output]
+    scalars = {entry.name for entry in own if entry.HasField("reshape") and not entry.reshape.shape}
     for index, step in enumerate(steps):
         member = repository.known.get(step.model_name)
         if member is not None and member.message is not None:
-            yield from _meanings(model, index, step, member, declared)
+            yield from _meanings(model, index, step, member, declared, scalars)
 
 
 def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
@@ -171,11 +173,13 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
         yield tensor.name, TensorSpec(tensor.name, tensor.dtype, shape)
 
 
-def _meanings(model: Model, index: int, step: Any, member: Model, declared: dict[str, Declared]) -> Findings:
+def _meanings(
+    model: Model, index: int, step: Any, member: Model, declared: dict[str, Declared], scalars: set[str]
+) -> Findings:
     """Compare a step's declaration of each ensemble tensor with the first declaration, as Triton's core does.
 
     ``declared`` holds the first declarations, of the ensemble or of earlier steps. For a tensor that it does not hold
-    yet, this step's declaration is added.
+    yet, this step's declaration is added. Others than ``scalars`` have no dims where a declaration leaves them out.
     """
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may give it a batch dimension
@@ -193,7 +197,7 @@ def _meanings(model: Model, index: int, step: Any, member: Model, declared: dict
             place = model.at_entry("ensemble_scheduling", "step", index, field, key=key)
             if is_open:
                 here = replace(here, tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)
-            if first.tensor.dims and first.tensor.dtype != "TYPE_INVALID":
+            if (first.tensor.dims or name in scalars) and first.tensor.dtype != "TYPE_INVALID":
                 yield from _compare(model, name, first, here, place)
 
 
