@@ -34,6 +34,16 @@ PLANTS = (
         {CONFIG: VLLM, "left/config.pbtxt": (BACKEND, 'backend: "onnxruntime"')},
         target="26.06",
     ),
+    Plant(
+        "an agent that the embedded server lacks",
+        "agent-not-in-target",
+        CONFIG,
+        "model_repository_agents",
+        {CONFIG: ("max_batch", 'model_repository_agents { agents [ { name: "checksum" } ] }\nmax_batch')},
+        core="failed to load 'first'",
+        model="first",
+        target="embedded",
+    ),
     Plant("a component for Python 3.10", "python-too-old", CONFIG, "backend", {CODE: OURS}, target="24.10"),
     Plant(
         "a component on a GPU of the embedded server",

@@ -28,6 +28,7 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 BACKEND = Rule("backend-not-in-target", Severity.ERROR, is_core=True)
+AGENT = Rule("agent-not-in-target", Severity.ERROR, is_core=True)
 CUPY = Rule("cupy-on-embedded", Severity.ERROR)
 PYTHON = Rule("python-too-old", Severity.ERROR)
 
@@ -37,7 +38,16 @@ _OWN = frozenset({"python", *PYTHON_BASED_BACKENDS})  # backends of the embedded
 def find(model: Model, repository: Repository) -> Findings:
     """Find models that the target cannot run."""
     target = repository.target
-    if target is None or model.message is None or model.is_ensemble:
+    if target is None or model.message is None:
+        return
+    agents = model.message.model_repository_agents.agents
+    if agents and target.is_embedded:
+        yield AGENT.at(
+            model.at("model_repository_agents"),
+            f"unable to find libtritonrepoagent_{agents[0].name}.so: the embedded server has no repository agents.",
+            f"Remove model_repository_agents, or serve it in NVIDIA's container: --target {LATEST}.",
+        )
+    if model.is_ensemble:
         return
     served = [] if model.is_model_folder else repository.models  # a project may have models of several pipelines
     backends = {model.backend, *(each.backend for each in served if not each.is_ensemble)}
