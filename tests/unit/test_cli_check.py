@@ -56,6 +56,18 @@ def test_warnings_fail_only_when_asked_to(here: Path) -> None:
     assert run(repository, "--strict").exit_code == 1
 
 
+def test_repositories_that_a_server_reads_together(here: Path) -> None:
+    one, other = CLEAN.write(here / "one", is_bad=False), here / "other"
+    other.mkdir()
+    shutil.move(one / "left", other / "left")
+    result = run(one)
+    assert result.exit_code == 1
+    assert "left. (member-missing)" in result.stdout
+    assert run(one, other).stdout == run(other, one).stdout == "No mistakes found.\n"
+    (other / "left" / "config.pbtxt").write_text(config("left").replace("[ 4 ]", "[ 5 ]"), encoding="utf-8")
+    assert "(step-shape)" in run(one, other).stdout
+
+
 def test_json(here: Path) -> None:
     result = run(ONE_WARNING.write(here / "r", is_bad=True), "--json")
     told = json.loads(result.stdout)
