@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -18,7 +19,8 @@ from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.options import Limits
-from tests.support.configs import ENGINE, PYTHON, chain, make_configs
+from shoal.repository.call_graph import sort_decoupled
+from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall, FakeUpstream
 from tests.support.virtual_time import run, settle
 
@@ -159,7 +161,8 @@ def test_models_that_are_not_decoupled_get_a_call_of_their_own() -> None:
 @pytest.mark.parametrize(("status", "kind"), [((CODE.INTERNAL, "broken"), FailedError), (CUT, RefusedError)])
 def test_the_end_of_one_of_two_calls_ends_the_stream(is_first: bool, status: Any, kind: type[Exception]) -> None:
     async def work() -> None:
-        bench = Bench()
+        bench, unheard = Bench(), list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
         with bench.relay:
             reading = asyncio.create_task(bench.read())
             await bench.send()
@@ -168,8 +171,29 @@ def test_the_end_of_one_of_two_calls_ends_the_stream(is_first: bool, status: Any
             bench.upstream.fake.calls[0 if is_first else 1].finish(*status)
             with pytest.raises(kind):
                 await reading
+        await settle()
         assert bench.upstream.fake.calls[1 if is_first else 0].cancelled()
         assert bench.traffic.num_requests == 0
+        assert bool(bench.active.suspected) is (status is CUT)  # the other call, which we cancel, is not lost
+        gc.collect()
+        assert not unheard
+
+    run(work())
+
+
+def test_a_model_that_fails_while_its_version_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        bench = Bench()
+
+        async def ask(*_: Any, **__: Any) -> bytes:
+            bench.active.block(["llm"], "it hangs")
+            return b""
+
+        monkeypatch.setattr(bench.upstream, "ask", ask)
+        with bench.relay as relay:
+            with pytest.raises(RefusedError, match="llm is unavailable: it hangs"):
+                await relay.send("llm", "mine", b"", num_bytes=10, version="1")
+            assert not bench.upstream.fake.calls
 
     run(work())
 
@@ -180,22 +204,25 @@ def test_a_version_that_the_server_does_not_have_is_not_sent(monkeypatch: pytest
 
         async def ask(_: str, request: bytes, *, is_admin: bool) -> bytes:
             assert is_admin
-            asked.append(service_pb2.ModelReadyRequest.FromString(request).version)
-            if asked[-1] == "x":
+            asked.append(service_pb2.ModelMetadataRequest.FromString(request).version)
+            if asked[-1] == "3":
                 raise LostError
-            if asked[-1] == "9":
-                raise FailedError(CODE.NOT_FOUND, "")
-            return bytes(service_pb2.ModelReadyResponse(ready=asked[-1] == "1").SerializeToString())
+            if asked[-1] != "1":
+                raise FailedError(CODE.NOT_FOUND if asked[-1] == "9" else CODE.INTERNAL, "no")
+            return b""
 
         monkeypatch.setattr(bench.upstream, "ask", ask)
         with bench.relay as relay:
-            for version, message in (("9", "llm has no version '9'"), ("2", "no version '2'"), ("x", "ended while")):
+            for version, message in (
+                ("9", "llm has no version '9'"), ("2", "^no$"), ("3", "ended while"), ("1x", "no version '1x'"),
+                ("+1", "no version"), ("01", "no version"), ("1" * 20, "no version"),
+            ):  # fmt: skip
                 with pytest.raises(RefusedError, match=message):
                     await relay.send("llm", "mine", b"", num_bytes=10, version=version)
             assert not bench.upstream.fake.calls
             for _ in range(2):
                 assert await relay.send("llm", "mine", b"", num_bytes=10, version="1")
-        assert asked == ["9", "2", "x", "1"]
+        assert asked == ["9", "2", "3", "1"]
 
     run(work())
 
@@ -400,6 +427,13 @@ def test_a_refused_request_is_not_sent() -> None:
             assert (relay.num_sent, relay.unanswered, bench.traffic.in_flight("llm")) == (0, {}, 0)
 
     run(work())
+
+
+def test_an_ensembles_own_policy_does_not_count() -> None:
+    """Triton replaces it."""
+    configs = make_configs(plain=PYTHON, odd=chain("plain", "plain") + DECOUPLED, outer=chain("odd", "odd"))
+    assert StreamRequests(configs).models == []
+    assert not any(sort_decoupled(configs).values())
 
 
 def test_no_two_requests_have_the_same_id() -> None:

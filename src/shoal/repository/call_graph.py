@@ -84,7 +84,10 @@ def mark_decoupled(
 
 
 def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> bool:
-    """Whether a model is decoupled or, for an ensemble, a model in it is; models that are missing do not count."""
+    """Whether a model is decoupled or, for an ensemble, a model in it is; models that are missing do not count.
+
+    Triton replaces what an ensemble's own configuration says (core, ensemble_utils.cc).
+    """
 
     @cache
     def look(name: str) -> ModelConfig | None:  # by folder: two configurations may have the same name
@@ -96,8 +99,8 @@ def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None])
         member = look(name)
         return find_steps(member) if member is not None else []
 
-    inner = map(look, reach(find_steps(config), follow))
-    return config.spec.is_decoupled or any(member.spec.is_decoupled for member in inner if member is not None)
+    inner = [config, *map(look, reach(find_steps(config), follow))]
+    return any(each.spec.is_decoupled and not each.is_ensemble for each in inner if each is not None)
 
 
 def sort_decoupled(configs: Mapping[str, ModelConfig]) -> dict[str, bool]:
@@ -112,7 +115,7 @@ def sort_decoupled(configs: Mapping[str, ModelConfig]) -> dict[str, bool]:
         sorter.prepare()
     while ready := sorter.get_ready():
         for name in ready:
-            is_own = name in configs and configs[name].spec.is_decoupled
+            is_own = name in configs and configs[name].spec.is_decoupled and not configs[name].is_ensemble
             found[name] = is_own or any(found[called] for called in steps.get(name, ()))
         sorter.done(*ready)
     return found

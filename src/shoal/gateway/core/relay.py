@@ -2,10 +2,10 @@
 
 Triton 24.10 can crash when a stream is abandoned. So a stream is read to its end even if its client has disconnected.
 
-Triton, in 26.08 too, aborts when a stream has two answers to write at once. It waits with the answers of decoupled
-models while another one is being written, and with those of other models until it is their turn, but not for each
-other. So the models of a client's stream that are decoupled and those that are not get a call each. Triton takes a
-model's version that it does not have for a model that is not decoupled, so such requests are not sent.
+Triton, in 26.08 too, aborts when it writes two answers to a stream at once. An answer of a decoupled model waits while
+another one is being written (``ongoing_write_``); one of another model waits for its turn among those alone
+(``WriteResponseIfReady``). So the decoupled models of a client's stream get a call, and the others get another one.
+Triton takes a version that a model does not have for a model that is not decoupled, so such requests are not sent.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Relay(Stream):
         self._begun = asyncio.Event()
         self._calls: dict[bool, Any] = {}  # by whether its models are decoupled
         self._second: asyncio.Task[None] | None = None  # reads the call that began last, if there are two
+        self._failure: Exception | None = None  # of that call
+        self._is_over = False
 
     def __enter__(self) -> Self:
         self._upstream.streams.add(self)
@@ -90,6 +92,7 @@ class Relay(Stream):
         self._upstream.streams.discard(self)
         for own_id in list(self.unanswered):
             self._settle(own_id, is_done=False)
+        self._is_over = True
         self._cancel()
         if self._second is not None:
             self._second.cancel()
@@ -126,6 +129,7 @@ class Relay(Stream):
         self._requests.check(self.caller, model, message)
         if version:
             await self._check_version(model, version)
+            self._traffic.find(model)  # which may have failed meanwhile
         self._traffic.admit(model, num_bytes, self.caller)
         request = self._requests.begin(
             model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held,
@@ -147,6 +151,8 @@ class Relay(Stream):
                 return
         except LostError:
             raise self._note_lost(None) from None
+        except FailedError as error:
+            raise RefusedError(Why.UNAVAILABLE, error.message, 1.0) from None
         raise RefusedError(Why.ABSENT, f"{model} has no version {version!r:.60}. Leave it out for the latest one.")
 
     def _begin(self, *, is_decoupled: bool) -> Any:
@@ -161,9 +167,9 @@ class Relay(Stream):
         try:
             while (answer := await self._read(call)) is not None:
                 await self.deliver(answer)
-        except BaseException:
+        except Exception as error:
+            self._failure = error
             first.cancel()
-            raise
 
     async def finish(self) -> None:
         """Send no more requests."""
@@ -185,15 +191,12 @@ class Relay(Stream):
         await self._begun.wait()
         if not self._calls:  # nothing was sent
             raise StopAsyncIteration
-        try:
-            if (answer := await self._read(next(iter(self._calls.values())))) is not None:
-                return answer
-        except (RefusedError, FailedError):
-            if self._second is not None and self._second.done():  # it failed first
-                self._second.result()
-            raise
+        if (answer := await self._read(next(iter(self._calls.values())))) is not None:
+            return answer
         if self._second is not None:
             await self._second
+        if self._failure is not None:
+            raise self._failure
         raise StopAsyncIteration
 
     async def _read(self, call: Any) -> Answer | None:
@@ -206,9 +209,11 @@ class Relay(Stream):
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details()
         except asyncio.CancelledError:
-            if not call.cancelled():
+            if self._is_over or not call.cancelled():
                 raise
-            code, details = grpc.StatusCode.CANCELLED, ""  # by ``end``
+            code, details = grpc.StatusCode.CANCELLED, ""  # by ``end``, or because the other call failed
+        if self._failure is not None:
+            raise self._failure
         if code == grpc.StatusCode.OK:
             return None
         judged = LostError() if code == grpc.StatusCode.CANCELLED else judge_status(code, details)

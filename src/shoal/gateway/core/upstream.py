@@ -26,6 +26,7 @@ UNREAD_SECONDS = 2.0  # that a stream's client may be late while others need its
 _READ_SECONDS, _READ_BYTES = 0.1, 2**18  # that it may take for each answer, and bytes per further second
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
 _LARGE = 2**20  # bytes of an answer whose parts are joined outside the event loop
+_VERSION = re.compile(r"-1|0|[1-9][0-9]{0,17}")
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 # Errors that Triton reports as its own faults although the request's JSON is at fault.
 _UNREADABLE = re.compile(r"Unable to (parse|set) |failed to parse ")
@@ -140,16 +141,20 @@ class Upstream:
 
         Raises:
             LostError: the server died.
+            FailedError: Triton does not say it.
         """
-        if (model, version) not in self._versions:
-            request = service_pb2.ModelReadyRequest(name=model, version=version)
-            try:
-                answer = await self.ask("ModelReady", request.SerializeToString(), is_admin=True)
-            except FailedError:
+        if (model, version) in self._versions:
+            return True
+        if not _VERSION.fullmatch(version):  # Triton reads other numbers, too, such as 1x as 1
+            return False
+        request = service_pb2.ModelMetadataRequest(name=model, version=version)
+        try:
+            await self.ask("ModelMetadata", request.SerializeToString(), is_admin=True)
+        except FailedError as error:
+            if error.status == grpc.StatusCode.NOT_FOUND:
                 return False
-            if not service_pb2.ModelReadyResponse.FromString(answer).ready:
-                return False
-            self._versions.add((model, version))
+            raise
+        self._versions.add((model, version))
         return True
 
     async def ask_http(

@@ -71,11 +71,11 @@ class GrpcStream:
 
     async def _write(self, answer: bytes) -> None:
         """Write an answer to the client, unless the client has disconnected or reads too slowly."""
-        if self._relay.has_left:
-            return
         try:
             async with self._writing:
                 self._writer = asyncio.current_task()
+                if self._relay.has_left:
+                    return
                 with self._relay.write(len(answer)):
                     await self._context.write(answer)
         except asyncio.CancelledError:  # by ``_drop``, or from outside
