@@ -66,6 +66,8 @@ def test_repositories_that_a_server_reads_together(here: Path) -> None:
     assert run(one, other).stdout == run(other, one).stdout == "No mistakes found.\n"
     (other / "left" / "config.pbtxt").write_text(config("left").replace("[ 4 ]", "[ 5 ]"), encoding="utf-8")
     assert "(step-shape)" in run(one, other).stdout
+    shutil.copytree(other, here / "third")
+    assert "left. (member-missing)" in run(one, other, here / "third").stdout  # Triton takes neither of the two
 
 
 def test_json(here: Path) -> None:

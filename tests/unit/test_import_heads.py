@@ -114,6 +114,24 @@ def test_layers_after_the_pooling(published: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
 
 
+def test_layers_of_another_encoder(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sentences"
+    shutil.copytree(published / "score", folder)
+    write_sentences(folder, ["Transformer", "Pooling", "Dense"], pooling_mode_mean_tokens=True)
+    write_dense(folder / "2_Dense", 24, 8)
+    with pytest.raises(InputError, match=r"layers after the pooling of .* take 24 numbers, and the encoder gives 16"):
+        add_model(folder, "m", project=tmp_path, head="embedding")
+
+
+def test_an_encoder_that_cannot_be_traced(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unordered_map::at")
+
+    monkeypatch.setattr(torch.jit, "trace", fail)  # as for Gemma 3, transformers 5.23
+    with pytest.raises(ArtifactError, match=r"of the kind bert cannot be traced: unordered_map::at\. Take an"):
+        add_model(published / "score", "m", project=tmp_path, head="embedding", pooling="mean")
+
+
 def test_prompts_are_the_clients(published: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sentences"
     shutil.copytree(published / "triage", folder)

@@ -168,7 +168,7 @@ def test_files_written_by_torch_save(tmp_path: Path) -> None:
 def test_files_written_by_torch_export(tmp_path: Path) -> None:
     path = tmp_path / "exported.pt"
     torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)), str(path))
-    with pytest.raises(ArtifactError, match=r"it was saved with torch\.export\.save.* torch\.jit\.trace\(model\.eval"):
+    with pytest.raises(ArtifactError, match=r"it is a PT2 archive of torch\.export .* torch\.jit\.trace\(model\.eval"):
         add_model(path, "m", project=tmp_path, inputs=["FP32:4"])
 
 
@@ -188,10 +188,23 @@ class Recurrent(nn.Module):
         return out
 
 
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.full((x.shape[0],), 3), batch_first=True)
+        out: Tensor = self.layer(packed)[1]
+        return out[0]
+
+
 @pytest.mark.parametrize(
     ("module", "operator"),
     [
         (nn.Dropout(0.5), "dropout"),
+        (nn.RReLU(), "rrelu"),
+        (Packed(), "gru"),
         (nn.Dropout(0.0), ""),
         (nn.AlphaDropout(0.5), "alpha_dropout"),
         (nn.Dropout1d(0.5), "feature_dropout"),

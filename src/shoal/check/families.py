@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,25 +38,35 @@ FAMILIES = (
 RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
 
 
-def check(
-    path: Path | str, *, target: str | None = None, hashes: bool = True, beside: Iterable[Path | str] = ()
-) -> list[Finding]:
+def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:
     """Find the mistakes in a model repository, in one model's folder, or in the model folders of a project.
 
     The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. ``target``
     is the Triton that will serve the models: ``embedded``, which ``shoal serve`` starts, or a release of NVIDIA's
     container such as ``26.06``. With None, it is the target in the manifest that ``shoal compose`` wrote; without a
     manifest, rules that depend on the server are skipped. ``hashes``: compare the files of a composed repository with
-    the hashes in its manifest, which takes as long as reading all files. ``beside`` are further repositories that the
-    same Triton reads (``--model-repository`` given several times), whose models the ensembles of this one may call.
+    the hashes in its manifest, which takes as long as reading all files.
 
     Raises:
-        InputError: the target is unknown, or ``path`` or one of ``beside`` contains nothing to check.
+        InputError: the target is unknown, or ``path`` contains nothing to check.
     """
-    repository = read_repository(Path(path), find_target(target) if target else None)
-    for other in beside:
-        known = {**read_repository(Path(other), repository.target).known, **repository.known}
-        repository = replace(repository, known=known)
+    return check_together([path], target=target, hashes=hashes)
+
+
+def check_together(paths: Iterable[Path | str], *, target: str | None = None, hashes: bool = True) -> list[Finding]:
+    """Find the mistakes in repositories that one Triton reads: the models of each may call those of the others.
+
+    A model that two others have is ambiguous, and counts as missing. Arguments and errors are those of ``check``.
+    """
+    read = [read_repository(Path(path), find_target(target) if target else None) for path in paths]
+    counts = Counter(name for repository in read for name in repository.known)
+    shared = {name: model for repository in read for name, model in repository.known.items() if counts[name] == 1}
+    return [
+        finding for each in read for finding in _check(replace(each, known={**shared, **each.known}), hashes=hashes)
+    ]
+
+
+def _check(repository: Repository, *, hashes: bool) -> list[Finding]:
     if not hashes:
         manifest = {name: value for name, value in repository.manifest.items() if name != "files"}
         repository = replace(repository, manifest=manifest)

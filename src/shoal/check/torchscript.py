@@ -251,7 +251,7 @@ class Script:
             raise ForeignError("it contains weights and no code: it was saved with torch.save, not torch.jit.save")
         if any(name.endswith("/archive_format") for name in names):
             self.close()
-            raise ForeignError("it was saved with torch.export.save, not torch.jit.save")
+            raise ForeignError("it is a PT2 archive of torch.export or AOTInductor, not of torch.jit.save")
         if not self._data and not is_old:
             self.close()
             raise ForeignError("it is another zip archive")

@@ -41,6 +41,7 @@ def check(
     The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. Exit code:
     0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
     """
+    from shoal.check.families import check_together
     from shoal.check.reports import explain_rules, github, sarif
 
     if as_json:
@@ -54,7 +55,7 @@ def check(
         if not paths:
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
         check_target(target)
-        findings = [finding for path in paths for finding in _check(path, paths, target)]
+        findings = check_together(paths, target=target)
     except ShoalError as error:
         if output == "json":
             print_json({"error": error.what, "fix": error.fix})
@@ -72,17 +73,6 @@ def check(
     else:
         print_findings(findings)
     raise typer.Exit(FAILED if errors or (strict and warnings) else CLEAN)
-
-
-def _check(path: Path, paths: Sequence[Path], target: str | None) -> list[Finding]:
-    """Check ``path``; if an ensemble calls a model that is not there, look for it in the other ``paths``."""
-    from shoal.check import check as find
-
-    findings = find(path, target=target)
-    others = [other for other in paths if other.resolve() != path.resolve()]
-    if others and any(finding.rule.id == "member-missing" for finding in findings):
-        return find(path, target=target, beside=others)
-    return findings
 
 
 def count_findings(findings: Sequence[Finding]) -> tuple[int, int, int]:

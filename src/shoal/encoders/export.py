@@ -27,11 +27,21 @@ def trace(encoder: Trunked) -> Any:
 
     The example has padding. If its mask had only ones, transformers' attention would take a shortcut, and the trace
     would contain only that shortcut.
+
+    Raises:
+        ArtifactError: the encoder cannot be traced.
     """
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
         warnings.simplefilter("ignore")
-        module: Any = torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
+        try:
+            module: Any = torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
+        except Exception as error:  # of many kinds, by model
+            kind = getattr(encoder.trunk.config, "model_type", "its kind")
+            raise ArtifactError(
+                f"An encoder of the kind {kind} cannot be traced: {' '.join(str(error).split())[:200]}.",
+                "Take an encoder of BERT's family.",
+            ) from error
     unbind(module)
     return module
 

@@ -13,6 +13,7 @@ from shoal.check.models import Model, Node, Repository
 from shoal.environment.targets import LLMAPI
 from shoal.repository.config import CONFIG
 from shoal.repository.parameters import ANY, COMPONENT, HOST_INPUTS, find_right_name
+from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
@@ -59,7 +60,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if model.message is not None:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
         yield from _misspelt(model)
-        yield from _values(model)
+        yield from _values(model, repository)
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
@@ -167,9 +168,11 @@ def _misspelt(model: Model) -> Findings:
             )
 
 
-def _values(model: Model) -> Findings:
+def _values(model: Model, repository: Repository) -> Findings:
     """Find a value of its own parameter that Triton's Python backend refuses."""
     given = model.parameters.get(HOST_INPUTS, "yes")
-    if (model.backend == "python" or model.message.runtime.endswith(".py")) and given not in ("yes", "no"):
+    is_embedded = repository.target is not None and repository.target.is_embedded
+    is_python = model.backend in (("python", *PYTHON_BASED_BACKENDS) if is_embedded else ("python",))
+    if (is_python or model.message.runtime.endswith(".py")) and given not in ("yes", "no"):
         place = model.at_entry("parameters", key=HOST_INPUTS, within=("value", "string_value"))
         yield VALUE.at(place, f"Incorrect value for {HOST_INPUTS}: {given!r:.60}.", "Write yes or no.")

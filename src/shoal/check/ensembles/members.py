@@ -179,7 +179,7 @@ def _meanings(
     """Compare a step's declaration of each ensemble tensor with the first declaration, as Triton's core does.
 
     ``declared`` holds the first declarations, of the ensemble or of earlier steps. For a tensor that it does not hold
-    yet, this step's declaration is added. Others than ``scalars`` have no dims where a declaration leaves them out.
+    yet, this step's declaration is added. ``scalars`` are tensors whose empty shape is declared, not left out.
     """
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may give it a batch dimension

@@ -197,6 +197,13 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
             f"The embedding of {encoder.name} cannot be computed: {sentences.foreign}.",
             "Known are Transformer, Pooling, Dense, Normalize. For the encoder alone, take modules.json out of a copy.",
         )
+    hidden = int(model.config.hidden_size)
+    if sentences.width and sentences.dense[0].in_features != hidden:
+        raise InputError(
+            f"The layers after the pooling of {encoder.name} take {sentences.dense[0].in_features} numbers, and the"
+            f" encoder gives {hidden}.",
+            "Take all files of the same model.",
+        )
     if pooling is None and not sentences.pooling:
         raise InputError(
             f"The pooling of {encoder.name} is not given: {sentences.why}.",
@@ -217,7 +224,7 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     dense = ", and its dense layers" if sentences.width else ""
     what = f"the embedding, {HEADS[pooling]}{dense}{', of length 1' if is_normalised else ''}"
     module = Embedder(model, pooling, sentences.dense, is_normalised=is_normalised)
-    return _Made(module, sentences.width or int(model.config.hidden_size), what, tuple(notes))
+    return _Made(module, sentences.width or hidden, what, tuple(notes))
 
 
 def _classify(encoder: _Encoder, head: str) -> _Made:

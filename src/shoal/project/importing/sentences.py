@@ -46,8 +46,11 @@ class Sentences:
 def read_sentences(place: str, revision: str | None) -> Sentences:
     """Read the settings for sentence-transformers from a folder or hub repository; any of the files may be missing."""
     modules = _read(place, _MODULES, revision)
-    length = (_read(place, _LENGTH, revision) or {}).get("max_seq_length")
+    settings = _read(place, _LENGTH, revision) or {}
+    length = settings.get("max_seq_length")
     max_length, notes = length if isinstance(length, int) else 0, tuple(_find_prompts(place, revision))
+    if settings.get("do_lower_case") is True:
+        notes += ("note: sentence-transformers puts texts into lower case for it: do so before",)
     if not isinstance(modules, list):
         return Sentences(max_length=max_length, notes=notes)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -67,6 +70,8 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
             dense.extend(layers)
             width = layers[0].out_features
     config = _read(place, f"{modules[1].get('path', '')}/config.json", revision) or {}
+    if notes and config.get("include_prompt") is False:
+        notes += ("note: its pooling leaves out the tokens of prompts, and here it does not",)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
     is_known = chosen in POOLINGS

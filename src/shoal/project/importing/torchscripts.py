@@ -142,25 +142,30 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
     return _open(changed), changed, notes, is_bound
 
 
-# Places of the arguments that are true, as constants, where a module was traced in training mode.
+# Operators that are computed in two ways, and the arguments that are all true, as constants, in training.
 _TRAINING = {
-    **dict.fromkeys(("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), (1, 2)),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (5, 6)),  # their dropout, and whether it is on
-    "batch_norm": (5,),
-    "scaled_dot_product_attention": (4,),  # its dropout
+    **dict.fromkeys(
+        ("dropout", "dropout_", "feature_dropout", "feature_alpha_dropout", "alpha_dropout"), ("p", "train")
+    ),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), ("dropout", "train")),
+    **dict.fromkeys(("batch_norm", "rrelu", "rrelu_"), ("training",)),
+    "scaled_dot_product_attention": ("dropout_p",),
 }
 
 
 def _find_training(module: Any) -> str:
     """Return the name of an operator that is computed as in training, whatever the mode; empty if there is none."""
+    import torch
+
     if not hasattr(module, "forward"):
         return ""
     graph = module.inlined_graph  # to which its nodes do not hold
-    for name, places in _TRAINING.items():
+    for name, wanted in _TRAINING.items():
         for node in graph.findAllNodes(f"aten::{name}"):
-            inputs = list(node.inputs())
-            has_none = name == "batch_norm" and inputs[3].type().kind() == "NoneType"  # statistics that it never keeps
-            if not has_none and all(inputs[place].toIValue() for place in places):
+            names = [each.name for each in torch._C.parse_schema(node.schema()).arguments]
+            inputs = dict(zip(names, node.inputs(), strict=True))
+            has_none = name == "batch_norm" and inputs["running_mean"].type().kind() == "NoneType"  # it keeps none
+            if not has_none and all(inputs[each].toIValue() for each in wanted):
                 return name
     return ""
 
