@@ -186,11 +186,13 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            if self._secured:
-                with suppress(OSError):
-                    self.get("/metrics")  # which passes where the key is looked for
-                self._secured.search(self.process.pid)
-            self.stop()
+            try:
+                if self._secured:
+                    with suppress(OSError):
+                        self.get("/metrics")  # which passes where the key is looked for
+                    self._secured.search(self.process.pid)
+            finally:
+                self.stop()
         if self._secured:
             self._secured.search(self.process.pid)
             self._secured.end()
