@@ -232,7 +232,7 @@ def test_decoupled_models_and_others_in_one_stream(service: Service) -> None:
             other = counts(COUNT=1)
             other.model_version = "9"
             yield other.SerializeToString()
-            time.sleep(0.001)
+            time.sleep(0.001)  # so that answers of all kinds are written at the same time
         latest = counts(COUNT=1)
         latest.model_version, latest.id = "1", "latest"
         yield latest.SerializeToString()

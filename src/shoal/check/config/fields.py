@@ -172,7 +172,7 @@ def _values(model: Model, repository: Repository) -> Findings:
     """Find a value of its own parameter that Triton's Python backend refuses."""
     given = model.parameters.get(HOST_INPUTS, "yes")
     is_embedded = repository.target is not None and repository.target.is_embedded
-    is_python = model.backend in (("python", *PYTHON_BASED_BACKENDS) if is_embedded else ("python",))
-    if (is_python or model.message.runtime.endswith(".py")) and given not in ("yes", "no"):
+    is_ours = is_embedded and model.backend in PYTHON_BASED_BACKENDS
+    if (model.is_python or is_ours or model.message.runtime.endswith(".py")) and given not in ("yes", "no"):
         place = model.at_entry("parameters", key=HOST_INPUTS, within=("value", "string_value"))
         yield VALUE.at(place, f"Incorrect value for {HOST_INPUTS}: {given!r:.60}.", "Write yes or no.")

@@ -12,6 +12,7 @@ from shoal.component.spec import STRING
 from shoal.errors import ShoalError
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import ROUND_TRIP, TO_OTHER_GPU, Edge, Graph, gets_host_copies, is_on_gpu
+from shoal.repository.parameters import HOST_INPUTS
 from shoal.repository.sizes import CUDA_POOL_MIB, HEADROOM, MIB, Largest, Line, find_pools, find_shared, round_up
 
 COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
@@ -57,11 +58,10 @@ def _check_edge(model: Model, repository: Repository, graph: Graph, edge: Edge) 
     source, target = (graph.members[graph.steps[step].model] for step in (edge.source, edge.target))
     place = _place(model, graph, edge)
     if edge.crossing == ROUND_TRIP and is_on_gpu(target) and gets_host_copies(target):
-        key = "FORCE_CPU_ONLY_INPUT_TENSORS"
         yield COPIES.at(
             repository.known[target.name].at("instance_group"),
             f"{target.name} runs on the GPU and gets {edge.name} of {source.name}, on the GPU too, through the host.",
-            f'Add parameters {{ key: "{key}" value {{ string_value: "no" }} }} to {target.name}.',
+            f'Add parameters {{ key: "{HOST_INPUTS}" value {{ string_value: "no" }} }} to {target.name}.',
         )
     elif edge.crossing == ROUND_TRIP:
         yield ROUND.at(

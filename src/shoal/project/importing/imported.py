@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.progress import OnProgress
+from shoal.repository.parameters import HOST_INPUTS
 
 LABELS = "labels.txt"
 MAX_BATCH_SIZE = 512  # default for a model whose file sets no limit
@@ -66,7 +67,7 @@ def make_config(
     if max_batch_size:
         message.dynamic_batching.SetInParent()
     message.instance_group.add().kind = model_config_pb2.ModelInstanceGroup.KIND_CPU
-    given = {"artifacts": artifact, **(parameters or {}), "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    given = {"artifacts": artifact, **(parameters or {}), HOST_INPUTS: "no"}
     for key, value in given.items():
         message.parameters[key].string_value = value
     return message

@@ -27,20 +27,25 @@ class Sentences:
     """Settings from an encoder's files for sentence-transformers.
 
     If ``pooling`` is not known, it is empty, and ``why`` is the reason. ``has_modules``: the files list what comes
-    after the encoder. ``dense`` are the layers after the pooling, ``width`` the size of their output, 0 if there are
-    none. ``foreign`` says why the encoder cannot be imported at all; empty if it can. ``max_length`` is in tokens, 0 if
-    not given. ``notes`` are for the user.
+    after the encoder. ``dense`` are the layers after the pooling, linear and activation in turns. ``foreign`` says why
+    the encoder cannot be imported at all; empty if it can. ``max_length`` is in tokens, 0 if not given. ``notes`` are
+    for the user.
     """
 
     pooling: str = ""
     why: str = f"it has no {_MODULES} of sentence-transformers"
     has_modules: bool = False
     dense: nn.Sequential = field(default_factory=nn.Sequential)
-    width: int = 0
     is_normalised: bool = False
     foreign: str = ""
     max_length: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Size of the output of ``dense``; 0 if there are no layers."""
+        sizes = [layer.out_features for layer in self.dense if isinstance(layer, nn.Linear)]
+        return sizes[-1] if sizes else 0
 
 
 def read_sentences(place: str, revision: str | None) -> Sentences:
@@ -58,17 +63,15 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     if kinds == [_TRANSFORMER]:
         return Sentences(why=listed, max_length=max_length, notes=notes)
     is_normalised = kinds[-1:] == [_NORMALIZE]
-    between = modules[2 : len(modules) - is_normalised]
-    if kinds[:2] != [_TRANSFORMER, _POOLING] or {*kinds[2 : 2 + len(between)]} - {_DENSE, _DROPOUT}:
+    after = list(zip(kinds, modules, strict=True))[2 : len(modules) - is_normalised]
+    if kinds[:2] != [_TRANSFORMER, _POOLING] or {kind for kind, _ in after} - {_DENSE, _DROPOUT}:
         return Sentences(foreign=listed)
-    dense, width = nn.Sequential(), 0
-    for module, kind in zip(between, kinds[2:], strict=False):
-        if kind == _DENSE:
-            layers = _read_dense(place, str(module.get("path", "")), revision)
-            if layers is None:
-                return Sentences(foreign=f"{listed}, and {module.get('path')} cannot be read")
-            dense.extend(layers)
-            width = layers[0].out_features
+    dense = nn.Sequential()
+    for folder in [str(module.get("path", "")) for kind, module in after if kind == _DENSE]:
+        layers = _read_dense(place, folder, revision)
+        if layers is None:
+            return Sentences(foreign=f"{listed}, and {folder} cannot be read")
+        dense.extend(layers)
     config = _read(place, f"{modules[1].get('path', '')}/config.json", revision) or {}
     if notes and config.get("include_prompt") is False:
         notes += ("note: its pooling leaves out the tokens of prompts, and here it does not",)
@@ -76,7 +79,10 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
     is_known = chosen in POOLINGS
     why = "" if is_known else f"its pooling is {chosen or 'not given'}, which is not known"
-    return Sentences(chosen if is_known else "", why, True, dense, width, is_normalised, "", max_length, notes)
+    return Sentences(
+        chosen if is_known else "", why, has_modules=True, dense=dense, is_normalised=is_normalised,
+        max_length=max_length, notes=notes,
+    )  # fmt: skip
 
 
 def _read_dense(place: str, folder: str, revision: str | None) -> list[Any] | None:
