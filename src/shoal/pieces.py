@@ -18,7 +18,8 @@ class Piece(NamedTuple):
     If the request asks for log probabilities, ``cumulative_logprob`` is the sum over these tokens, and ``logprobs`` has
     a dictionary for each token of this part: the chosen token first, then the most probable ones. Its keys are token
     ids as text, its values have ``logprob``, ``rank`` (None for a chosen token that is not one of the most probable
-    ones) and ``decoded_token``, the token's text. Otherwise they are None and empty.
+    ones), ``decoded_token``, the token's text, and ``bytes`` if these are not the text's: of a part of a character, or
+    with a space before it. Otherwise they are None and empty.
     """
 
     text: str

@@ -339,7 +339,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
             command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
-        if paths := find_served(configs[name]).paths:
+        if paths := find_served(configs[name], configs).paths:
             OUT.print(f"    POST {' '.join(paths)}", soft_wrap=True, highlight=False)
 
 

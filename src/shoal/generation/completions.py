@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from shoal.component import Array, Arrays, Parameters, fixed_by
 from shoal.component.spec import BATCH_INDEX
 from shoal.errors import InputError
 from shoal.generation.contract import MAX_WORDS, Place, naming_row, read_places
-from shoal.generation.detokenizer import Detokenizer, find_specials
+from shoal.generation.detokenizer import Detokenizer, find_specials, spell
 from shoal.generation.tokenizer import read_model_tokenizer
 from shoal.generation.weights import read_folder
 from shoal.pieces import Piece, join_pieces
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
-_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0))  # of a carry, with the defaults
+_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False))  # of a carry, with the defaults
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
@@ -49,12 +50,14 @@ class TextStream:
         counts_each: bool = False,
         returns: Sequence[str] = (),
         num_echoed: int = 0,
+        keeps_specials: bool = False,
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
         ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds. The first ``num_echoed`` ids are
-        the prompt's, and no new tokens: they are not counted, and no stop string ends the text in them.
+        the prompt's, and no new tokens: they are not counted, and no stop string ends the text in them. With
+        ``keeps_specials``, special tokens are a part of the text.
 
         Raises:
             InputError: a stop string is empty.
@@ -62,11 +65,13 @@ class TextStream:
         stops = [*stops]
         self._has_stops, self._marks = bool(stops), _mark_specials(tokenizer, stops)
         marked = [_replace(stop, self._marks) for stop in stops] if self._marks else []
-        self._detokenizer, self._cutter = Detokenizer(tokenizer), StopCutter([*stops, *marked])
+        self._detokenizer = Detokenizer(tokenizer, keeps_specials=keeps_specials)
+        self._cutter = StopCutter([*stops, *marked])
         self._num_input_tokens, self._num_output_tokens = num_input_tokens, -num_echoed
         self._min_tokens, self._counts_each = min_tokens, counts_each
         self._num_packed = 0  # new tokens in the pieces that were packed
         self._tokenizer, self._returns, self._total = tokenizer, returns, 0.0
+        self._num_described = 0
         self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
@@ -139,11 +144,12 @@ class TextStream:
         """Return the log probabilities of the chosen ``token`` and of the most probable ones, as vLLM has them."""
         ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
         found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
+        self._num_described += 1
         return {
             each: {
                 "logprob": max(float(str(np.float32(value))), _LEAST),
                 "rank": ranks[each],
-                "decoded_token": self._tokenizer.decode([each], skip_special_tokens=False),
+                **_spell(self._tokenizer, each, self._num_described == 1),
             }
             for each, value in found.items()
         }
@@ -173,6 +179,13 @@ class TextStream:
             "num_output_tokens": np.array([[max(0, count)]], np.uint32),
             **more,
         }
+
+
+@lru_cache(maxsize=2**14)
+def _spell(tokenizer: Tokenizer, token: int, is_first: bool) -> dict[str, Any]:
+    """Return a token's text and, if they are others than the text's, its bytes in an answer."""
+    text, spelled = tokenizer.decode([token], skip_special_tokens=False), spell(tokenizer, token, is_first=is_first)
+    return {"decoded_token": text} | ({} if spelled == text.encode() else {"bytes": [*spelled]})
 
 
 def _mark_specials(tokenizer: Tokenizer, stops: Sequence[str]) -> dict[int, tuple[str, str]]:
@@ -407,21 +420,21 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int]:
+def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
     An empty text has no stop strings. What follows ``num_input_tokens`` may be left out.
     """
     if not text:
-        return [], 0, 0, False, [], 0
+        return [], 0, 0, False, [], 0, False
     try:
         carry = json.loads(text)
         stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
-        counts_each, returns, echoed = (carry.get(*each) for each in _REST)
+        counts_each, returns, echoed, keeps = (carry.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
-        is_valid = is_valid and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
+        is_valid = is_valid and isinstance(keeps, bool) and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -429,7 +442,7 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], in
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each, returns, echoed
+    return stops, *numbers, counts_each, returns, echoed, keeps
 
 
 def _string(text: str) -> Any:

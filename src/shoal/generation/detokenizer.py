@@ -43,15 +43,15 @@ class Detokenizer:
     with the last ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take the tokenizer, which must not change from now on. Many detokenizers may share it."""
-        self._tokenizer = tokenizer
-        decoder = tokenizer.decoder
-        self._steps: list[Step] = [_ByPlace(str, " {}".format)]
-        if decoder is not None:
-            self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
+    def __init__(self, tokenizer: Tokenizer, *, keeps_specials: bool = False) -> None:
+        """Take the tokenizer, which must not change from now on. Many detokenizers may share it.
+
+        With ``keeps_specials``, the text is that with ``skip_special_tokens=False``, and the tokenizer has all ids.
+        """
+        self._tokenizer, self._keeps_specials = tokenizer, keeps_specials
+        self._steps = _find_steps(tokenizer)
         self._holder = next((step for step in self._steps if isinstance(step, _ByteFallback | _AtEnd)), None)
-        self._specials = find_specials(tokenizer)
+        self._specials = {} if keeps_specials else find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
         """Take any number of next ids; return the text that is complete.
@@ -60,11 +60,13 @@ class Detokenizer:
         character becomes U+FFFD, as in ``tokenizer.decode``.
 
         Raises:
-            InputError: an id is negative; nothing of ``ids`` was taken.
+            InputError: an id is negative, or unknown to a tokenizer that has all ids; nothing of ``ids`` was taken.
         """
         if min(ids, default=0) < 0:
             raise InputError(f"A token id is {min(ids)}.", "Send ids from 0, without padding.")
-        found = map(self._tokenizer.id_to_token, ids)
+        found = [*map(self._tokenizer.id_to_token, ids)]
+        if self._keeps_specials and None in found:
+            raise InputError(f"The tokenizer has no token {ids[found.index(None)]}.", "Send ids that it has.")
         tokens = [token for token in found if token is not None and token not in self._specials]
         for step in self._steps:
             tokens = step(tokens, last)
@@ -88,6 +90,33 @@ class Detokenizer:
 def find_specials(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of a tokenizer's special tokens, by name."""
     return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
+def spell(tokenizer: Tokenizer, number: int, *, is_first: bool) -> bytes:
+    """Return the bytes of a token, which may be a part of a character; ``is_first``: at the beginning of a text.
+
+    The bytes of all tokens, joined, are the text in UTF-8, unless the decoder is one that reads the whole text.
+    """
+    token = tokenizer.id_to_token(number) or ""
+    steps = _find_steps(tokenizer)
+    if token in find_specials(tokenizer):
+        return token.encode()
+    if any(isinstance(step, _ByteLevel) for step in steps):
+        return _to_bytes(token)
+    if (found := _BYTE.fullmatch(token)) and any(isinstance(step, _ByteFallback) for step in steps):
+        return bytes.fromhex(found[1])
+    before = "" if is_first else "x"
+    tokens = [*before, token]
+    for step in steps:
+        tokens = step(tokens, True)
+    return "".join(tokens).removeprefix(before).encode()
+
+
+def _find_steps(tokenizer: Tokenizer) -> list[Step]:
+    decoder = tokenizer.decoder
+    if decoder is None:
+        return [_ByPlace(str, " {}".format)]
+    return _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
 
 
 def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:

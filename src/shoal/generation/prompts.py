@@ -16,7 +16,7 @@ from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
 from shoal.generation.completions import RETURNS
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
-from shoal.generation.sampling import NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
+from shoal.generation.sampling import CONTINUES, NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
 from shoal.generation.weights import read_context, read_folder, read_vocabulary
@@ -77,7 +77,7 @@ def _find_fault(message: Any) -> str:
         return f"has the role {shorten(role)}, expected one of {', '.join(ROLES)}"
     if not isinstance(content, str):
         return f"has the content {shorten(content)}, expected a text"
-    if not content:
+    if not content and role != "assistant":  # models give empty answers, and clients send them back
         return "has an empty content"
     if content.encode(errors="ignore").decode() != content:
         return "has a content that UTF-8 cannot hold: half of a surrogate pair"
@@ -152,7 +152,9 @@ class Prompts:
     ) -> list[int]:
         """Return the token ids of a text, or of a chat; ``variables`` are the chat template's own, by name.
 
-        In a text, the tokenizer adds special tokens; in a chat, the template does.
+        In a text, the tokenizer adds special tokens; in a chat, the template does. The variable
+        ``continue_final_message`` is not the template's: if it is true, the answer continues the last message, which is
+        the assistant's.
 
         Raises:
             InputError: the text is empty, the model takes no chats, the template cannot render this chat or does not
@@ -180,13 +182,31 @@ class Prompts:
                 "The model has no chat template, and the request has messages.",
                 f"Send text_input. For a Llama 2, set the parameter template of the prompt model to {LLAMA2}.",
             )
-        self._check_variables(variables)
-        if isinstance(self._template, ChatTemplate):
-            text = self._template.render(messages, variables=self._variables | dict(variables))
+        own = {name: value for name, value in variables.items() if name != CONTINUES}
+        self._check_variables(own)
+        own = self._variables | own
+        if variables.get(CONTINUES):
+            text = self._continue(messages, own)
+        elif isinstance(self._template, ChatTemplate):
+            text = self._template.render(messages, variables=own)
         else:
             text = self._template(messages)
         self._check_size(len(text.encode()), "The rendered chat")
         return text
+
+    def _continue(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """Return a chat that ends with the text of its last message, an assistant's, as transformers renders it."""
+        *before, last = messages
+        if last["role"] != "assistant" or not isinstance(self._template, ChatTemplate):
+            what = "its last message is not the assistant's" if last["role"] != "assistant" else "its template cannot"
+            raise InputError(f"The chat's last message cannot be continued: {what}.", "End with a user's message.")
+        mark = f"{secrets.token_hex(8)} "  # the space shows whether the template removes spaces at the end
+        marked = [*before, {**last, "content": last["content"] + mark}]
+        text = self._template.render(marked, add_generation_prompt=False, variables=variables)
+        found, is_there, rest = text.rpartition(mark.strip())
+        if not is_there:
+            raise InputError("The chat template leaves out the last message.", "End with a user's message.")
+        return found if rest.startswith(" ") else found.rstrip()
 
     def _check_variables(self, names: Iterable[str]) -> None:
         known = self._template.variables if isinstance(self._template, ChatTemplate) else frozenset()

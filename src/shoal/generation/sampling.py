@@ -18,6 +18,7 @@ from shoal.errors import InputError
 
 COLDEST = 1e-3  # least temperature above 0: logits divided by less can exceed FP32
 VARIABLES = "chat_template_kwargs"  # input and parameter: transformers' and vLLM's name of a template's own variables
+CONTINUES = "continue_final_message"  # one of them, which is not the template's own
 _FIX_VARIABLES = 'For example: {"enable_thinking": false}'
 MOST_TOP = 20  # as in OpenAI's API, and vLLM's default
 _MOST_SEED = 2**64 - 1

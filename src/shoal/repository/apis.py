@@ -5,6 +5,7 @@ The parameter ``api`` says it; without the parameter, it is found from the model
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, suggest
 from shoal.files import read_text
+from shoal.repository.call_graph import MAX_NESTED
 from shoal.repository.config import ModelConfig
 
 _MOST_LABELS = 2**20  # bytes of the file
@@ -64,13 +66,16 @@ class Served(NamedTuple):
         return (*(_CHAT_PATHS if self.takes_chats else ()), *_PATHS[self.api])
 
 
-def find_served(config: ModelConfig) -> Served:
+def find_served(config: ModelConfig, members: Mapping[str, ModelConfig] | None = None) -> Served:
     """Return what a model serves. An ensemble with a decoupled model must be marked as decoupled.
+
+    The output of an ensemble is what the parameter ``api`` of the step that makes it says; ``members`` are the steps'
+    models, by name. A model without texts is such a step: its own ``api`` serves nothing.
 
     The rule for classes is NVIDIA Dynamo's: one input of TYPE_STRING that must be given, and one output of TYPE_FP32,
     of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding, and a score of two inputs
-    of TYPE_STRING is that of a query and a document. The parameter ``api`` may name one of several outputs:
-    ``classify=SCORE``.
+    of TYPE_STRING is that of a query and a document. An output of kind ``none``, such as sorted scores, is not
+    considered. The parameter ``api`` may name one of several outputs: ``classify=SCORE``.
 
     Raises:
         ArtifactError: the parameter ``api`` is not a kind, or the model's tensors do not fit it.
@@ -90,10 +95,10 @@ def find_served(config: ModelConfig) -> Served:
         forms = (f"{' and '.join(sorted(needed))} -> {' and '.join(sorted(made))}" for needed, made in _LANGUAGE)
         raise _refuse(config, "and not the tensors of a language model", f"Give it those of one: {'; '.join(forms)}.")
     if served is None and wanted in (None, *_NUMBERS):
-        found = _find_numbers(config, wanted, output)
+        found = _find_numbers(config, wanted, output, members or {})
         if isinstance(found, Served):
             served = found
-        elif wanted:
+        elif wanted and any(tensor.dtype == STRING for tensor in config.spec.inputs):
             raise _refuse(config, *found)
     return served or Served(Api.NONE)
 
@@ -106,10 +111,14 @@ def _find_language(config: ModelConfig) -> Served | None:
     return Served(Api.LANGUAGE, takes_chats=bool(inputs & _CHATS))
 
 
-def _find_numbers(config: ModelConfig, wanted: Api | None, name: str) -> Served | tuple[str, str]:
+def _find_numbers(
+    config: ModelConfig, wanted: Api | None, name: str, members: Mapping[str, ModelConfig]
+) -> Served | tuple[str, str]:
     """Return what a model that turns texts into numbers serves; or why it serves nothing, and what to do."""
     spec = config.spec
     rows = [tensor for tensor in spec.outputs if _is_row(tensor) and name in ("", tensor.name)]
+    kinds = {tensor.name: _find_kind(config, tensor.name, members) for tensor in rows}
+    rows = [tensor for tensor in rows if wanted or kinds[tensor.name] != Api.NONE.value]
     if len(rows) > 1:
         value = f"{wanted.value if wanted else ''}={rows[0].name}"
         return f"and several outputs of TYPE_FP32: {', '.join(tensor.name for tensor in rows)}", f"Name one: {value}"
@@ -129,8 +138,19 @@ def _find_numbers(config: ModelConfig, wanted: Api | None, name: str) -> Served 
     if len(texts) != 1 or len(required) > 1:
         needed = ", ".join(tensor.name for tensor in required) or "none"
         return f"and needs the inputs {needed}", "Let it need one input of TYPE_STRING [1]; others are optional: true."
-    guessed = Api.EMBEDDINGS if "embed" in output.name.lower() else Api.CLASSIFY
+    guessed = Api.EMBEDDINGS if "embed" in (kinds[output.name] or output.name.lower()) else Api.CLASSIFY
     return Served(wanted or guessed, texts[0].name, output.name)
+
+
+def _find_kind(config: ModelConfig, name: str, members: Mapping[str, ModelConfig], level: int = 0) -> str:
+    """Return the kind that the parameter ``api`` of a step says of an ensemble's output; empty if none does."""
+    makers = [(step, own) for step in config.steps for own, made in step.outputs.items() if made == name]
+    if not makers or level > MAX_NESTED or makers[0][0].model not in members:
+        return ""
+    (step, own), *_ = makers
+    maker = members[step.model]
+    kind, _, output = maker.api.partition("=")
+    return kind if kind and output in ("", own) else _find_kind(maker, own, members, level + 1)
 
 
 def _is_text(tensor: TensorSpec) -> bool:

@@ -33,7 +33,7 @@ def describe(graph: Graph) -> dict[str, Any]:
     return {
         "name": graph.config.name,
         "max_batch_size": graph.config.spec.max_batch_size,
-        "api": str(find_served(mark_decoupled({"": graph.config}, graph.members.get)[""])),
+        "api": str(find_served(mark_decoupled({"": graph.config}, graph.members.get)[""], graph.members)),
         "steps": [
             {
                 "name": names[index],

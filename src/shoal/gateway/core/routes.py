@@ -21,15 +21,18 @@ _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408, Why.FAULT: 500,
 }  # fmt: skip
-# for web pages: what they may read of an answer, and what they may send
-_CORS = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, X-Request-Id"}
-_PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": (
-        "Authorization, Content-Type, Inference-Header-Content-Length, X-Api-Key, X-Request-Id"
-    ),
-    "Access-Control-Max-Age": "600",
+# for web pages: what they may read of an answer, and what they may send, besides the headers that they ask for
+_LIMITS = [
+    f"X-RateLimit-{what}-{kind}" for kind in ("Requests", "Tokens", "At-Once") for what in ("Limit", "Remaining", "Reset")
+]
+_CORS = {
+    "Access-Control-Expose-Headers": ", ".join(
+        ["Inference-Header-Content-Length", "Retry-After", "Retry-After-Ms", "X-Request-Id", *_LIMITS]
+    )
 }
+_PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Max-Age": "600"}
+_SENT = "Authorization, Content-Type, Inference-Header-Content-Length, X-Api-Key, X-Request-Id"
+_ASKED = re.compile(r"[A-Za-z0-9-]{1,64}( ?, ?[A-Za-z0-9-]{1,64}){0,63}", re.ASCII)  # the clients of OpenAI add many
 
 
 def find_status(refused: RefusedError) -> int:
@@ -128,26 +131,31 @@ class HttpRoutes:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "OPTIONS" and self._is_of_page(request):  # a browser's question, which has no key
-            return web.Response(status=204, headers=_PREFLIGHT)
+            asked = request.headers.get("Access-Control-Request-Headers", "")
+            sent = f"{_SENT}, {asked}" if _ASKED.fullmatch(asked) else _SENT
+            return web.Response(status=204, headers=_PREFLIGHT | {"Access-Control-Allow-Headers": sent})
         visit = current_visit()
         envelope: Envelope = to_error
         try:
-            route, groups = self._find(request.rel_url.raw_path)
+            try:
+                route, groups = self._find(request.rel_url.raw_path)
+            except RefusedError as refused:
+                if refused.why is Why.CLOSED:
+                    visit.caller = self._find_caller(request)
+                    if not visit.caller.is_known:
+                        raise keyless(visit.caller.retry_after) from None
+                raise
             visit.route, envelope = route.name, route.envelope
             if request.method not in route.method.split(", "):
                 why = RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
                 response: web.StreamResponse = self._refuse(why, envelope)
                 response.headers["Allow"] = route.method
                 return response
-            headers, callers = request.headers, self._gate.callers
-            keys, others = headers.getall("Authorization", []), headers.getall("X-Api-Key", [])
-            keys += [key for key in map("Bearer {}".format, others) if [key] != keys]  # some clients send both
-            caller = callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
-            visit.caller = caller
+            caller = visit.caller = self._find_caller(request)
             route.check(caller)
             response = await route.answer(request, caller, **groups)
             if not response.prepared:
-                callers.check_valid(caller)
+                self._gate.callers.check_valid(caller)
         except ConnectionError:  # the client has disconnected: the response is dropped
             visit.why = "disconnected"
             return web.Response(status=400)
@@ -160,6 +168,12 @@ class HttpRoutes:
             return self._refuse(RefusedError(Why.FAULT, FAULT), envelope)
         else:
             return response
+
+    def _find_caller(self, request: web.Request) -> Caller:
+        headers = request.headers
+        keys, others = headers.getall("Authorization", []), headers.getall("X-Api-Key", [])
+        keys += [key for key in map("Bearer {}".format, others) if [key] != keys]  # some clients send both
+        return self._gate.callers.find(str(request.remote), headers.getall("X-Forwarded-For", ()), keys)
 
     def _find(self, path: str) -> tuple[Route, dict[str, str]]:
         if route := self._fixed.get(path):

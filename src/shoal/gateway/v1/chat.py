@@ -151,6 +151,5 @@ def _reason(piece: Piece) -> str:
 
 def _token(place: Mapping[str, Any]) -> Json:
     text = place["decoded_token"]
-    return {
-        "token": text, "logprob": place["logprob"], "bytes": None if "\ufffd" in text else [*text.encode()],
-    }  # fmt: skip
+    spelled = place.get("bytes", None if "\ufffd" in text else [*text.encode()])  # vLLM's backend has no bytes
+    return {"token": text, "logprob": place["logprob"], "bytes": spelled}

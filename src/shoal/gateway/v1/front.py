@@ -54,7 +54,8 @@ class ApiFront:
 
     def __init__(self, gate: Gate, configs: Mapping[str, ModelConfig], aliases: Mapping[str, str]) -> None:
         self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
-        self._served = {name: find_served(each) for name, each in mark_decoupled(configs, configs.get).items()}
+        marked = mark_decoupled(configs, configs.get)
+        self._served = {name: find_served(each, marked) for name, each in marked.items()}
         self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
         below = find_below(configs)
@@ -167,7 +168,7 @@ class ApiFront:
 
     async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
         step = asker.at(self._specs[self._steps[asker.model].prompt])
-        return to_response({"input_tokens": await count_tokens(asked.conversation, step)})
+        return to_response({"input_tokens": await count_tokens(asked.conversation, asked.variables, step)})
 
     async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
         steps = self._steps[asker.model]

@@ -13,6 +13,7 @@ from shoal.gateway.core.routes import find_status
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.schema import Count, Name, Number, Places, StopTexts
 from shoal.gateway.v1.writing import Event, Form, Json, answer
+from shoal.generation.sampling import CONTINUES, VARIABLES
 from shoal.pieces import Piece
 
 _TYPES = {
@@ -78,6 +79,12 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         return [*system, *({"role": turn.role, "content": _join(turn.content)} for turn in self.messages)]
 
 
+    @property
+    def variables(self) -> Json:
+        """Variables of the chat template: a last message of the assistant is continued."""
+        return {CONTINUES: True} if self.messages[-1].role == "assistant" else {}
+
+
 class MessageRequest(CountRequest, kw_only=True):
     """Body of ``POST /v1/messages``."""
 
@@ -102,6 +109,7 @@ class MessageRequest(CountRequest, kw_only=True):
         """Return the settings by the names that language models have for them."""
         names = "max_tokens", "temperature", "top_p", "top_k"
         found = {name: getattr(self, name) for name in names} | {"stop_words": self.stop_sequences or None}
+        found[VARIABLES] = self.variables or None
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -190,6 +190,8 @@ class Writing(Body, kw_only=True):
             "min_tokens",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63  # models take seeds from 0
         if self.ignore_eos and (words or self.longest is None):
             raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
         given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens

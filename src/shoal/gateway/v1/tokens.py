@@ -24,7 +24,8 @@ from shoal.generation.weights import read_context
 from shoal.repository.config import ModelConfig
 
 _PROMPT = {"text_input", "messages"}, {"input_ids", "input_lengths"}  # inputs and outputs of the steps
-_TEXT = {"output_ids", "sequence_length"}, {"text_output"}
+_TEXT = {"output_ids", "sequence_length", "carry"}, {"text_output"}
+_CARRY = '{"stops": [], "num_input_tokens": 0, "keeps_specials": true}'
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -94,9 +95,10 @@ def _has(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:
     return inputs <= {each.name for each in spec.inputs} and outputs <= {each.name for each in spec.outputs}
 
 
-async def count_tokens(messages: list[dict[str, str]], step: Asker) -> int:
-    """Return the number of tokens of a chat; ``step`` asks the step for prompts."""
-    answer = await step.infer({"messages": [json.dumps(messages)]})
+async def count_tokens(messages: list[dict[str, str]], variables: Mapping[str, Any], step: Asker) -> int:
+    """Return the number of tokens of a chat with a template's variables; ``step`` asks the step for prompts."""
+    own = {VARIABLES: [json.dumps(variables)]} if variables else {}
+    answer = await step.infer({"messages": [json.dumps(messages)], **own})
     return int(answer["input_lengths"][0, 0])
 
 
@@ -109,7 +111,8 @@ async def answer_tokenize(asked: TokenizeRequest, step: Asker, context: int) -> 
 
 
 async def answer_detokenize(asked: DetokenizeRequest, step: Asker) -> web.Response:
-    """Answer with the text of token ids, without special tokens; ``step`` asks the step for texts."""
+    """Answer with the text of token ids, special tokens included; ``step`` asks the step for texts."""
     ids = np.array([[asked.tokens]], np.int32)
-    answer = await step.infer({"output_ids": ids, "sequence_length": np.array([[ids.size]], np.int32)})
+    lengths = np.array([[ids.size]], np.int32)
+    answer = await step.infer({"output_ids": ids, "sequence_length": lengths, "carry": [_CARRY]})
     return to_response({"prompt": answer["text_output"][0, 0].decode()})

@@ -100,7 +100,10 @@ def draft_encoder(
     message = make_config(
         name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
         [TensorSpec(out, "TYPE_FP32", (made.width,))], artifact=file, max_batch_size=max_batch_size,
-        parameters={ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"},
+        parameters={
+            ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}",
+            **({"api": "embeddings"} if head == EMBEDDING else {}),
+        },
     )  # fmt: skip
     said = [
         encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
