@@ -108,19 +108,25 @@ def make_repository(folder: Path, *, num_instances: int = 1) -> Path:
 class Service:
     """``shoal serve`` over a repository, as a process of its own, in this environment or that of another ``python``.
 
-    ``descriptors`` is how many it may open. With ``SHOAL_TEST_KEYS``, it has keys and TLS (see ``secured.py``), unless
+    ``descriptors`` is how many it may open, and ``main`` are the arguments of Python that start the command. With ``SHOAL_TEST_KEYS``, it has keys and TLS (see ``secured.py``), unless
     ``arguments`` say something about either.
     """
 
     def __init__(
-        self, repository: Path, log: Path, *arguments: object, python: str = sys.executable, descriptors: int = 0
+        self,
+        repository: Path,
+        log: Path,
+        *arguments: object,
+        python: str = sys.executable,
+        descriptors: int = 0,
+        main: Sequence[str] = MAIN,
     ) -> None:
         ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self._secured: Secured | None = None
         if os.environ.get(VARIABLE) and {"--keys", "--tls-cert"}.isdisjoint(map(str, arguments)):
             self._secured = Secured(log)
             arguments = *(each for each in arguments if each != "--open"), *self._secured.options
-        command = [python, *MAIN, "serve", repository, *ports, *arguments]
+        command = [python, *main, "serve", repository, *ports, *arguments]
         if descriptors:
             command = ["prlimit", f"--nofile={descriptors}", *command]
         self.log = log

@@ -393,6 +393,6 @@ def test_a_text_beside_many_others_is_bounded() -> None:
     served = Served(Api.RERANK, "first", "SCORE", second="second")
     nobody: Any = None
     for answering in (answer_rerank(rerank, nobody, served), answer_score(score, nobody, served)):
-        with pytest.raises(ApiError, match="once for each second one, has more than 4194304 characters") as refused:
+        with pytest.raises(ApiError, match="once for each second one, has more than 4194304 bytes") as refused:
             asyncio.run(answering)
         assert refused.value.why is Why.LARGE

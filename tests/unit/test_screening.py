@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.gateway.core.bodies import SMALL
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.rules import Rules, read_rules
-from shoal.gateway.v2.screening import (
-    MOST_BESIDE,
-    MOST_NESTED,
-    MOST_PARAMETERS,
-    SMALL,
-    scan,
-    screen_json,
-    screen_message,
-    screen_nesting,
-)
+from shoal.gateway.v2.scanning import MOST_NESTED, scan, screen_nesting
+from shoal.gateway.v2.screening import MOST_BESIDE, MOST_PARAMETERS, screen_json, screen_message
 from shoal.repository.model_folders import read_configs
 from tests.support.service import make_repository
 
@@ -86,7 +79,7 @@ VALUES = st.recursive(
 def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str, padding: int) -> None:
     """Small requests are parsed; those with NaN, and large ones, are parsed without their data."""
     data = ["x" * padding, *data]
-    count = scan(json.dumps(data).encode())[1] + 1
+    count = scan(json.dumps(data).encode())[1].commas + 1
     body = json.dumps({"id": name, **request(shape=[count], data=data), "outputs": [{"name": "Y"}]})
     passed, request_id = screen_json(body.encode(), 0, RULES)
     assert request_id == name
@@ -110,9 +103,12 @@ def test_pieces_are_scanned_as_one(text: str, offset: int) -> None:
     """Strings and escapes that begin in one piece and end in the next."""
     value = "x" * (PIECE - 20 + offset) + text * 40
     content = json.dumps({"a": [{"b": [value, 1, 2]}, [[]]], "c": [value]}).encode()
-    spans, num_commas = scan(content, 4)
+    spans, counts = scan(content, 4)
     assert [json.loads(content[start:end]) for start, end, _ in spans] == [[value, 1, 2], []]
-    assert ([span.num_values for span in spans], num_commas) == ([3, 1], 4)
+    assert ([span.num_values for span in spans], counts) == ([3, 1], (4, 7, 3, 0))
+    long = content[:-1] + b', "d": ' + b" " * 5000 + b"9" * (PIECE + 5) + b"  }"
+    assert scan(long)[1] == (5, 7, 4, PIECE + 5)
+    assert scan(b"1" * 2000)[1].longest == 2000
     assert [json.loads(content[start:end]) for start, end, _ in scan(content, 2)[0]][1] == [value]
 
 

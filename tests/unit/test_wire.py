@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from shoal.component.spec import ModelSpec
+from shoal.gateway.core.bodies import SMALL
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.v2 import screening
 from shoal.gateway.v2.rules import Rules
-from shoal.gateway.v2.screening import MOST_DIMS, SMALL, Screened, _reduce, screen_grpc
+from shoal.gateway.v2.screening import MOST_DIMS, Screened, _reduce, screen_grpc
 from shoal.gateway.v2.wire import MOST_BYTES, MOST_FIELDS, MOST_VALUES
 
 Request = service_pb2.ModelInferRequest

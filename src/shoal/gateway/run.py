@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from shoal.gateway.control.service import Service
 from shoal.gateway.fronts import open_fronts
 from shoal.gateway.options import Addresses, Options
+
+
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 
 
 def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
@@ -27,4 +31,9 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
         on_ready(at)
         gc.freeze()  # modules and models: a full collection would stop the event loop for 40 ms to look at them
 
+    # By default, glibc keeps blocks of megabytes that were freed for later, for each thread that has had one.
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, 2**19)
+        libc.mallopt(_ARENA_MAX, 2)
     return Service(Path(repository).resolve(), options, open_fronts).run(begin)

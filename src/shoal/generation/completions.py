@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
-_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False))  # of a carry, with the defaults
+# of a carry, with the defaults
+_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False))
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
@@ -433,8 +434,8 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], in
         counts_each, returns, echoed, keeps = (carry.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
-        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and isinstance(counts_each, bool)
-        is_valid = is_valid and isinstance(keeps, bool) and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
+        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and type(counts_each) is type(keeps) is bool
+        is_valid = is_valid and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:

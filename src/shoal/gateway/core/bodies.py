@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TypeVar
 
 from aiohttp import ClientError, web
 
@@ -14,8 +17,22 @@ from shoal.gateway.core.upstream import join
 from shoal.gateway.core.visits import current_visit
 from shoal.gateway.options import MOST_INFLATION
 
+SMALL = 2**14  # bytes; work on more is done outside the event loop
+LARGE = 2**20
 _FEW = 2**16  # bytes of a body that are read whatever a key's limits are, and inflated bytes allowed at any ratio
-one_core = asyncio.Semaphore(1)  # inflates bodies, and reads those of megabytes
+_one_core = asyncio.Semaphore(1)  # inflates bodies, and reads large ones
+T = TypeVar("T")
+
+
+async def work_apart(work: Callable[[], T], num_bytes: int, alone: int = LARGE // 8) -> T:
+    """Return the result of ``work`` on so many bytes: outside the event loop, and alone if they exceed ``alone``.
+
+    Threads that hold the interpreter's lock in turn keep the event loop waiting for each of them.
+    """
+    if num_bytes <= SMALL:
+        return work()
+    async with _one_core if num_bytes > alone else nullcontext():
+        return await asyncio.to_thread(work)
 
 
 async def read_body(request: web.Request, gate: Gate, held: Reservation, most: int = 2**62) -> list[bytes]:
@@ -71,7 +88,7 @@ async def _receive(request: web.Request, gate: Gate, held: Reservation, most: in
 
 async def _inflate(body: bytes, encoding: str, gate: Gate, held: Reservation, most: int) -> bytes:
     most = min(most, len(body) * MOST_INFLATION + _FEW)
-    async with one_core:
+    async with _one_core:
         gate.traffic.grow(held, most)  # the inflated size is known only at the end: reserve the most
         content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))

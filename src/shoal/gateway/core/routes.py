@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from shoal.errors import forget_frames
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.refusals import FAULT, RefusedError, Why, keyless
@@ -22,9 +23,8 @@ _STATUS = {
     Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408, Why.FAULT: 500,
 }  # fmt: skip
 # for web pages: what they may read of an answer, and what they may send, besides the headers that they ask for
-_LIMITS = [
-    f"X-RateLimit-{what}-{kind}" for kind in ("Requests", "Tokens", "At-Once") for what in ("Limit", "Remaining", "Reset")
-]
+_KINDS, _FACTS = ("Requests", "Tokens", "At-Once"), ("Limit", "Remaining", "Reset")  # of the limits of keys
+_LIMITS = [f"X-RateLimit-{fact}-{kind}" for kind in _KINDS for fact in _FACTS]
 _CORS = {
     "Access-Control-Expose-Headers": ", ".join(
         ["Inference-Header-Content-Length", "Retry-After", "Retry-After-Ms", "X-Request-Id", *_LIMITS]
@@ -190,6 +190,7 @@ class HttpRoutes:
 
     def _refuse(self, refused: RefusedError, envelope: Envelope) -> web.Response:
         self._gate.note_refusal(refused)
+        forget_frames(refused)  # or what they hold of the request stays until the next full collection
         current_visit().refuse(refused)
         status = find_status(refused)
         response = web.json_response(envelope(refused, status), status=status)

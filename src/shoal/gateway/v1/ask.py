@@ -10,7 +10,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 from aiohttp import web
@@ -19,6 +19,7 @@ from shoal.client.calls import Answer, Call, Method, join, split, to_arrays
 from shoal.client.grpc_transport import from_grpc, to_grpc
 from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ServerError
+from shoal.gateway.core.bodies import work_apart
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.client_stream import find_metadata, has_left, open_for
 from shoal.gateway.core.gate import Gate
@@ -32,6 +33,9 @@ from shoal.llm.dialects import Dialect, Messages, find_dialect
 from shoal.pieces import Piece
 
 Take = Callable[[int, Piece], Awaitable[None]]
+T = TypeVar("T")
+# bytes for each byte of a request: it is held as text, of up to 4 bytes per character, as JSON, and as it is sent
+COPIES = 8
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
 _SETTINGS = {*Settings.__annotations__}
 _PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
@@ -56,6 +60,25 @@ class Asker:
         """Return an asker of a step of the model."""
         return Asker(self._gate, self.request, self._caller, spec, self._held, self._places)
 
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve memory for so many bytes that the request is about to make, and for their copies.
+
+        Raises:
+            RefusedError: there is no room.
+        """
+        self._gate.traffic.grow(self._held, COPIES * num_bytes)
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on the request, outside of the event loop if that is large.
+
+        Raises:
+            RefusedError: the inputs do not fit the model.
+        """
+        try:
+            return await work_apart(work, self._held.num_bytes)
+        except InputError as error:
+            raise self._to_error(f"{error.what} {error.fix}") from None
+
     # --- language models -------------------------------------------------------------------------------------------
 
     async def write(
@@ -71,14 +94,16 @@ class Asker:
             RefusedError: a prompt or a setting was refused, or an answer was lost.
         """
         dialects = [find_dialect(self._spec.inputs) for _ in prompts]
-        messages = []
-        for prompt, dialect in zip(prompts, dialects, strict=True):
-            try:
+
+        def convert() -> list[bytes]:
+            messages = []
+            for prompt, dialect in zip(prompts, dialects, strict=True):
                 inputs = dialect.to_inputs(prompt, settings, is_streaming=is_streaming)
                 arrays = to_arrays(self._spec.inputs, inputs, is_batched=self._spec.is_batched)
-            except InputError as error:
-                raise self._to_error(f"{error.what} {error.fix}") from None
-            messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
+                messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
+            return messages
+
+        messages = await self.work(convert)
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
         size = self._held.num_bytes // len(messages)
@@ -155,12 +180,13 @@ class Asker:
             RefusedError: the inputs were refused, or the model failed.
         """
         spec = self._spec
-        try:
+
+        def convert() -> tuple[Call, list[Call]]:
             arrays = to_arrays(spec.inputs, values, is_batched=spec.is_batched)
             call = Call(Method.INFER, spec.name, arrays, spec=spec)
-            calls = split(call, spec.max_batch_size) if spec.is_batched else [call]
-        except InputError as error:
-            raise self._to_error(f"{error.what} {error.fix}") from None
+            return call, split(call, spec.max_batch_size) if spec.is_batched else [call]
+
+        call, calls = await self.work(convert)
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(part: Call) -> Answer:

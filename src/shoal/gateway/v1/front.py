@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from shoal.client.calls import find_text_input
-from shoal.gateway.core.bodies import read_body
+from shoal.gateway.core.bodies import SMALL, read_body, work_apart
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.exposure import MOST_LISTED
 from shoal.gateway.core.gate import Gate
@@ -20,7 +19,7 @@ from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.core.routes import Envelope, Route
 from shoal.gateway.core.upstream import join
 from shoal.gateway.v1.answers import MessageError
-from shoal.gateway.v1.ask import Asker
+from shoal.gateway.v1.ask import COPIES, Asker
 from shoal.gateway.v1.chat import answer_chat, answer_completion
 from shoal.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
 from shoal.gateway.v1.errors import ApiError, to_envelope
@@ -38,7 +37,6 @@ from shoal.gateway.v1.tokens import (
     find_steps,
 )
 from shoal.gateway.v1.writing import Json, to_response
-from shoal.gateway.v2.screening import SMALL
 from shoal.repository.apis import Api, find_served, read_labels
 from shoal.repository.call_graph import find_below, mark_decoupled
 from shoal.repository.config import ModelConfig
@@ -189,8 +187,10 @@ class ApiFront:
             raise RefusedError(Why.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json.")
         with self._gate.reserve_memory(caller) as held:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
+            if len(body) > SMALL:
+                self._gate.traffic.grow(held, COPIES * len(body))
             work = partial(decode, kind, body)
-            asked = await asyncio.to_thread(work) if len(body) > SMALL else work()
+            asked = await work_apart(work, len(body))
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
             found = self._find(unquote(model) or asked.model, caller, path)
             places = getattr(asked, "places", Places(""))

@@ -78,7 +78,6 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         system = [{"role": "system", "content": _join(self.system)}] if self.system else []
         return [*system, *({"role": turn.role, "content": _join(turn.content)} for turn in self.messages)]
 
-
     @property
     def variables(self) -> Json:
         """Variables of the chat template: a last message of the assistant is continued."""

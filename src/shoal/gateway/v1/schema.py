@@ -6,6 +6,7 @@ why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -16,12 +17,15 @@ from msgspec import Meta, Struct
 from shoal.errors import suggest
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.v1.errors import ApiError
-from shoal.gateway.v2.screening import screen_nesting
+from shoal.gateway.v2.scanning import MOST_PLAIN, scan, to_dict
 from shoal.generation.sampling import VARIABLES
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
-MOST_VALUES = 2**18 + 2**10  # of a body: decoding millions of them would stop the event loop for a second
+# Decoding holds the interpreter's lock: at these bounds for 40 ms.
+MOST_VALUES = 2**18 + 2**10
+MOST_KEYS = 2**16  # also lists and objects
+MOST_VARIABLES = 2**14  # bytes of a chat template's variables as JSON, which is written again
 IDLE = (
     "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "store",
@@ -44,17 +48,16 @@ _UNSUPPORTED = {
     "truncation": "prompts are never cut", "format": _FORMS,
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
     "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
-    "dimensions": "embeddings have the size that their model gives them", "background_options": _NO_STATE,
+    "background_options": _NO_STATE,
     "moderation": "nothing is moderated", "image": _TEXTS, "context_management": _WHOLE, "compaction": _WHOLE,
     "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _TOOLS,
     "mcp_servers": _TOOLS, "output_config": _FORMS, "output_format": _FORMS, "thread": _NO_STATE,
     "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
     "fallback_credit_token": _FREE, "billing_policy": _FREE,
 }  # fmt: skip
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>[^`]*)`)?$", re.DOTALL)
 _OF_TOOLS = re.compile("'(tool|function)'")  # roles
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown field `"
+_MOST_WORDS = 2**9  # characters of a message that are read
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -220,6 +223,12 @@ class ChatRequest(Writing, kw_only=True):
     web_search_options: None = None
     moderation: None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        check_variables(self.chat_template_kwargs)
 
     @property
     def places(self) -> Places:
@@ -276,7 +285,7 @@ class EmbeddingsRequest(Body, kw_only=True):
 
     input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: None = None
+    dimensions: Count | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -332,34 +341,56 @@ def decode(kind: type[T], body: bytes) -> T:
         ApiError: the body is not JSON, or not such a request; the error names the place.
     """
     try:
-        num_values = screen_nesting(body, MOST_NESTED)
+        _, counts = scan(body, most=MOST_NESTED)
     except RefusedError as refused:
         raise ApiError(refused.message, code="invalid_json") from None
-    if num_values > MOST_VALUES:
-        what = f"The JSON has {num_values} values; at most {MOST_VALUES} are read. Send fewer rows at a time."
-        raise ApiError(what, why=Why.LARGE)
+    for number, most, what in (
+        (counts.commas, MOST_VALUES, "values"), (counts.openings, MOST_KEYS, "lists and objects"),
+        (counts.colons, MOST_KEYS, "keys"), (counts.longest, MOST_PLAIN, "digits in a number"),
+    ):  # fmt: skip
+        if number > most:
+            fewer = f"The JSON has {number} {what}; at most {most} are read. Send fewer rows at a time."
+            raise ApiError(fewer, why=Why.LARGE)
     try:
-        return msgspec.json.decode(body, type=kind)
+        found = msgspec.json.decode(body, type=kind)
+        json.loads(body, object_pairs_hook=to_dict, parse_int=len, parse_float=len)  # for keys that are there twice
     except msgspec.ValidationError as error:
         raise _explain(kind, str(error)) from None
     except (ValueError, RecursionError):  # also: not UTF-8
         raise ApiError("The body is not JSON.", code="invalid_json") from None
+    except ApiError:
+        raise
+    except RefusedError as refused:
+        raise ApiError(refused.message) from None
+    return found
+
+
+def check_variables(variables: Mapping[str, Any] | None) -> None:
+    """Check the variables of a chat template, which are written as JSON several times."""
+    try:
+        size = len(msgspec.json.encode(variables))
+    except OverflowError:  # a number of more than 64 bits
+        size = MOST_VARIABLES + 1
+    if size > MOST_VARIABLES:
+        what = f"{VARIABLES} has more than {MOST_VARIABLES} bytes as JSON, or a number of more than 64 bits."
+        raise ApiError(what, VARIABLES)
 
 
 def _explain(kind: type[Struct], message: str) -> ApiError:
-    found = _PLACE.match(message)
-    assert found is not None
-    what, place = found["what"], (found["place"] or "$").removeprefix("$").removeprefix(".")
-    if unknown := _UNKNOWN.match(what):
-        name = unknown[1]
+    what, is_placed, place = message.rpartition(" - at `$")
+    what, place = (what, place.removesuffix("`").removeprefix(".")) if is_placed else (message, "")
+    what = what[:_MOST_WORDS]
+    if what.startswith(_UNKNOWN):
+        name = what.removeprefix(_UNKNOWN).removesuffix("`")
         param = f"{place}.{name}" if place else name
         if reason := _find_reason(param):
             return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
         known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
         near = f" {suggest(name[:60], known)}" if known else ""
         return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
-    if missing := _MISSING.match(what):
-        place = f"{place}.{missing[1]}" if place else missing[1]
+    if what.startswith(_MISSING):
+        missing = what.removeprefix(_MISSING).removesuffix("`")
+        place = f"{place}.{missing}" if place else missing
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     reason = _TOOLS if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
     if reason or what.startswith("Expected `null`"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
 import time
 from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ import numpy as np
 from aiohttp import web
 
 from shoal.component.spec import ModelSpec
+from shoal.gateway.core.bodies import work_apart
 from shoal.gateway.core.refusals import Why
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError
@@ -29,22 +32,23 @@ from shoal.gateway.v1.writing import to_response
 from shoal.repository.apis import Served
 
 _USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tokens
-_LARGE = 2**16  # numbers of an answer that are encoded outside the event loop
+_VALUE = 8  # bytes of a number of an answer
 
 
 async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Served) -> web.Response:
     """Answer with an embedding for each text, in their order."""
     array = await _infer({served.text: asked.texts}, asker, served)
+    if asked.dimensions not in (None, array.shape[1]):
+        what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {array.shape[1]}."
+        raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
 
-    def encode() -> bytes:
-        if asked.encoding_format == "base64":
-            rows: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in array]
-        else:
-            rows = array.tolist()
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
-        return msgspec.json.encode({"object": "list", "data": data, "model": asked.model, "usage": _USAGE})
+    def to_row(index: int, row: Any) -> dict[str, Any]:
+        is_text = asked.encoding_format == "base64"
+        embedding = base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist()
+        return {"object": "embedding", "index": index, "embedding": embedding}
 
-    return await _to_response(encode, array.size)
+    head = {"object": "list", "model": asked.model, "usage": _USAGE}
+    return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
 async def answer_classify(
@@ -56,22 +60,15 @@ async def answer_classify(
         what = f"The model's output {served.output} has {array.shape[1]} classes for {len(labels)} labels."
         raise ApiError(what, "model")
 
-    def encode() -> bytes:
-        data = [
-            {
-                "index": index,
-                "label": labels[int(np.argmax(array[index]))] if labels else None,
-                "probs": row,
-                "num_classes": len(row),
-            }
-            for index, row in enumerate(array.tolist())
-        ]
-        return msgspec.json.encode({
-            "id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()),
-            "model": asked.model, "data": data, "usage": {**_USAGE, "completion_tokens": 0},
-        })  # fmt: skip
+    def to_row(index: int, row: Any) -> dict[str, Any]:
+        label = labels[int(np.argmax(row))] if labels else None
+        return {"index": index, "label": label, "probs": row.tolist(), "num_classes": len(row)}
 
-    return await _to_response(encode, array.size)
+    head = {
+        "id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
+        "usage": {**_USAGE, "completion_tokens": 0},
+    }  # fmt: skip
+    return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
 async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> web.Response:
@@ -96,9 +93,11 @@ async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web
 
 
 async def _score(first: list[str], second: list[str], asker: Asker, served: Served) -> list[float]:
-    if sum(map(len, first)) > MOST_BODY:
-        what = f"The first text, once for each second one, has more than {MOST_BODY} characters."
+    size = sum(map(len, first))  # of characters, which encoding may multiply by 4
+    if size > MOST_BODY or (size := sum(len(text.encode()) for text in first)) > MOST_BODY:
+        what = f"The first text, once for each second one, has more than {MOST_BODY} bytes."
         raise ApiError(f"{what} Send fewer at a time.", why=Why.LARGE)
+    asker.reserve(size)
     array = await _infer({served.text: first, served.second: second}, asker, served)
     scores: list[float] = array[:, 0].tolist()
     return scores
@@ -106,31 +105,39 @@ async def _score(first: list[str], second: list[str], asker: Asker, served: Serv
 
 async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, text: str) -> web.Response:
     """Answer with the outputs for each instance: a text, for the input ``text``, or values by input."""
-    rows = [_to_row(number, each, text) for number, each in enumerate(asked.instances)]
-    alike = defaultdict[tuple[str, ...], list[int]](list)  # numbers of the rows with the same inputs
-    for number, row in enumerate(rows):
-        alike[tuple(sorted(row))].append(number)
+    rows, alike = await asker.work(partial(_group, asked.instances, text))
     if not spec.is_batched and len(rows) > 1:
         raise ApiError("The model takes one instance at a time.", "instances")
-    found: list[tuple[list[int], dict[str, Any]]] = []
+    found: dict[int, tuple[int, dict[str, Any]]] = {}  # by row: its place in the outputs with it
+    num_values = 0
     for names, numbers in alike.items():
-        picked = [rows[number] for number in numbers]
-        values = {name: [row[name] for row in picked] if spec.is_batched else picked[0][name] for name in names}
+        values = {
+            name: [rows[number][name] for number in numbers] if spec.is_batched else rows[0][name] for name in names
+        }
         answer = await asker.infer(values)
         columns = {name: array if spec.is_batched else array[None] for name, array in answer.items()}
         for name, array in columns.items():
             if len(array) != len(numbers):
                 raise ApiError(f"The model does not answer each row with a row of {name}.", "instances")
-        found.append((numbers, columns))
+        num_values += sum(array.size for array in columns.values())
+        found |= {number: (at, columns) for at, number in enumerate(numbers)}
 
-    def encode() -> bytes:
-        predictions: list[Any] = [None] * len(rows)
-        for numbers, columns in found:
-            for at, number in enumerate(numbers):
-                predictions[number] = {name: _to_python(array[at]) for name, array in columns.items()}
-        return msgspec.json.encode({"predictions": predictions})
+    def to_prediction(number: int) -> dict[str, Any]:
+        at, columns = found[number]
+        return {name: _to_python(array[at]) for name, array in columns.items()}
 
-    return await _to_response(encode, sum(array.size for _, columns in found for array in columns.values()))
+    return await _to_response({}, "predictions", map(to_prediction, range(len(rows))), num_values)
+
+
+def _group(
+    instances: Iterable[str | dict[str, Any]], text: str
+) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
+    """Return the rows of instances, and the numbers of those with the same inputs."""
+    rows = [_to_row(number, each, text) for number, each in enumerate(instances)]
+    alike = defaultdict[tuple[str, ...], list[int]](list)
+    for number, row in enumerate(rows):
+        alike[tuple(sorted(row))].append(number)
+    return rows, alike
 
 
 def _to_row(number: int, instance: str | dict[str, Any], text: str) -> dict[str, Any]:
@@ -163,6 +170,12 @@ async def _infer(values: dict[str, list[str]], asker: Asker, served: Served) -> 
     return array
 
 
-async def _to_response(encode: Any, num_values: int) -> web.Response:
-    body = await asyncio.to_thread(encode) if num_values > _LARGE else encode()
+async def _to_response(head: dict[str, Any], name: str, rows: Iterable[Any], num_values: int) -> web.Response:
+    """Return the JSON of ``head`` and of the list ``name``; each row by a call of its own, which is short."""
+
+    def encode() -> bytes:
+        begin = msgspec.json.encode(head)[:-1] + (b"," if head else b"")
+        return begin + f'"{name}":['.encode() + b",".join(map(msgspec.json.encode, rows)) + b"]}"
+
+    body = await work_apart(encode, num_values * _VALUE)
     return web.Response(body=body, content_type="application/json")

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from shoal.component.parameters import Parameters
 from shoal.gateway.v1.ask import Asker
 from shoal.gateway.v1.errors import ApiError
-from shoal.gateway.v1.schema import Message, Name
+from shoal.gateway.v1.schema import Message, Name, check_variables
 from shoal.gateway.v1.writing import to_response
 from shoal.generation.sampling import VARIABLES
 from shoal.generation.weights import read_context
@@ -41,6 +41,10 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template: None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        check_variables(self.chat_template_kwargs)
 
     @property
     def inputs(self) -> dict[str, list[str]]:

@@ -27,6 +27,7 @@ from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
+from shoal.gateway.core.bodies import SMALL, work_apart
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.client_stream import has_left, open_for
 from shoal.gateway.core.gate import Gate
@@ -34,7 +35,8 @@ from shoal.gateway.core.refusals import FailedError, RefusedError, Why
 from shoal.gateway.core.relay import Answer
 from shoal.gateway.core.upstream import PIECE, cut
 from shoal.gateway.v2.rules import Rules
-from shoal.gateway.v2.screening import READ, SMALL, scan, screen_message, screen_nesting
+from shoal.gateway.v2.scanning import scan, screen_nesting, to_dict
+from shoal.gateway.v2.screening import READ, screen_message
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms
 MOST_VALUES = 2**16  # in the JSON of a request
@@ -71,7 +73,7 @@ class Generate:
             screen_message(message, self._rules)
             return message, given_id
 
-        return await asyncio.to_thread(work) if len(body) > SMALL else work()
+        return await work_apart(work, len(body))
 
     async def answer(
         self, request: web.Request, caller: Caller, message: Any, given_id: str, num_bytes: int, *, is_whole: bool
@@ -190,12 +192,12 @@ def to_message(body: bytes, rules: Rules, version: str) -> tuple[Any, str]:
     if len(body) > MOST_BODY:
         raise RefusedError(Why.LARGE, f"The JSON has {len(body)} bytes; generate takes {MOST_BODY}. Use infer.")
     if len(body) > SMALL:
-        if (count := scan(body)[1] + 1) > MOST_VALUES:
+        if (count := scan(body)[1].commas + 1) > MOST_VALUES:
             raise RefusedError(Why.LARGE, f"The JSON has {count} values; generate takes {MOST_VALUES}. Use infer.")
     else:
         screen_nesting(body)
     try:
-        document = json.loads(body.decode(*_RAW), object_pairs_hook=_to_dict)
+        document = json.loads(body.decode(*_RAW), object_pairs_hook=to_dict)
         given_id, nested = document.pop("id", ""), document.pop("parameters", {})
         if not isinstance(given_id, str) or not isinstance(nested, dict):
             raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
@@ -229,16 +231,6 @@ def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator
         raise RefusedError(Why.WRONG, f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
     yield from document.items()
     yield from nested.items()
-
-
-def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Convert an object of JSON. Of two equal keys, Triton would take the first one."""
-    found = dict[str, Any]()
-    for name, value in pairs:
-        if name in found:
-            raise RefusedError(Why.WRONG, f"{name!r:.60} is given twice. Give it once.")
-        found[name] = value
-    return found
 
 
 def _to_array(tensor: TensorSpec, value: Any, spec: ModelSpec) -> Array:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from shoal.component.spec import STOP
-from shoal.gateway.core.bodies import one_core, read_body
+from shoal.gateway.core.bodies import LARGE, read_body, work_apart
 from shoal.gateway.core.callers import Caller, Scope
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Reservation
@@ -30,7 +28,7 @@ from shoal.gateway.core.routes import HttpRoutes, Route
 from shoal.gateway.core.upstream import PIECE, Reply, Upstream, cut, join
 from shoal.gateway.v2.generate import Generate
 from shoal.gateway.v2.rules import Rules
-from shoal.gateway.v2.screening import LARGE, SMALL, screen_json
+from shoal.gateway.v2.screening import screen_json
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _CLOSED = {
@@ -140,11 +138,8 @@ class HttpFront:
             headers = _request_headers(request)
             lengths = request.headers.getall(_HEAD_LENGTH, [])
             work = partial(_screen, parts, lengths, headers, self._rules[model])
-            if held.num_bytes <= (LARGE // 8 if lengths else SMALL):
-                body, request_id = work()
-            else:
-                async with one_core if held.num_bytes > LARGE else nullcontext():
-                    body, request_id = await asyncio.to_thread(work)
+            is_quick = lengths and held.num_bytes <= LARGE // 8
+            body, request_id = work() if is_quick else await work_apart(work, held.num_bytes, LARGE)
             del work, parts  # a copy of the body
             if self._gate.requests.may_stop(model, body) and _is_stop(body, headers):
                 self._gate.stop(caller, model, request_id)

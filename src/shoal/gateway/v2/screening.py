@@ -22,40 +22,33 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import WITH_FINAL
 from shoal.component.spec import TensorSpec
+from shoal.gateway.core.bodies import SMALL
 from shoal.gateway.core.refusals import RefusedError, Why, closed
 from shoal.gateway.core.upstream import PIECE
 from shoal.gateway.v2.rules import Rules
+from shoal.gateway.v2.scanning import scan, screen_nesting
 from shoal.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
 
-MOST_NESTED = 64  # brackets of JSON within each other
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
 MOST_DIMS = 64
 MOST_PARAMETERS = 128  # of a request, and of each of its inputs and outputs
 MOST_ID_BYTES = 2**10  # of a request's id, which is in each of its answers
 MOST_BESIDE = 2**16  # bytes of an infer request's JSON without its data
-MOST_LISTS = 4096  # in an infer request's JSON, without lists within data
 _ITEM_BYTES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
 }  # fmt: skip
 _NOT_CLASSIFIED = ("TYPE_STRING", "TYPE_BOOL", "TYPE_FP16", "TYPE_BF16")
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
-LARGE = 2**20  # bytes; larger requests are screened outside the event loop
-SMALL = 2**14  # bytes; larger requests are screened outside the event loop, and their data is not parsed
 _ID, _INPUTS, _RAW = 3, 5, 7  # numbers of fields of a ModelInferRequest
 _ONCE = {1: "model_name", 2: "model_version", _ID: "id"}
 _CONTENTS = 5  # and of an InferInputTensor
 _ONCE_BY_INPUT = {1: "name", 2: "datatype", _CONTENTS: "contents"}
-_QUOTE, _OPENING, _CLOSING, _COMMA = 1, 2, 3, 4
-_KINDS = np.zeros(256, np.uint8)  # of JSON's structural characters
-for _kind, _characters in enumerate((b'"', b"[{", b"]}", b","), 1):
-    _KINDS[list(_characters)] = _kind
 _LONG = 2**10  # bytes of a list
 _DATA_LEVEL = 4  # of the brackets around an input's data
 
@@ -169,69 +162,6 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
 def _has_nan(content: bytes) -> bool:
     """Whether JSON has numbers that Triton reads and msgspec does not."""
     return b"NaN" in content or b"Infinity" in content
-
-
-def screen_nesting(content: bytes, most: int = MOST_NESTED) -> int:
-    """Return the number of commas outside strings; 0 if ``content`` is small.
-
-    Raises:
-        RefusedError: brackets are nested deeper than ``most``, whether or not ``content`` is valid JSON.
-    """
-    if len(content) > SMALL or content.count(b"[") + content.count(b"{") > most:
-        return scan(content, most=most)[1]
-    return 0
-
-
-class Span(NamedTuple):
-    """Place of a list in JSON, with its brackets, and the number of its values, those of lists within it included."""
-
-    start: int
-    end: int
-    num_values: int
-
-
-def scan(content: bytes, level: int = 0, most: int = MOST_NESTED) -> tuple[list[Span], int]:
-    """Find the lists of JSON whose brackets are the ``level``-th ones from outside, and count the commas.
-
-    Return these lists, and the number of commas outside strings. For content that is not
-    valid JSON, the result is right up to the first error, where parsers stop.
-
-    Raises:
-        RefusedError: brackets are nested deeper than ``most``, or there are too many such lists.
-    """
-    depth = deepest = num_commas = num_quotes = 0
-    starts, ends, is_escaped = list[tuple[int, int]](), list[tuple[int, int]](), False
-    for at in range(0, len(content), PIECE):
-        piece = content[at : at + PIECE]
-        # without escapes, each second quote ends a string; replacing them by spaces keeps all positions
-        piece = (b" " + piece[1:] if is_escaped else piece).replace(b"\\\\", b"  ")
-        is_escaped = piece.endswith(b"\\")
-        kinds = _KINDS[np.frombuffer(piece.replace(b'\\"', b"  "), np.uint8)]
-        places = np.flatnonzero(kinds)
-        kinds = kinds[places]
-        quotes = num_quotes + np.cumsum(kinds == _QUOTE)
-        num_quotes = int(quotes[-1]) if len(quotes) else num_quotes
-        is_outside = (quotes % 2 == 0) & (kinds != _QUOTE)
-        places, kinds = places[is_outside], kinds[is_outside]
-        commas = num_commas + np.cumsum(kinds == _COMMA)
-        depths = depth + np.cumsum((kinds == _OPENING).astype(int) - (kinds == _CLOSING))
-        if not len(depths):
-            continue
-        depth, deepest, num_commas = int(depths[-1]), max(deepest, int(depths.max())), int(commas[-1])
-        if level:
-            is_start, is_end = (kinds == _OPENING) & (depths == level), (kinds == _CLOSING) & (depths == level - 1)
-            starts += zip((at + places[is_start]).tolist(), commas[is_start].tolist(), strict=True)
-            ends += zip((at + places[is_end] + 1).tolist(), commas[is_end].tolist(), strict=True)
-            if len(starts) > MOST_LISTS:
-                raise RefusedError(Why.WRONG, f"The JSON has more than {MOST_LISTS} lists besides its inputs' data.")
-    if deepest > most:
-        raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {most} are read.")
-    spans = [
-        Span(start, end, after - before + 1)
-        for (start, before), (end, after) in zip(starts, ends, strict=False)
-        if content[start] == ord("[") and start < end
-    ]
-    return spans, num_commas
 
 
 # --- protobuf --------------------------------------------------------------------------------------------------------
