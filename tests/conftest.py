@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from typing import Any
 
 # Before torch is imported: active waiting at OpenMP barriers collapses beside the server's own threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+PROCESSOR = "SHOAL_TEST_PROCESSOR"  # an environment variable: avx2 hides what newer processors have
+if os.environ.get(PROCESSOR) == "avx2":
+    os.environ |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "SHOAL_BF16": "0"}
 
 import numpy as np
 import pytest
@@ -55,6 +59,18 @@ def variables() -> Iterator[None]:
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide the newer instructions of this processor from the code, if the run shall be one on a processor with AVX2."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(PROCESSOR) == "avx2":
+            known = tmp_path_factory.mktemp("processor") / "cpuinfo"
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+            known.write_text(re.sub(r" (avx512|amx|avx_vnni)\w*", "", text), encoding="utf-8")
+            patch.setattr("shoal.machine._CPUS", known)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
