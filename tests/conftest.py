@@ -14,9 +14,6 @@ from typing import Any
 
 # Before torch is imported: active waiting at OpenMP barriers collapses beside the server's own threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-PROCESSOR = "SHOAL_TEST_PROCESSOR"  # an environment variable: avx2 hides what newer processors have
-if os.environ.get(PROCESSOR) == "avx2":
-    os.environ |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "SHOAL_BF16": "0"}
 
 import numpy as np
 import pytest
@@ -28,6 +25,9 @@ from shoal.server.launch import Server
 from tests.support.report import Regions, Report
 from tests.support.secured import VARIABLE
 
+PROCESSOR = "SHOAL_TEST_PROCESSOR"  # an environment variable: avx2 hides what newer processors have
+if os.environ.get(PROCESSOR) == "avx2":  # before torch is imported
+    os.environ |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "SHOAL_BF16": "0"}
 pytest_plugins = [
     f"tests.support.{name}"
     for name in ("artifacts", "buckets", "bulk", "commands", "disks", "environments", "skeletons")
