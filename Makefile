@@ -44,12 +44,13 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm openai keys \
-            latency front
+            latency front processors
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
 
 verify-keys: export SHOAL_TEST_KEYS := 1
+verify-processors: export SHOAL_TEST_PROCESSOR := avx2
 verify-%: $(VENV)/.installed $(VENV)/.wheels
 	$(if $(VERIFY_$*),$(BIN)/$(VERIFY_$*),$(error There is no subject $*. Known: $(SUBJECTS)))
 
@@ -70,6 +71,7 @@ VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,t
                        test_llm_clients test_log_probs openai/test_openai_whole test_option_served test_refused_memory \
                        test_rows test_service_load test_storms test_streams test_streams_left \
                        test_streams_served test_supervisor test_texts test_whole))
+VERIFY_processors   := pytest --numprocesses 2 tests/unit tests/served
 VERIFY_openai       := pytest --verify tests/slow/openai
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from shoal.server.launch import Server
 from tests.support.report import Regions, Report
 from tests.support.secured import VARIABLE
 
+PROCESSOR = "SHOAL_TEST_PROCESSOR"  # an environment variable: avx2 hides what newer processors have
+if os.environ.get(PROCESSOR) == "avx2":  # before torch is imported
+    os.environ |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "SHOAL_BF16": "0"}
 pytest_plugins = [
     f"tests.support.{name}"
     for name in ("artifacts", "buckets", "bulk", "commands", "disks", "environments", "skeletons")
@@ -55,6 +59,18 @@ def variables() -> Iterator[None]:
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide the newer instructions of this processor from the code, if the run shall be one on a processor with AVX2."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(PROCESSOR) == "avx2":
+            known = tmp_path_factory.mktemp("processor") / "cpuinfo"
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+            known.write_text(re.sub(r" (avx512|amx|avx_vnni)\w*", "", text), encoding="utf-8")
+            patch.setattr("shoal.machine._CPUS", known)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
 from shoal.gateway.core.callers import Caller
 
-MINE, YOURS = Caller("mine"), Caller("yours")
+MINE, YOURS, THEIRS = Caller("mine"), Caller("yours"), Caller("theirs")
 
 
 class Clock:
@@ -94,24 +94,25 @@ def test_lost_requests_are_no_work_done(clock: Clock) -> None:
     assert admission.refuse(0) is not None
 
 
-def test_a_caller_gets_all_places_until_another_needs_one(clock: Clock) -> None:
-    admission = Admission(1.0, slots=4, share=0.5, clock=clock)
+def test_another_caller_is_admitted_beyond_the_places_that_one_has_taken() -> None:
+    admission = Admission(1.0, slots=4, share=0.5)
     for _ in range(16):
         assert admission.refuse(0, MINE) is None
         admission.enter(0, MINE)
     assert admission.refuse(0, MINE) is not None
-    assert admission.refuse(0, YOURS) is not None
-    admission.leave(0, MINE, is_done=True)
-    assert admission.refuse(0, MINE) is not None, "it has more than its share, and another one waits"
-    assert admission.refuse(0, YOURS) is None
-    admission.enter(0, YOURS)
     for _ in range(8):
+        assert admission.refuse(0, YOURS) is None
+        admission.enter(0, YOURS)
+    assert admission.refuse(0, YOURS) is not None, "it has its share"
+    for _ in range(8):
+        assert admission.refuse(0, THEIRS) is None
+        admission.enter(0, THEIRS)
+    assert admission.refuse(0, Caller("a fourth one")) is not None, "twice the places are taken"
+    for _ in range(9):
         admission.leave(0, MINE, is_done=True)
     assert admission.refuse(0, MINE) is None, "it has less than its share"
-    admission.enter(0, MINE)
-    assert admission.refuse(0, MINE) is not None
-    clock.now += 60
-    assert admission.refuse(0, MINE) is None, "the other one has not asked for long"
+    admission.leave(0, THEIRS, is_done=True)
+    assert admission.refuse(0, Caller("a fourth one")) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.floats(0, 20)), max_size=60))

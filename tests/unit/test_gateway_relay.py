@@ -18,6 +18,7 @@ from shoal.gateway.core.refusals import FailedError, LostError, RefusedError
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.turns import Turns
 from shoal.gateway.options import Limits
 from shoal.repository.call_graph import sort_decoupled
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs
@@ -490,5 +491,102 @@ def test_the_last_answer(model: str, error: str, is_final: bool | None, is_last:
         message = service_pb2.ModelStreamInferResponse.FromString(await call.read())
         requests = StreamRequests(CONFIGS)
         assert requests.count(requests.begin(model, ""), message) == is_last
+
+    run(work())
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_their_turn() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.traffic._turns["llm"] = Turns(2)
+        with bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            ids = [await bench.send() for _ in range(4)]
+            await relay.finish()
+            await settle()
+            assert (len(bench.call.written), bench.call.is_done_writing) == (2, False)
+            assert bench.traffic.in_flight("llm") == 4
+            for number, own_id in enumerate(ids):
+                bench.call.say(own_id, is_final=True)
+                await settle()
+                assert len(bench.call.written) == min(4, number + 3)
+            assert bench.call.is_done_writing
+            bench.call.finish()
+            await reading
+        assert [answer.is_last for answer in bench.answers] == [True] * 4
+        assert not bench.traffic.turns("llm")._sent
+
+    run(work())
+
+
+def test_a_client_that_leaves_waits_for_no_turn() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.traffic._turns["llm"] = Turns(1)
+        with bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            first, second = [await bench.send() for _ in range(2)]
+            relay.leave()
+            assert [request.own_id for request in relay.dropped] == [second]
+            assert (list(relay.unanswered), bench.traffic.in_flight("llm")) == ([first], 1)
+            await bench.send()  # it has left: dropped as well
+            assert bench.traffic.in_flight("llm") == 1
+            await relay.finish()
+            bench.call.say(first, is_final=True)
+            bench.call.finish()
+            await reading
+            assert relay.is_answered
+        assert not bench.traffic.turns("llm")._sent
+        assert not bench.traffic.turns("llm")._waiting
+
+    run(work())
+
+
+def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.traffic._turns["llm"] = Turns(1)
+        others = bench.traffic.turns("llm").enter(Caller("another"))
+        with bench.relay as relay:
+            bench.traffic.turns("llm")._sent[MINE.id] = 1
+            reading = asyncio.create_task(bench.read())
+            await bench.send()
+            await settle()
+            assert not bench.upstream.fake.calls
+            relay.end()
+            with pytest.raises(RefusedError, match="ended while it had this request"):
+                await reading
+        bench.traffic.turns("llm").leave(others)
+        assert bench.traffic.in_flight("llm") == 0
+        assert not bench.traffic.turns("llm")._waiting
+
+    run(work())
+
+
+def test_a_closed_connection_is_a_lost_request() -> None:
+    async def work() -> None:
+        for is_waiting in (False, True):
+            bench = Bench()
+
+            def fail(*_: object, **__: object) -> None:
+                raise grpc.aio.UsageError("Channel is closed.")
+
+            bench.upstream.fake.stream_stream = lambda _: fail  # type: ignore[assignment, method-assign, return-value]
+            with bench.relay:
+                if is_waiting:
+                    bench.traffic._turns["llm"] = Turns(1)
+                    turn = bench.traffic.turns("llm").enter(MINE)
+                    reading = asyncio.create_task(bench.read())
+                    await bench.send()
+                    bench.traffic.turns("llm").leave(turn)
+                    with pytest.raises(RefusedError, match="ended while it had this request"):
+                        await reading
+                else:
+                    with pytest.raises(RefusedError, match="ended while it had this request"):
+                        await bench.send()
+            assert bench.traffic.in_flight("llm") == 0
 
     run(work())

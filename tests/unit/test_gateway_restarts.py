@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -189,9 +190,10 @@ def test_a_launch_that_is_cancelled_stops_what_it_started(monkeypatch: pytest.Mo
 def test_drain(play: Play, caplog: pytest.LogCaptureFixture, seconds: float, is_late: bool) -> None:
     async def scene(service: FakeService) -> None:
         stream = FakeStream(ANYONE, ["a"])
-        service.traffic.admit("b", 0, ANYONE)
+        admitted = ExitStack()
+        admitted.enter_context(service.traffic.admit("b", 0, ANYONE))
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, lambda: service.traffic.release("b", 0, ANYONE, is_done=True))
+        loop.call_later(seconds, admitted.close)
         start, draining = loop.time(), asyncio.create_task(service.supervisor.drain())
         await settle()
         assert service.active.closed == "it is stopping"

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -351,7 +352,7 @@ def test_facts_about_models() -> None:
 
 
 def test_health_and_metrics() -> None:
-    async def work() -> None:
+    async def work(stack: ExitStack) -> None:
         gate = make_gate(is_open=False)
         health = Health(gate, {"plain": Canary("plain", {}, latency=0.5)})
 
@@ -366,7 +367,7 @@ def test_health_and_metrics() -> None:
         assert "shoal_ready 0.0" in str((await get("/metrics")).text)
         gate.active.upstream, gate.active.closed = FakeUpstream(), ""
         assert (await get("/health/ready")).status == 200
-        gate.traffic.admit("plain", 1, MINE)
+        stack.enter_context(gate.traffic.admit("plain", 1, MINE))
         gate.traffic.count("plain", "answered")
         gate.note_refusal(RefusedError(Why.LARGE, "no"))
         health.restarts["died"] += 1
@@ -382,4 +383,5 @@ def test_health_and_metrics() -> None:
             assert line in text.splitlines()
         assert 'shoal_streams{model="llm"}' not in text, "it is not exposed"
 
-    asyncio.run(work())
+    with ExitStack() as stack:
+        asyncio.run(work(stack))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Bench:
         self.gate: Gate | None = None
         self.is_closed, self.ready = False, list[Addresses]()
         self.schedule: dict[float, Callable[[], Any]] = {}
-        self.ended = 0.0
+        self.ended, self._admitted = 0.0, ExitStack()
         monkeypatch.setattr(module, "check_start", lambda _: None)
         monkeypatch.setattr(module, "clean_up", lambda: [Path("/tmp/left")])
         monkeypatch.setattr("resource.setrlimit", lambda *_: None)
@@ -68,11 +68,10 @@ class Bench:
 
     def admit(self) -> None:
         assert self.gate is not None
-        self.gate.traffic.admit("other", 0, ANYONE)
+        self._admitted.enter_context(self.gate.traffic.admit("other", 0, ANYONE))
 
     def release(self) -> None:
-        assert self.gate is not None
-        self.gate.traffic.release("other", 0, ANYONE, is_done=True)
+        self._admitted.close()
 
 
 @pytest.fixture

@@ -163,13 +163,12 @@ def test_failing_canaries(play: Play, kind: Kind, model: str, faults: dict[str, 
 
 def test_models_that_are_full_or_blocked_get_no_canary(play: Play) -> None:
     async def scene(service: FakeService) -> None:
-        service.traffic.admit("a", 0, ANYONE)
         service.active.blocked = {"both": "it died"}
         calls = service.upstreams[0].client.calls
-        calls.clear()
-        await asyncio.sleep(20)
-        assert calls == []
-        service.traffic.release("a", 0, ANYONE, is_done=True)
+        with service.traffic.admit("a", 0, ANYONE):
+            calls.clear()
+            await asyncio.sleep(20)
+            assert calls == []
         answered = service.active.answered
         await asyncio.sleep(5)
         assert {call.model for call in calls} == {"a"}

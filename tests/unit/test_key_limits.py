@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,9 +59,8 @@ def ask(account: Account) -> bool:
         account.check()
     except RefusedError:
         return False
-    account.enter()
-    account.leave()
-    return True
+    with account.use():
+        return True
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -114,14 +114,41 @@ def test_tokens_of_the_minute_decide_before_a_request(clock: Clock) -> None:
 
 def test_requests_at_once() -> None:
     account = Account("team", KeyLimits(at_once=2))
-    for _ in range(2):
+    with account.use():
         account.check()
-        account.enter()
-    assert dict(account.headers()) == {"x-ratelimit-limit-at-once": "2", "x-ratelimit-remaining-at-once": "0"}
-    with pytest.raises(RefusedError, match="its limit is 2 requests at once"):
+        with account.use():
+            assert dict(account.headers()) == {"x-ratelimit-limit-at-once": "2", "x-ratelimit-remaining-at-once": "0"}
+            with pytest.raises(RefusedError, match="its limit is 2 requests at once"):
+                account.check()
         account.check()
-    account.leave()
-    account.check()
+
+
+def test_parts_of_a_request_count_as_one() -> None:
+    gate, account = make_gate(), Account("team", KeyLimits(1, at_once=1))
+    caller = Caller("x", account=account)
+    with gate.traffic.count_once(caller) as sender, ExitStack() as parts:
+        assert sender == caller
+        for _ in range(3):
+            parts.enter_context(gate.traffic.admit("plain", 1, sender))
+        assert account._at_once == 1
+        parts.close()
+        assert account._at_once == 1, "until the request has ended"
+        with gate.traffic.admit("plain", 1, sender):
+            pass
+    assert (account._at_once, account._requests.used) == (0, 1)
+    with gate.traffic.count_once(caller) as sender, pytest.raises(RefusedError, match="1 requests a minute"):
+        gate.traffic.admit("plain", 1, sender).__enter__()
+    assert gate.traffic.in_flight("plain") == 0
+
+
+def test_a_request_of_which_no_part_is_admitted_is_not_counted() -> None:
+    gate, account = make_gate(), Account("team", KeyLimits(1))
+    with gate.traffic.count_once(Caller("x", account=account)) as sender:
+        assert sender.together is not None
+        assert sender.together._account is account
+    assert account._requests.used == 0
+    with gate.traffic.count_once(MINE) as sender:
+        assert sender is MINE
 
 
 def test_a_window_keeps_few_entries(clock: Clock) -> None:
@@ -142,7 +169,7 @@ def test_the_gate_counts_inference_alone_and_gives_back(clock: Clock) -> None:
         async def call(_: Any, __: str) -> str:
             assert account._at_once == 1
             with pytest.raises(RefusedError, match="its limit is"):
-                gate.traffic.admit("plain", 1, caller)
+                gate.traffic.admit("plain", 1, caller).__enter__()
             raise FailedError(400, "wrong")
 
         for _ in range(2):
@@ -152,7 +179,8 @@ def test_the_gate_counts_inference_alone_and_gives_back(clock: Clock) -> None:
             await gate.ask(caller, "plain", b"x", call)
         assert caught.value.why is Why.LIMIT
         assert account._at_once == 0
-        gate.traffic.admit("", 1, caller)  # a question about the server
+        with gate.traffic.admit("", 1, caller):  # a question about the server
+            pass
         assert gate.traffic.outcomes["plain", "refused"] == 3
         assert gate.traffic.in_flight("plain") == 0
 

@@ -175,6 +175,27 @@ def test_context(prompts: Prompts) -> None:
     assert prompts.request({"text_input": b"\x00"})["request_output_len"] == 20
 
 
+def test_a_text_that_cannot_fit_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, sizes = make_tokenizer(), list[int]()
+    prompts = Prompts(tokenizer, llama2, context=100)
+
+    def count(self: Prompts, text: str) -> list[int]:
+        sizes.append(len(text))
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    monkeypatch.setattr(Prompts, "_ids", count)
+    with pytest.raises(InputError, match=r"has more than \d+ tokens; the model's context is 100, with the answer"):
+        prompts.encode("The cat sat. " * 50_000)
+    with pytest.raises(InputError, match="has more than"):
+        prompts.encode(messages=[{"role": "user", "content": "The cat sat. " * 50_000}])
+    assert sizes == [8 * 164] * 2
+    # tokens of many characters: the text is longer than the beginning that is tried, and fits
+    tokenizer.add_tokens(["-" * 50])
+    sizes.clear()
+    assert len(prompts.encode("-" * 50 * 95)) == 96
+    assert sizes == [8 * 164]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -193,7 +214,13 @@ def test_context(prompts: Prompts) -> None:
         ({"text_input": b"a", "stop_words": [b"x"] * 65}, "stop_words has 65 entries; at most 64"),
         ({"text_input": b"a", "bad_words": [b"x"] * 65}, "bad_words has 65 entries; at most 64"),
         ({"text_input": b"a", "stop_words": [b"\xff"]}, r"stop_words\[0\] is not valid UTF-8"),
-        ({"text_input": b"a", "stop_words": [b"x" * 5000]}, r"stop_words has \d+ bytes as JSON; at most 4096"),
+        ({"text_input": b"a", "stop_words": [b"x" * 5000]}, r"stop_words has 5000 characters; at most 4096"),
+        ({"text_input": b"a", "stop_words": ["é".encode() * 4000]}, r"stop_words has \d+ bytes as JSON; at most 4096"),
+        ({"text_input": b"a", "bad_words": [b"x" * 3000] * 2}, r"bad_words has 6000 characters; at most 4096"),
+        (
+            {"text_input": b"a", "embedding_bias_words": [b"x" * 5000], "embedding_bias_weights": [1.0]},
+            r"embedding_bias_words has 5000 characters; at most 4096",
+        ),
     ],
 )
 def test_bad_requests(prompts: Prompts, row: Mapping[str, Any], reason: str) -> None:

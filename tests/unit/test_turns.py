@@ -8,7 +8,7 @@ import random
 from shoal.gateway.core.admission import FEW, MANY, Admission
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.models import find_widths
-from shoal.gateway.core.turns import Turns
+from shoal.gateway.core.turns import Turn, Turns
 from tests.support.configs import PYTHON, chain, make_configs, parameter
 from tests.support.virtual_time import run
 from tests.unit.test_admission import Clock
@@ -111,8 +111,40 @@ def test_how_many_are_in_triton() -> None:
         engine=PYTHON + parameter("slots", "32"), both=chain("three", "batched"),
     )  # fmt: skip
     assert find_widths(configs) == {
-        "one": 4, "three": 6, "batched": 8, "engine": 64, "both": 14
+        "one": 4, "three": 6, "batched": 8, "engine": 40, "both": 14
     }  # fmt: skip
+
+
+def test_places_are_kept_free_for_those_that_have_few() -> None:
+    """Of 16 slots, 20 are sent for one caller alone, and 14 beside callers that asked within ten seconds."""
+
+    async def work() -> None:
+        clock = Clock()
+        turns = Turns(20, 14, clock=clock)
+
+        def fill(caller: Caller, most: int = 100) -> list[Turn]:
+            """Let a caller ask; return the turns that have come."""
+            asked = [turns.enter(caller) for _ in range(most)]
+            for turn in asked:
+                if not turn.has_place:
+                    turns.leave(turn)
+            return [turn for turn in asked if turn.has_place]
+
+        many = fill(MANY_SENDER)
+        assert len(many) == 20
+        few = fill(FEW_SENDER, 4)
+        assert len(few) == 4, "it has less than its part"
+        for turn in few:
+            turns.leave(turn)
+        while not fill(MANY_SENDER, 1):  # until 14 are left, of which one is its own
+            turns.leave(many.pop())
+        assert len(many) == 13
+        assert len(fill(FEW_SENDER, 2)) == 2, "places were kept free for it"
+        turns._sent.clear()
+        clock.now += 11
+        assert len(fill(MANY_SENDER)) == 20, "nobody else has asked for long"
+
+    run(work())
 
 
 # --- admission -------------------------------------------------------------------------------------------------------

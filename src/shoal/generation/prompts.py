@@ -28,6 +28,7 @@ ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
+_SPARE, _PER_TOKEN = 64, 8  # tokens, and characters of a token, of the beginning of a text that is tried first
 _OTHER_TEMPLATES = "additional_chat_templates"
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
@@ -161,8 +162,11 @@ class Prompts:
                 read a variable, or the context has no room for the ids and one new token.
         """
         if messages is not None:
-            ids = self._ids(self._chat(messages, variables or {}))
+            text = self._chat(messages, variables or {})
+            self._check_length(text)
+            ids = self._ids(text)
         else:
+            self._check_length(text_input or "")
             ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
         if not ids:
             raise InputError("The prompt is empty.", "Send a text of at least one token.")
@@ -170,11 +174,27 @@ class Prompts:
             token = self._tokenizer.id_to_token(max(ids))
             raise InputError(f"The prompt has {shorten(token)}, which the model has no weights for.", "Leave it out.")
         if len(ids) >= self._context:
-            raise InputError(
-                f"The prompt has {len(ids)} tokens; the model's context is {self._context}, with the answer.",
-                f"Shorten the prompt to {self._context - 1} tokens or fewer: it is never cut.",
-            )
+            raise self._refuse_length(len(ids))
         return ids
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit the context by its beginning: the whole of it would keep all others waiting.
+
+        The beginning is cut anywhere, so its last tokens may differ from the whole text's: it must have a quarter more
+        tokens than the context. A tokenizer may write any number of characters as one token, so there is no length at
+        which a text is too long.
+        """
+        most, end = self._context * 5 // 4 + _SPARE, _PER_TOKEN * (self._context + _SPARE)
+        while end < len(text):
+            if (count := len(self._ids(text[:end]))) > most:
+                raise self._refuse_length(f"more than {count - _SPARE}")
+            end *= 4
+
+    def _refuse_length(self, count: int | str) -> InputError:
+        return InputError(
+            f"The prompt has {count} tokens; the model's context is {self._context}, with the answer.",
+            f"Shorten the prompt to {self._context - 1} tokens or fewer: it is never cut.",
+        )
 
     def _chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         if self._template is None:
@@ -320,6 +340,8 @@ class Prompts:
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
+        if (size := sum(map(len, words))) > MOST_CARRY:  # each is tokenised
+            raise InputError(f"{name} has {size} characters; at most {MOST_CARRY} are allowed.", "Shorten the words.")
         return words
 
     def _bias(self, row: Mapping[str, Any]) -> Array:

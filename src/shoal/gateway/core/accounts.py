@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Self
 
 from shoal.gateway.core.refusals import RefusedError, Why
 from shoal.gateway.key_file import KeyLimits
@@ -75,15 +77,16 @@ class Account:
     def _refuse(self, what: str, wait: float) -> RefusedError:
         return RefusedError(Why.LIMIT, f"Too many requests for the key {self.name}: its limit is {what}.", wait)
 
-    def enter(self) -> None:
-        """Count a request that has begun."""
-        self._at_once += 1
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Count a request that has begun, until the context ends."""
         if self.limits.requests_per_minute:
             self._requests.add()
-
-    def leave(self) -> None:
-        """Count a request as ended."""
-        self._at_once -= 1
+        self._at_once += 1
+        try:
+            yield
+        finally:
+            self._at_once -= 1
 
     def count_tokens(self, kind: str, number: int) -> None:
         """Count tokens of a prompt or an answer."""
@@ -104,6 +107,35 @@ class Account:
         if most.at_once:
             yield "x-ratelimit-limit-at-once", str(most.at_once)
             yield "x-ratelimit-remaining-at-once", str(max(0, most.at_once - self._at_once))
+
+
+class Together:
+    """Use of an account by one request that is sent in parts: the first part that is admitted counts.
+
+    It is a context, at whose end the request has ended.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account, self._used = account, ExitStack()
+        self._is_used = False
+
+    def check(self) -> None:
+        """Raise ``RefusedError`` if the key may not send another request now, and no part was admitted yet."""
+        if not self._is_used:
+            self._account.check()
+
+    def use(self) -> AbstractContextManager[None]:
+        """Count the request, unless an earlier part has done it."""
+        if not self._is_used:
+            self._is_used = True
+            self._used.enter_context(self._account.use())
+        return nullcontext()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._used.close()
 
 
 class Failures:

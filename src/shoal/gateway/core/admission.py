@@ -26,8 +26,8 @@ class Admission:
     the recent throughput, as its caller takes turns with the others. Even then, it is always admitted if fewer than 16
     requests are in flight, and never if 1024 are, of which its caller has its part.
 
-    With ``slots``, one caller may use all places as long as no other needs one. Once another caller that has
-    less than the part ``share`` was refused, the former gets no more than ``share`` for some seconds.
+    With ``slots``, one caller may use all places: another one that has less than the part ``share`` of them is admitted
+    beyond them, until twice as many requests are in flight. In which order they are sent is a matter of ``Turns``.
     """
 
     def __init__(
@@ -36,7 +36,6 @@ class Admission:
         self.num_requests = 0
         self._most, self._share = PER_SLOT * slots, max(1, int(PER_SLOT * slots * share))
         self._of: Counter[str] = Counter()  # requests in flight, by caller
-        self._refused, self._refused_at = "", -_MEMORY  # the last caller that was refused with less than its share
         self._max_wait, self._clock = max_wait, clock
         self._work = 0.0  # in flight
         self._done = self._spent = 0.0  # decayed sums: work done, and the seconds with any in flight
@@ -46,13 +45,8 @@ class Admission:
         """Return ``None`` if a request of ``num_bytes`` is admitted now, else the seconds after which to retry it."""
         self._advance()
         if self._most:
-            is_below = self._of[caller.id] < self._share
-            is_wanted = self._refused != caller.id and self._last - self._refused_at < _MEMORY
-            if self.num_requests < self._most and (is_below or not is_wanted):
-                return None
-            if is_below:
-                self._refused, self._refused_at = caller.id, self._last
-            return self._next_end()
+            most = 2 * self._most if self._of[caller.id] < self._share else self._most
+            return None if self.num_requests < most else self._next_end()
         if self.num_requests < FEW:
             return None
         # of the callers that ask now, each waits for its own requests, and for as many of each other one

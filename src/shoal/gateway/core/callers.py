@@ -12,7 +12,7 @@ from shoal.gateway.addresses import find_client, read_address
 from shoal.gateway.core.refusals import keyless
 
 if TYPE_CHECKING:
-    from shoal.gateway.core.accounts import Account
+    from shoal.gateway.core.accounts import Account, Together
 
 
 class Scope(Enum):
@@ -45,6 +45,12 @@ class Caller:
     fault: str = ""
     retry_after: float = 0.0
     account: Account | None = field(default=None, repr=False, compare=False)
+    together: Together | None = field(default=None, repr=False, compare=False)  # the request of which it sends parts
+
+    @property
+    def limits(self) -> Account | Together | None:
+        """Limits of the caller's key, which count the parts of one request as one."""
+        return self.together or self.account
 
     @property
     def owner(self) -> tuple[str, str]:

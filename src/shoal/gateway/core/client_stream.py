@@ -11,7 +11,7 @@ from aiohttp import web
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.listener import Connection
-from shoal.gateway.core.refusals import HEADERS
+from shoal.gateway.core.refusals import HEADERS, kept
 from shoal.gateway.core.relay import Relay
 from shoal.gateway.core.visits import current_visit
 
@@ -40,16 +40,19 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is
         gate.open_stream(caller, model, find_metadata(request)) as relay,
     ):
         relay.drop = drop
-        leaving = asyncio.create_task(_wait_left(request, relay))
+        connection = request.transport.get_protocol() if request.transport is not None else None
+        if isinstance(connection, Connection):
+            relay.unread_seconds = connection.unread_seconds
+        leaving = asyncio.create_task(_wait_left(connection, relay))
         try:
             yield relay
         finally:
             leaving.cancel()
 
 
-def find_metadata(request: web.Request) -> list[tuple[str, str]]:
+def find_metadata(request: web.Request) -> tuple[tuple[str, str], ...]:
     """Return those headers of a request that are passed on to Triton: tracing headers and request id."""
-    return [(name.lower(), value) for name in HEADERS if (value := request.headers.get(name))]
+    return kept((name, value) for name in HEADERS if (value := request.headers.get(name)))
 
 
 def has_left(request: web.Request) -> bool:
@@ -57,9 +60,7 @@ def has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _wait_left(request: web.Request, relay: Relay) -> None:
-    if request.transport is not None:
-        connection = request.transport.get_protocol()
-        assert isinstance(connection, Connection)
+async def _wait_left(connection: object, relay: Relay) -> None:
+    if isinstance(connection, Connection):
         await connection.ended.wait()
     relay.leave()

@@ -83,12 +83,11 @@ class Gate:
             RefusedError: the request was refused, or it was lost because the server or the model's process died.
             FailedError: Triton answered with an error.
         """
-        upstream, traffic, is_done = self.traffic.find(model), self.traffic, False
+        upstream, traffic = self.traffic.find(model), self.traffic
         if self.resending.quarantine.has(model, body):
             traffic.count(model, "refused")
             log_failure(model, request_id, lost(model).message)
             raise lost(model)
-        traffic.admit(model, len(body), caller)
         own: StreamRequest | None = None
 
         async def send(upstream: Upstream) -> T:
@@ -96,29 +95,28 @@ class Gate:
                 own.upstream = upstream
             return await call(upstream, own.own_id if own else "")
 
-        try:
-            with self.requests.follow(caller, model, request_id) as own:
-                async with traffic.take_turn(model, caller):
-                    upstream = self.active.upstream or upstream  # another one may have replaced it meanwhile
-                    answer = await self.resending.run(model, body, upstream, send, is_waited_for)
-            self.active.note_answer()
-            is_done = True
-        except FailedError as error:
-            self.active.note_answer()
-            traffic.count(model, "failed")
-            error.message = own.restore_id(error.message) if own else error.message
-            if error.is_fault:
-                log_failure(model, request_id, error.message)
-            raise
-        except LostError:
-            traffic.count(model, "lost")
-            log_failure(model, request_id, self.active.lost(model).message)
-            raise self.active.lost(model) from None
-        else:
-            traffic.count(model, "answered")
-            return answer
-        finally:
-            traffic.release(model, len(body), caller, is_done=is_done)
+        with traffic.admit(model, len(body), caller) as admitted:
+            try:
+                with self.requests.follow(caller, model, request_id) as own:
+                    async with traffic.turns(model).take(caller):
+                        upstream = self.active.upstream or upstream  # another one may have replaced it meanwhile
+                        answer = await self.resending.run(model, body, upstream, send, is_waited_for)
+                self.active.note_answer()
+                admitted.is_done = True
+            except FailedError as error:
+                self.active.note_answer()
+                traffic.count(model, "failed")
+                error.message = own.restore_id(error.message) if own else error.message
+                if error.is_fault:
+                    log_failure(model, request_id, error.message)
+                raise
+            except LostError:
+                traffic.count(model, "lost")
+                log_failure(model, request_id, self.active.lost(model).message)
+                raise self.active.lost(model) from None
+            else:
+                traffic.count(model, "answered")
+                return answer
 
     def stop(self, caller: Caller, model: str, request_id: str) -> None:
         """Stop the requests of a caller to ``model`` with the caller's id ``request_id``.

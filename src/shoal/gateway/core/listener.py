@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import re
 import socket
+import struct
+import termios
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -28,6 +31,7 @@ _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
 # of all answers: no name and version of the HTTP library, and no types that browsers guess
 _HEADERS = {"Server": "shoal", "X-Content-Type-Options": "nosniff"}
+_ACKED = struct.Struct("120xQ")  # of Linux's tcp_info: tcpi_bytes_acked
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
@@ -41,8 +45,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, behind: asyncio.Protocol, limits: Limits, accepted: socket.socket) -> None:
         self._behind, self._limits, self._socket = behind, limits, accepted
         self._transport: asyncio.Transport | None = None
-        self._is_idle = self._is_paused = False
-        self._unread, self._unread_since = 0, 0.0
+        self._is_idle = False
+        self._read, self._read_at = -1, time.monotonic()
         self._deadline = time.monotonic() + limits.head_seconds
         self.ended = asyncio.Event()
 
@@ -69,11 +73,7 @@ class Connection(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Abort the connection if its client has sent or read nothing for too long."""
-        # with TLS, the transport's buffer is empty although its client reads nothing: then it stays paused
-        unread = self._transport.get_write_buffer_size() or int(self._is_paused) if self._transport else 0
-        if not unread or unread != self._unread:
-            self._unread, self._unread_since = unread, now
-        is_unread = bool(unread) and now - self._unread_since > self._limits.unread_seconds
+        is_unread = self.unread_seconds(now) > self._limits.unread_seconds
         if is_unread or now > self._deadline:
             if is_unread or not self._is_idle:
                 log.warning("A connection was closed: its client neither sent nor read.", extra={"most": 1})
@@ -82,6 +82,22 @@ class Connection(asyncio.Protocol):
             else:  # in the middle of a handshake
                 with contextlib.suppress(OSError):  # the client has reset it
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+    def unread_seconds(self, now: float | None = None) -> float:
+        """Return for how many seconds the client has read nothing of what was sent; 0 if it has read everything.
+
+        The kernel knows: a client that does not read confirms no more bytes once its own kernel's buffer is full.
+        """
+        now = time.monotonic() if now is None else now
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
+            unsent = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+        except OSError:  # the connection has ended
+            return 0.0
+        (read,) = _ACKED.unpack(info.ljust(_ACKED.size, b"\0"))
+        if read != self._read or not any(unsent):
+            self._read, self._read_at = read, now
+        return now - self._read_at
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""
@@ -94,12 +110,10 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Forward back-pressure: the client reads too slowly."""
-        self._is_paused = True
         self._behind.pause_writing()
 
     def resume_writing(self) -> None:
         """Forward the end of back-pressure."""
-        self._is_paused = False
         self._behind.resume_writing()
 
 

@@ -53,7 +53,8 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
 def find_widths(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     """Return, by model, how many requests it needs to have at a time so that no instance waits for the next one.
 
-    This is twice what the model and the models that it calls compute at once, and at least 4.
+    This is twice what the model and the models that it calls compute at once, and at least 4. With ``slots``, it is a
+    quarter more than these: such requests take long, and one that waits in Triton can no longer be overtaken.
 
     Raises:
         ArtifactError: a parameter ``slots`` is not a whole number of 1 or more.
@@ -64,13 +65,14 @@ def find_widths(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
             return 0
         is_batched = config.message.HasField("dynamic_batching") or config.message.HasField("sequence_batching")
         rows = max(1, config.spec.max_batch_size) if is_batched else 1
-        return config.slots or config.spec.num_instances * rows
+        return config.spec.num_instances * rows
 
-    below = find_below(configs)
-    return {
+    below, slots = find_below(configs), find_slots(configs)
+    widths = {
         name: max(4, 2 * sum(count(configs[each]) for each in {name, *below[name]} if each in configs))
         for name in configs
     }
+    return widths | {name: number + max(2, number // 4) for name, number in slots.items()}
 
 
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -16,6 +17,7 @@ RETRY_SECONDS = 5.0  # about the time of a restart
 FAULT = "The server failed on this request, and its log says why."
 # Request headers that are passed on, besides those that describe the encoding.
 HEADERS = ("traceparent", "tracestate", "x-request-id")
+_CARRIED = re.compile(r"[ -~]{1,1024}")  # values of ASCII metadata: gRPC over HTTP/2, "Requests"
 # The extensions of Triton that are open to clients.
 EXTENSIONS = (
     "classification", "sequence", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters",
@@ -118,9 +120,13 @@ def keyless(retry_after: float = 0.0) -> RefusedError:
     return RefusedError(Why.KEY, "A valid key is needed: Authorization: Bearer KEY")
 
 
-def kept(metadata: Any) -> Any:
-    """Return those entries of a gRPC call's metadata that are passed on to Triton: tracing headers and request id."""
-    return tuple((key, value) for key, value in metadata or () if key in HEADERS)
+def kept(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
+    """Return those headers or metadata that are passed on to Triton: tracing headers and request id, once each.
+
+    Values that gRPC does not carry, or longer than 1,024 characters, are dropped: with them, grpc's call never begins.
+    """
+    found = {key: value for key, value in metadata or () if key in HEADERS and _CARRIED.fullmatch(value)}
+    return tuple(found.items())
 
 
 # --- Triton's words --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
 import grpc  # type: ignore[import-untyped]
@@ -25,6 +25,7 @@ from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_dead, log_failure
 from shoal.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.turns import Turn
 from shoal.gateway.core.upstream import Stream, Upstream, judge_status
 
 
@@ -49,7 +50,8 @@ class Answer(NamedTuple):
 class Relay(Stream):
     """A client's stream to Triton: sends requests, and iterates over the answers to them.
 
-    After the last answer to a request, its memory is released, and it no longer counts as in flight. The iteration ends
+    A request waits here until its caller's turn. After its last answer, its memory is released, and it no longer counts
+    as in flight, whatever fails before. The iteration ends
     when ``finish`` was called and Triton has answered all requests. ``drop`` is called when the client reads too
     slowly, and ``stop_sending`` when the stream is ended with nothing in flight. If the stream has models that are
     decoupled and others, the iteration has the answers of the kind that came first; ``deliver`` is called with those of
@@ -76,13 +78,17 @@ class Relay(Stream):
         self.deliver: Callable[[Answer], Awaitable[None]]
         self.settled = asyncio.Event()  # set whenever a request has its last answer
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
+        self.dropped: list[StreamRequest] = []  # that waited for their turn when the client left
         self._upstream, self._active, self._traffic, self._requests = upstream, active, traffic, requests
         self._metadata = metadata
         self._begun = asyncio.Event()
         self._calls: dict[bool, Any] = {}  # by whether its models are decoupled
         self._second: asyncio.Task[None] | None = None  # reads the call that began last, if there are two
         self._failure: Exception | None = None  # of that call
-        self._is_over = False
+        self._waiting: dict[str, asyncio.Task[None]] = {}  # send a request each when its turn comes
+        self._sending = asyncio.Lock()  # a call takes one message at a time
+        self._finishing: asyncio.Task[None] | None = None
+        self._is_finished = self._is_over = False
 
     def __enter__(self) -> Self:
         self._upstream.streams.add(self)
@@ -93,6 +99,8 @@ class Relay(Stream):
         for own_id in list(self.unanswered):
             self._settle(own_id, is_done=False)
         self._is_over = True
+        for task in self._waiting.values():
+            task.cancel()
         self._cancel()
         if self._second is not None:
             self._second.cancel()
@@ -113,10 +121,10 @@ class Relay(Stream):
         is_end_wanted: bool = False,
         held: Reservation | None = None,
     ) -> bool:
-        """Send a serialised ``ModelInferRequest``, of ``num_bytes`` when the client sent it.
+        """Send a serialised ``ModelInferRequest``, of ``num_bytes`` when the client sent it, in its caller's turn.
 
         A stop request is not sent, and the result is False: the caller's requests of its id, within any stream or
-        none, are stopped.
+        none, are stopped. ``held`` is released with the last answer.
 
         Raises:
             RefusedError: the model is unavailable or has no such version, too many requests to it are in flight, there
@@ -130,20 +138,67 @@ class Relay(Stream):
         if version:
             await self._check_version(model, version)
             self._traffic.find(model)  # which may have failed meanwhile
-        self._traffic.admit(model, num_bytes, self.caller)
-        request = self._requests.begin(
-            model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, held=held,
-            caller=self.caller, upstream=self._upstream,
-        )  # fmt: skip
-        self.unanswered[request.own_id] = request
+        turns = self._traffic.turns(model)
+        with ExitStack() as ends:
+            if held is not None:
+                ends.callback(held.release)
+            admitted = ends.enter_context(self._traffic.admit(model, num_bytes, self.caller))
+            turn = turns.enter(self.caller)
+            ends.callback(turns.leave, turn)
+            request = self._requests.begin(
+                model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted,
+                caller=self.caller, upstream=self._upstream,
+            )  # fmt: skip
+            ends.callback(self._requests.open.pop, request.own_id, None)
+            request.admitted, request.ends = admitted, ends.pop_all()
+            self.unanswered[request.own_id] = request
         self.models.add(model)
         self.num_sent += 1
         self.moved = time.monotonic()
+        if turn.begun.done():
+            await self._write(request, message)
+        else:
+            sending = self._write_in_turn(turn, request, message)
+            self._waiting[request.own_id] = asyncio.create_task(sending)
         if self.has_left:
+            self._drop_waiting()
             self._requests.stop(request)
-        call = self._calls.get(request.is_decoupled) or self._begin(is_decoupled=request.is_decoupled)
-        await call.write(request.mark(message))
         return True
+
+    async def _write_in_turn(self, turn: Turn, request: StreamRequest, message: bytes) -> None:
+        try:
+            await turn.begun
+            await self._write(request, message)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._waiting.pop(request.own_id, None)
+            if self._is_finished:
+                await self.finish()
+
+    async def _write(self, request: StreamRequest, message: bytes) -> None:
+        try:
+            async with self._sending:
+                call = self._calls.get(request.is_decoupled) or self._begin(is_decoupled=request.is_decoupled)
+                await call.write(request.mark(message))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the call has ended, and reading it says why
+        except grpc.aio.UsageError:  # the connection was closed, with the server
+            raise self._note_lost(request) from None
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._begun.set()
+        self._cancel()
+
+    def _drop_waiting(self) -> None:
+        """Forget the requests that wait for their turn, because the client has left."""
+        while self._waiting:
+            own_id, task = self._waiting.popitem()
+            task.cancel()
+            self.dropped.append(self.unanswered[own_id])
+            self.num_sent -= 1
+            self._settle(own_id, is_done=False)
 
     async def _check_version(self, model: str, version: str) -> None:
         try:
@@ -172,7 +227,10 @@ class Relay(Stream):
             first.cancel()
 
     async def finish(self) -> None:
-        """Send no more requests."""
+        """Send no more requests than those that wait for their turn."""
+        self._is_finished = True
+        if self._waiting:
+            return
         self._begun.set()
         for call in self._calls.values():
             with suppress(asyncio.InvalidStateError):  # the call ended meanwhile
@@ -190,7 +248,7 @@ class Relay(Stream):
     async def __anext__(self) -> Answer:
         await self._begun.wait()
         if not self._calls:  # nothing was sent
-            raise StopAsyncIteration
+            raise self._failure or StopAsyncIteration
         if (answer := await self._read(next(iter(self._calls.values())))) is not None:
             return answer
         if self._second is not None:
@@ -247,6 +305,8 @@ class Relay(Stream):
         """End the stream: send Triton no more requests or, if an answer is missing, cancel the call to Triton."""
         self.has_ended = True
         if not self.is_answered:
+            if not self._calls:
+                self._fail(self._note_lost(next(iter(self.unanswered.values()))))
             self._cancel()
         else:
             self.stop_sending()
@@ -262,13 +322,14 @@ class Relay(Stream):
         if self.has_left:
             return
         self.has_left = True
+        self._drop_waiting()
+        if self._is_finished:  # for which the waiting ones were waited for
+            self._finishing = asyncio.ensure_future(self.finish())
         for request in self.unanswered.values():
             self._requests.stop(request)
 
     def _settle(self, own_id: str, *, is_done: bool) -> None:
         request = self.unanswered.pop(own_id)
-        self._requests.open.pop(own_id, None)
-        self._traffic.release(request.model, request.num_bytes, self.caller, is_done=is_done)
-        if request.held is not None:
-            request.held.release()
+        request.admitted.is_done = is_done
+        request.ends.close()
         self.settled.set()

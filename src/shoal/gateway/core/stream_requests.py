@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,8 @@ from tritonclient.grpc import service_pb2
 from shoal.client.calls import IS_FINAL, WITH_FINAL
 from shoal.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
 from shoal.gateway.core.callers import ANYONE, Caller
-from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import RefusedError, Why
+from shoal.gateway.core.traffic import Admitted
 from shoal.gateway.core.upstream import SERVICE, Upstream
 from shoal.gateway.core.visits import Visit, current_visit
 from shoal.repository.call_graph import find_leaves, is_decoupled
@@ -60,12 +60,13 @@ class StreamRequest:
     visit: Visit = field(default_factory=current_visit)
     num_bytes: int = 0
     is_end_wanted: bool = False
-    held: Reservation | None = None  # released with the last answer
     caller: Caller = ANYONE
     upstream: Upstream | None = None  # to which it was sent
     has_begun: bool = False  # it has had an answer
     is_stopping: bool = False
     sent: float = field(default_factory=time.monotonic)
+    admitted: Admitted = field(default_factory=Admitted)
+    ends: ExitStack = field(default_factory=ExitStack)  # closed after the last answer
 
     def mark(self, request: bytes) -> bytes:
         """Set ``own_id`` in a serialised request, and ask Triton to mark the last answer.
@@ -158,7 +159,6 @@ class StreamRequests:
         *,
         num_bytes: int = 0,
         is_end_wanted: bool = False,
-        held: Reservation | None = None,
         caller: Caller = ANYONE,
         upstream: Upstream | None = None,
     ) -> StreamRequest:
@@ -168,7 +168,7 @@ class StreamRequests:
         meter = self.tokens.meter(model, message, visit.count_tokens)
         is_decoupled = self.is_decoupled(model)
         request = self.open[own_id] = StreamRequest(
-            own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, held, caller, upstream
+            own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, caller, upstream
         )
         return request
 

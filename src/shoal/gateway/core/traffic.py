@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
+from shoal.gateway.core.accounts import Together
 from shoal.gateway.core.active import Active
 from shoal.gateway.core.admission import Admission
 from shoal.gateway.core.callers import Caller
@@ -16,6 +18,12 @@ from shoal.gateway.core.turns import Turns
 from shoal.gateway.core.upstream import Upstream
 from shoal.gateway.logs import log
 from shoal.gateway.options import Limits
+
+
+class Admitted:
+    """A request in flight. ``is_done``: its work was done, so it was neither lost nor got an error."""
+
+    is_done = False
 
 
 class Traffic:
@@ -44,8 +52,9 @@ class Traffic:
             name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
             for name in (*models, "")
         }
-
-        self._turns = {name: Turns((widths or {}).get(name, 0)) for name in self._models}
+        self._turns = {
+            name: Turns((widths or {}).get(name, 0), _leave_free((slots or {}).get(name, 0))) for name in self._models
+        }
 
     @property
     def models(self) -> list[str]:
@@ -94,23 +103,24 @@ class Traffic:
 
     def check_limits(self, caller: Caller, model: str) -> None:
         """Raise ``RefusedError`` if a caller's key has used up one of its limits, which are for inference."""
-        if caller.account is not None:
+        if caller.limits is not None:
             try:
-                caller.account.check()
+                caller.limits.check()
             except RefusedError:
                 self.count(model, "refused")
                 raise
 
-    def admit(self, model: str, num_bytes: int, caller: Caller) -> None:
-        """Count a request to a model as in flight.
+    @contextmanager
+    def admit(self, model: str, num_bytes: int, caller: Caller) -> Iterator[Admitted]:
+        """Count a request to a model as in flight until the context ends.
 
         Raises:
             RefusedError: too many requests to the model are in flight, or the request would wait too long, or the
                 caller's key has used up a limit.
         """
         admission = self._models.get(model, self._models[""])
-        account = caller.account if model else None
-        if account is not None:
+        limits = caller.limits if model else None
+        if limits is not None:
             self.check_limits(caller, model)
         wait = admission.refuse(num_bytes, caller)
         if wait is not None:
@@ -118,19 +128,26 @@ class Traffic:
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
+        admitted = Admitted()
         admission.enter(num_bytes, caller)
-        if account is not None:
-            account.enter()
+        try:
+            with limits.use() if limits is not None else nullcontext():
+                yield admitted
+        finally:
+            admission.leave(num_bytes, caller, is_done=admitted.is_done)
 
-    def take_turn(self, model: str, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """Return a context that begins when it is the caller's turn to send a request to a model."""
-        return self._turns.get(model, self._turns[""]).take(caller)
+    @contextmanager
+    def count_once(self, caller: Caller) -> Iterator[Caller]:
+        """Return the caller whose requests within the context are parts of one: its key's limits count them as one."""
+        if caller.account is None:
+            yield caller
+            return
+        with Together(caller.account) as together:
+            yield replace(caller, together=together)
 
-    def release(self, model: str, num_bytes: int, caller: Caller, *, is_done: bool) -> None:
-        """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
-        if model and caller.account is not None:
-            caller.account.leave()
-        self._models.get(model, self._models[""]).leave(num_bytes, caller, is_done=is_done)
+    def turns(self, model: str) -> Turns:
+        """Return the turns of callers to send a request to a model."""
+        return self._turns.get(model, self._turns[""])
 
     @contextmanager
     def reserve_stream(self, caller: Caller) -> Iterator[None]:
@@ -164,7 +181,12 @@ class Traffic:
         """End the streams that are not read for too long, or of whose models requests wait for their places."""
         full = {name for name in self.models if self._models[name].has_waiting}
         for stream in list(self._active.upstream.streams) if self._active.upstream else ():
-            if stream.due and time.monotonic() - stream.began > stream.patience:
+            if stream.began and time.monotonic() - stream.began > stream.patience:
                 stream.give_up()
             elif stream.models & full:
                 stream.end_if_unread()
+
+
+def _leave_free(slots: int) -> int:
+    """Return how many requests may be in Triton, if there are several callers, before places are kept free."""
+    return slots and max(1, slots - max(1, slots // 8))

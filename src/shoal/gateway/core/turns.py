@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from shoal.gateway.core.callers import Caller
+
+_RECENT_SECONDS = 10.0  # for which a caller that has asked counts as one of several
+
+
+class Turn:
+    """A caller's turn to send a request. It has come when ``begun`` is done; from then on, it has a place."""
+
+    def __init__(self, caller: str) -> None:
+        self.caller, self.has_place = caller, False
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Turns:
@@ -15,45 +26,74 @@ class Turns:
 
     The callers that have requests now get equal parts of ``width``, and at least one place each. So a request waits for
     few others of each caller, however many one of them has sent. With ``width`` 0, no request waits.
+
+    If several callers have asked within the last ten seconds, the places above ``shared`` are kept free for those that
+    have less than an equal part of it. So a caller that asks now and then finds a place of a model whose requests take
+    long, although another caller could use all of them. With ``shared`` 0, no place is kept free.
     """
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, width: int, shared: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._width, self._shared, self._clock = width, shared, clock
         self._sent = Counter[str]()  # by caller
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[Turn]] = {}
+        self._asked: dict[str, float] = {}  # when a caller has asked for the last time, the latest one last
 
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
         """Wait for a turn of the caller's, and hold it while the context is open."""
-        if caller.id in self._waiting or (self._width and self._sent[caller.id] >= self._share(caller.id)):
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(caller.id, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it was this one's turn meanwhile
-                    self._give_back(caller.id)
-                raise
-        else:
-            self._sent[caller.id] += 1
+        turn = self.enter(caller)
         try:
+            await turn.begun
             yield
         finally:
-            self._give_back(caller.id)
+            self.leave(turn)
 
-    def _share(self, *more: str) -> int:
-        return max(1, -(-self._width // len(self._sent.keys() | self._waiting.keys() | {*more})))
+    def enter(self, caller: Caller) -> Turn:
+        """Return the next turn of a caller, which must ``leave``."""
+        turn = Turn(caller.id)
+        self._waiting.setdefault(turn.caller, deque()).append(turn)
+        if self._shared:
+            self._asked.pop(turn.caller, None)
+            self._asked[turn.caller] = self._clock()
+        self._begin_turns([turn.caller])
+        return turn
 
-    def _give_back(self, caller: str) -> None:
-        self._sent[caller] -= 1
-        if not self._sent[caller]:
-            del self._sent[caller]
-        share = self._share() if self._waiting else 0
-        for name, waiting in list(self._waiting.items()):
-            while waiting and (self._sent[name] < share or waiting[0].done()):
+    def leave(self, turn: Turn) -> None:
+        """Give a turn back, or wait for it no longer."""
+        name = turn.caller
+        if turn.has_place:
+            self._sent[name] -= 1
+            if not self._sent[name]:
+                del self._sent[name]
+        else:
+            self._waiting[name].remove(turn)
+            if not self._waiting[name]:
+                del self._waiting[name]
+        self._begin_turns([*self._waiting])
+
+    def _begin_turns(self, names: Collection[str]) -> None:
+        """Begin the turns that these callers wait for, as far as there are places."""
+        for name in names:
+            waiting = self._waiting[name]
+            while waiting and self._has_place(name):
                 turn = waiting.popleft()
-                if not turn.done():  # else it was cancelled
-                    self._sent[name] += 1
-                    turn.set_result(None)
+                self._sent[name] += 1
+                turn.has_place = True
+                if not turn.begun.done():  # else its task was cancelled, and leaves soon
+                    turn.begun.set_result(None)
             if not waiting:
                 del self._waiting[name]
+
+    def _has_place(self, name: str) -> bool:
+        if not self._width:
+            return True
+        sent, callers = self._sent[name], len(self._sent.keys() | self._waiting.keys())
+        if sent >= max(1, -(-self._width // callers)):
+            return False
+        if not self._shared or self._sent.total() < self._shared:
+            return True
+        oldest = self._clock() - _RECENT_SECONDS
+        while (first := next(iter(self._asked), None)) is not None and self._asked[first] < oldest:
+            del self._asked[first]
+        several = len(self._asked.keys() | self._sent.keys() | self._waiting.keys())
+        return several == 1 or sent < max(1, self._shared // several)

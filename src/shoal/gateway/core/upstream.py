@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -22,8 +22,7 @@ from shoal.server.launch import Server
 SERVICE = "/inference.GRPCInferenceService/"
 PIECE = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
-UNREAD_SECONDS = 2.0  # that a stream's client may be late while others need its place
-_READ_SECONDS, _READ_BYTES = 0.1, 2**18  # that it may take for each answer, and bytes per further second
+UNREAD_SECONDS = 2.0  # for which a stream's client may read nothing while others need its place
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
 _LARGE = 2**20  # bytes of an answer whose parts are joined outside the event loop
 _VERSION = re.compile(r"-1|0|[1-9][0-9]{0,17}")
@@ -46,9 +45,8 @@ class Stream:
         self.caller, self.models = caller, set[str]()
         self.num_sent = self.num_received = 0
         self.moved = time.monotonic()
-        self._late = 0.0  # seconds by which the client is late in reading
-        self.due = 0.0  # when the answer that is being written should be read, or 0; sooner by ``_late``
-        self.began = 0.0  # when the write of that answer began
+        self.began = 0.0  # when the write of an answer began that has not ended, or 0
+        self.unread_seconds: Callable[[], float] = lambda: 0.0  # for which the client has read nothing that was sent
         self.patience = float("inf")  # seconds that one write may take
         self._writing = _Writing(self)
 
@@ -60,19 +58,15 @@ class Stream:
         """Treat the client as disconnected, because it reads too slowly."""
         raise NotImplementedError
 
-    def write(self, num_bytes: int) -> _Writing:
-        """Measure how late the client is, in a ``with`` block that writes an answer of ``num_bytes``."""
+    def write(self) -> _Writing:
+        """Return a context in which an answer is written."""
         self.began = time.monotonic()
-        self.due = self.began + _READ_SECONDS + num_bytes / _READ_BYTES - self._late
         return self._writing
 
-    def note_read(self) -> None:
-        """Note that the answer is written."""
-        self._late, self.due = max(0.0, time.monotonic() - self.due), 0.0
-
     def end_if_unread(self) -> None:
-        """Give up the stream if its client reads so slowly that the stream may be ended for another one."""
-        if self.due and time.monotonic() - self.due > UNREAD_SECONDS:
+        """Give up the stream if its client reads nothing, so that the stream may be ended for another one."""
+        writing = time.monotonic() - self.began if self.began else 0.0
+        if max(writing, self.unread_seconds()) > UNREAD_SECONDS:
             self.give_up()
 
     @property
@@ -96,7 +90,7 @@ class _Writing:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self._stream.note_read()
+        self._stream.began = 0.0
 
 
 class Upstream:

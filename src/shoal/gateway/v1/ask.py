@@ -121,8 +121,6 @@ class Asker:
                     await relay.send(self._spec.name, f"{tag}-{number}", messages[number], num_bytes=size)
                 except RefusedError as refused:
                     await fail(refused)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    pass  # the server has ended, and so do the answers
 
             async def fail(refused: RefusedError) -> None:
                 nonlocal failure
@@ -144,7 +142,7 @@ class Asker:
                         last[number] = dialects[number].read(self._read(answer.message.infer_response))
                         num_bytes = answer.message.ByteSize()
                         self._held.grow(0 if is_streaming else num_bytes)
-                        with relay.write(num_bytes):
+                        with relay.write():
                             await take(number, last[number])
                     if answer.is_last:
                         if end := self._find_end(dialects[number], last[number]):

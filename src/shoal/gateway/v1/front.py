@@ -194,6 +194,6 @@ class ApiFront:
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
             found = self._find(unquote(model) or asked.model, caller, path)
             places = getattr(asked, "places", Places(""))
-            asker = Asker(self._gate, request, caller, self._specs[found], held, places)
             del body, work
-            return await answer(asked, asker)
+            with self._gate.traffic.count_once(caller) as sender:  # whatever it is split into
+                return await answer(asked, Asker(self._gate, request, sender, self._specs[found], held, places))

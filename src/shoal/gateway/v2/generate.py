@@ -92,7 +92,7 @@ class Generate:
                 await relay.send(model, given_id, message.SerializeToString(), num_bytes=num_bytes)
                 await relay.finish()
                 async for answer in relay:
-                    with relay.write(answer.message.ByteSize()):
+                    with relay.write():
                         await output.take(answer, given_id)
             return await output.finish()
         except FailedError as error:

@@ -56,7 +56,7 @@ class GrpcStream:
                 async for answer in self._relay:
                     await self._deliver(answer)
             finally:
-                for request in self._relay.unanswered.values():
+                for request in (*self._relay.unanswered.values(), *self._relay.dropped):
                     request.visit.end("UNAVAILABLE", is_answered=False)
                 self._feeding.cancel()
         if self._relay.is_unread:
@@ -76,7 +76,7 @@ class GrpcStream:
                 self._writer = asyncio.current_task()
                 if self._relay.has_left:
                     return
-                with self._relay.write(len(answer)):
+                with self._relay.write():
                     await self._context.write(answer)
         except asyncio.CancelledError:  # by ``_drop``, or from outside
             task = asyncio.current_task()
@@ -89,7 +89,7 @@ class GrpcStream:
         """Stop reading from, and writing to, a client that reads too slowly."""
         if self._feeding is not asyncio.current_task():
             self._feeding.cancel()  # or the error would wait for the client's next message
-        if self._relay.due and self._writer is not None:
+        if self._relay.began and self._writer is not None:
             self._writer.cancel()
 
     # --- the client's messages -----------------------------------------------------------------------------------
@@ -102,8 +102,6 @@ class GrpcStream:
                 message = None  # no message is kept while the stream is idle
                 await self._wait(lambda: len(self._relay.unanswered) < _MOST_UNANSWERED)
                 message = await self._next()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended the call; run handles that
-            return
         finally:
             await self._relay.finish()
 

@@ -13,11 +13,11 @@ from aiohttp import web
 from shoal.component.spec import STOP
 from shoal.gateway.core.bodies import LARGE, read_body, work_apart
 from shoal.gateway.core.callers import Caller, Scope
+from shoal.gateway.core.client_stream import find_metadata
 from shoal.gateway.core.gate import Gate
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import (
     EXTENSIONS,
-    HEADERS,
     FailedError,
     RefusedError,
     Why,
@@ -36,9 +36,6 @@ _CLOSED = {
     "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
 }  # fmt: skip
 _HEAD_LENGTH = "Inference-Header-Content-Length"
-# Not Content-Type: if it says that the body is a form, as curl does by default, Triton 24.10 copies the body onto the
-# stack, and crashes from 4 MiB on.
-_REQUEST_HEADERS = (*HEADERS, _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 
@@ -209,7 +206,13 @@ class HttpFront:
 
 
 def _request_headers(request: web.Request) -> dict[str, str]:
-    return {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
+    """Return the headers for Triton.
+
+    Content-Type is not among them: if it says that the body is a form, as curl does by default, Triton 24.10 copies the
+    body onto the stack, and crashes from 4 MiB on.
+    """
+    length = request.headers.get(_HEAD_LENGTH)
+    return dict(find_metadata(request)) | ({_HEAD_LENGTH: length} if length else {})
 
 
 def _no_path(path: str) -> RefusedError:
