@@ -108,8 +108,8 @@ def make_repository(folder: Path, *, num_instances: int = 1) -> Path:
 class Service:
     """``shoal serve`` over a repository, as a process of its own, in this environment or that of another ``python``.
 
-    ``descriptors`` is how many it may open, and ``main`` are the arguments of Python that start the command. With ``SHOAL_TEST_KEYS``, it has keys and TLS (see ``secured.py``), unless
-    ``arguments`` say something about either.
+    ``descriptors`` is how many it may open, and ``main`` are the arguments of Python that start the command. With
+    ``SHOAL_TEST_KEYS``, it has keys and TLS (see ``secured.py``), unless ``arguments`` say something about either.
     """
 
     def __init__(

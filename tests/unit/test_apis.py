@@ -10,8 +10,9 @@ import pytest
 from shoal.composition.labels import find_labels
 from shoal.errors import ArtifactError
 from shoal.repository.apis import Api, find_served, read_labels
-from shoal.repository.config import ModelConfig
+from shoal.repository.config import ModelConfig, read_config
 from tests.support.configs import make_configs, parameter
+from tests.support.once import ROOT
 
 TEXT = "text_input:STRING"
 CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions")
@@ -85,6 +86,80 @@ def test_an_api_that_does_not_fit(api: str, words: str) -> None:
     with pytest.raises(ArtifactError) as refused:
         find_served(make("TEXT:STRING", "A:FP32:2 B:FP32 N:STRING", api))
     assert f"a has the parameter api {words}" in str(refused.value)
+
+
+STEP = 'backend: "python" max_batch_size: 4 '
+TENSORS = [  # kinds of the last step and of the one before it, name of the output, and what the ensemble serves
+    ("embeddings", "", "OUTPUT__0", "embeddings=OUTPUT__0"),
+    ("embeddings=Y", "", "VECTOR", "embeddings=VECTOR"),
+    ("embeddings=Y", "classify", "VECTOR", "embeddings=VECTOR"),
+    ("classify", "", "embedded_classes", "classify=embedded_classes"),
+    ("", "embeddings", "SCORE", "classify=SCORE"),
+    ("none", "", "TOP_SCORES", "none"),
+    ("none", "classify", "TOP_SCORES", "none"),
+]
+
+
+@pytest.mark.parametrize(("last", "first", "name", "served"), TENSORS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_ensemble_serves_what_its_steps_say(last: str, first: str, name: str, served: str, depth: int) -> None:
+    """Whatever its output's name is; also through ensembles within each other."""
+
+    def ensemble(steps: str, output: str) -> str:
+        return f"""
+            platform: "ensemble" max_batch_size: 4
+            input {{ name: "TEXT" data_type: TYPE_STRING dims: 1 }}
+            output {{ name: "{output}" data_type: TYPE_FP32 dims: 3 }}
+            ensemble_scheduling {{ {steps} }}
+        """
+
+    def step(model: str, inputs: str, outputs: str) -> str:
+        maps = (f'{kind}_map {{ key: "{each.split(":")[0]}" value: "{each.split(":")[1]}" }}' for kind, each in (
+            ("input", inputs), ("output", outputs),
+        ))  # fmt: skip
+        return f'step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}'
+
+    numbers = 'input { name: "X" data_type: TYPE_FP32 dims: 3 } output { name: "Y" data_type: TYPE_FP32 dims: 3 }'
+    texts = numbers.replace("TYPE_FP32", "TYPE_STRING", 1).replace("dims: 3", "dims: 1", 1)
+    found = make_configs(
+        first=STEP + texts + (parameter("api", first) if first else ""),
+        last=STEP + numbers + (parameter("api", last) if last else ""),
+        outer0=ensemble(step("first", "X:TEXT", "Y:t") + step("last", "X:t", f"Y:{name}"), name),
+        outer1=ensemble(step("outer0", "TEXT:TEXT", f"{name}:M"), "M"),
+        outer2=ensemble(step("outer1", "TEXT:TEXT", f"M:{name}"), name),
+    )
+    assert str(find_served(found[f"outer{depth}"], found)) == served
+    assert str(find_served(found["last"], found)) == "none"
+
+
+def test_sorted_scores_do_not_hide_the_scores_of_all_classes() -> None:
+    model = STEP + "".join(
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: 3 }} '
+        for kind, name in (("input", "X"), ("output", "PROBS"), ("output", "TOP"))
+    )
+    maps = 'input_map { key: "X" value: "TEXT" } output_map { key: "NAME" value: "NAME" }'
+    found = make_configs(
+        a=model,
+        b=model + parameter("api", "none"),
+        both=f"""
+            platform: "ensemble" max_batch_size: 4
+            input {{ name: "TEXT" data_type: TYPE_STRING dims: 1 }}
+            output {{ name: "PROBS" data_type: TYPE_FP32 dims: 3 }}
+            output {{ name: "TOP" data_type: TYPE_FP32 dims: 3 }}
+            ensemble_scheduling {{
+              step {{ model_name: "a" model_version: -1 {maps.replace("NAME", "PROBS")} }}
+              step {{ model_name: "b" model_version: -1 {maps.replace("NAME", "TOP")} }}
+            }}
+        """,
+    )
+    assert str(find_served(found["both"], found)) == "classify=PROBS"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("top_k", "none"), ("label", "none"), ("l2_normalise", "embeddings")])
+def test_what_components_of_the_library_say(name: str, kind: str) -> None:
+    config = read_config(ROOT / "postprocess" / name)
+    assert config.api == kind
+    assert str(find_served(config)) == "none"
 
 
 def test_numbers_need_one_answer_for_each_row() -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from shoal.errors import InputError
 from shoal.generation import Detokenizer
+from shoal.generation.detokenizer import find_specials, spell
 from tests.conftest import Scale
 from tests.support.tokenizers import FAMILIES, OTHERS, TEXTS, token_id, trained
 
@@ -159,3 +160,28 @@ def test_the_cost_of_a_token_does_not_grow(name: str, scale: Scale) -> None:
             seconds.append(time.perf_counter() - start)
         rounds.append(seconds)
     assert min(seconds[-1] for seconds in rounds) <= limit * min(seconds[0] for seconds in rounds)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bytes_of_tokens_are_those_of_the_text(name: str) -> None:
+    """Also of parts of characters, and of words that their tokens write with a space before them."""
+    tokenizer = trained(name)
+    specials = find_specials(tokenizer).values()
+    for text in TEXTS:
+        ids = [token for token in tokenizer.encode(text, add_special_tokens=False).ids if token not in specials]
+        spelled = [spell(tokenizer, token, is_first=not at) for at, token in enumerate(ids)]
+        assert b"".join(spelled) == whole(tokenizer, ids).encode()
+        assert all(spelled[1:])
+    assert spell(tokenizer, token_id(tokenizer, "<|end|>"), is_first=True) == b"<|end|>"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_special_tokens_may_be_kept(name: str) -> None:
+    tokenizer = trained(name)
+    end = token_id(tokenizer, "<|end|>")
+    for text in TEXTS:
+        ids = [end, *tokenizer.encode(text, add_special_tokens=False).ids, end]
+        found = Detokenizer(tokenizer, keeps_specials=True).step(ids, last=True)
+        assert found == tokenizer.decode(ids, skip_special_tokens=False)
+    with pytest.raises(InputError, match="The tokenizer has no token 99999"):
+        Detokenizer(tokenizer, keeps_specials=True).step([end, 99999])

@@ -15,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shoal.component.base import Component
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.generation.chats import llama2, read_messages
 from shoal.generation.contract import Limits, TokenRequest, unpack_words
-from shoal.generation.prompts import Prompts, llama2, read_messages
+from shoal.generation.prompts import Prompts
+from shoal.generation.templates import ChatTemplate
 from tests.support.llm import cut
 from tests.support.pieces import start
 from tests.support.pretend import PretendGpu
@@ -94,6 +96,53 @@ def ask(component: Component, **inputs: Any) -> dict[str, Array]:
 def test_messages() -> None:
     chat = [{"role": role, "content": f" {role} é "} for role in ("system", "user", "assistant", "tool")]
     assert read_messages(json.dumps(chat)) == chat
+
+
+@pytest.mark.usefixtures("may_start_processes")
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_answers_may_be_empty(place: int, tokenizer: Tokenizer) -> None:
+    """At the beginning, in the middle or at the end of a chat: models give such answers, and clients send them back."""
+    chat = [{"role": "user", "content": "x"} for _ in range(4)]
+    chat[place] = {"role": "assistant", "content": ""}
+    assert read_messages(json.dumps(chat)) == chat
+    prompts = Prompts(tokenizer, ChatTemplate(TEMPLATE, {"bos_token": "<s>"}), context=512)
+    assert "assistant: \n" in tokenizer.decode(prompts.encode(messages=chat))
+    prompts.close()
+
+
+@pytest.mark.usefixtures("may_start_processes")
+@pytest.mark.parametrize(
+    ("template", "said", "wanted"),
+    [
+        (TEMPLATE, "the tide", "user: The cat\nassistant: the tide"),
+        (TEMPLATE, "the tide ", "user: The cat\nassistant: the tide "),
+        (TEMPLATE, "", "user: The cat\nassistant: "),
+        (TEMPLATE, "The cat", "user: The cat\nassistant: The cat"),
+        (TEMPLATE.replace("m.content", "m.content | trim"), "the tide \n", "user: The cat\nassistant: the tide"),
+    ],
+)
+def test_the_last_answer_is_continued(template: str, said: str, wanted: str, tokenizer: Tokenizer) -> None:
+    """As transformers does with ``continue_final_message``."""
+    prompts = Prompts(tokenizer, ChatTemplate(template, {"bos_token": "<s>"}), context=512)
+    chat = [*CHAT, {"role": "assistant", "content": said}]
+    found = prompts.encode(messages=chat, variables={"continue_final_message": True})
+    assert tokenizer.decode(found, skip_special_tokens=False) == f"<s>{wanted}"
+    assert prompts.encode(messages=chat, variables={"continue_final_message": False}) == prompts.encode(messages=chat)
+    prompts.close()
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_what_cannot_be_continued(tokenizer: Tokenizer) -> None:
+    said = [*CHAT, {"role": "assistant", "content": "the tide"}]
+    for template, chat, reason in (
+        (ChatTemplate(TEMPLATE), CHAT, "its last message is not the assistant's"),
+        (llama2, said, "its template cannot"),
+        (ChatTemplate("{{ messages[0].content }}"), said, "The chat template leaves out the last message"),
+    ):
+        prompts = Prompts(tokenizer, template, context=512)
+        with pytest.raises(InputError, match=reason):
+            prompts.encode(messages=chat, variables={"continue_final_message": True})
+        prompts.close()
 
 
 @pytest.mark.parametrize(

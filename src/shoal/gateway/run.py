@@ -11,7 +11,6 @@ from shoal.gateway.control.service import Service
 from shoal.gateway.fronts import open_fronts
 from shoal.gateway.options import Addresses, Options
 
-
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 
 

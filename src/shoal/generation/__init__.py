@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from shoal import face
 
 if TYPE_CHECKING:
+    from shoal.generation.chats import llama2 as llama2
+    from shoal.generation.chats import read_messages as read_messages
     from shoal.generation.completions import Completions as Completions
     from shoal.generation.completions import RowTexts as RowTexts
     from shoal.generation.completions import StopCutter as StopCutter
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from shoal.generation.contract import read_streaming as read_streaming
     from shoal.generation.detokenizer import Detokenizer as Detokenizer
     from shoal.generation.prompts import Prompts as Prompts
-    from shoal.generation.prompts import llama2 as llama2
-    from shoal.generation.prompts import read_messages as read_messages
     from shoal.generation.prompts import rows as rows
     from shoal.generation.prompts import stack as stack
     from shoal.generation.sampling import Sampling as Sampling

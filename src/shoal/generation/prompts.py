@@ -14,6 +14,7 @@ import numpy as np
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_text, refusal
 from shoal.component.spec import DTYPES
 from shoal.errors import ArtifactError, InputError
+from shoal.generation.chats import Message, llama2, read_messages
 from shoal.generation.completions import RETURNS
 from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
 from shoal.generation.sampling import CONTINUES, NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
@@ -24,7 +25,6 @@ from shoal.generation.weights import read_context, read_folder, read_vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
@@ -33,80 +33,9 @@ _OTHER_TEMPLATES = "additional_chat_templates"
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
 _LISTS = frozenset({*_WORDS, *_BIAS})
-_EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 
-Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
-
-
-# --- chats -------------------------------------------------------------------------------------------------------
-
-
-def read_messages(text: str, name: str = "messages") -> list[Message]:
-    """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
-
-    ``name`` is the input's, for error messages.
-
-    Raises:
-        InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's number.
-    """
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
-    if not isinstance(messages, list) or not messages:
-        raise InputError(f"{name} is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
-    for index, message in enumerate(messages):
-        fault = _find_fault(message)
-        if fault:
-            raise InputError(f"{name}[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
-    return messages
-
-
-def _find_fault(message: Any) -> str:
-    if not isinstance(message, dict):
-        return f"is {shorten(message)}, expected an object"
-    missing = [name for name in ("role", "content") if name not in message]
-    if missing:
-        return f"has no {missing[0]}"
-    other = [name for name in message if name not in ("role", "content")]
-    if other:
-        return f"has {shorten(other[0])}, expected role and content alone"
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        return f"has the role {shorten(role)}, expected one of {', '.join(ROLES)}"
-    if not isinstance(content, str):
-        return f"has the content {shorten(content)}, expected a text"
-    if not content and role != "assistant":  # models give empty answers, and clients send them back
-        return "has an empty content"
-    if content.encode(errors="ignore").decode() != content:
-        return "has a content that UTF-8 cannot hold: half of a surrogate pair"
-    return ""
-
-
-def llama2(messages: Sequence[Message]) -> str:
-    """Return a chat as one text, in the form that Llama 2 was trained on.
-
-    The roles are an optional system message, then user and assistant in turn. Spaces around messages are removed,
-    except around the system message and the first user message.
-
-    Raises:
-        InputError: the roles are not in this order.
-    """
-    system = f"<<SYS>>\n{messages[0]['content']}\n<</SYS>>\n\n" if messages[0]["role"] == "system" else ""
-    turns = messages[1:] if system else messages
-    expected = ["user" if index % 2 == 0 else "assistant" for index in range(len(turns))]
-    roles = [turn["role"] for turn in turns]
-    if roles != expected or len(turns) % 2 == 0:
-        raise InputError(
-            f"The chat has the roles {shorten([message['role'] for message in messages])}, which Llama 2 cannot take.",
-            "Send a system message or none, then user and assistant in turn, with a user's message at the end.",
-        )
-    texts = [f"<s>[INST] {system}{turns[0]['content']} [/INST]"]
-    for answer, question in zip(turns[1::2], turns[2::2], strict=True):
-        texts.append(f" {answer['content'].strip()} </s><s>[INST] {question['content'].strip()} [/INST]")
-    return "".join(texts)
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------

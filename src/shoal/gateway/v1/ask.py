@@ -106,7 +106,6 @@ class Asker:
         messages = await self.work(convert)
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
-        size = self._held.num_bytes // len(messages)
         tag, numbers = secrets.token_hex(8), iter(range(len(messages)))  # ids that no stop request of the caller has
         with open_for(self._gate, self.request, self._caller, self._spec.name, is_whole=not is_streaming) as relay:
 
@@ -117,8 +116,9 @@ class Asker:
                 if number is None or failure is not None or has_left(self.request):
                     await relay.finish()
                     return
+                message = messages[number]
                 try:
-                    await relay.send(self._spec.name, f"{tag}-{number}", messages[number], num_bytes=size)
+                    await relay.send(self._spec.name, f"{tag}-{number}", message, num_bytes=len(message))
                 except RefusedError as refused:
                     await fail(refused)
 

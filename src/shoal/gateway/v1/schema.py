@@ -367,13 +367,8 @@ def decode(kind: type[T], body: bytes) -> T:
 
 def check_variables(variables: Mapping[str, Any] | None) -> None:
     """Check the variables of a chat template, which are written as JSON several times."""
-    try:
-        size = len(msgspec.json.encode(variables))
-    except OverflowError:  # a number of more than 64 bits
-        size = MOST_VARIABLES + 1
-    if size > MOST_VARIABLES:
-        what = f"{VARIABLES} has more than {MOST_VARIABLES} bytes as JSON, or a number of more than 64 bits."
-        raise ApiError(what, VARIABLES)
+    if (size := len(msgspec.json.encode(variables))) > MOST_VARIABLES:
+        raise ApiError(f"{VARIABLES} has {size} bytes as JSON; at most {MOST_VARIABLES} are read.", VARIABLES)
 
 
 def _explain(kind: type[Struct], message: str) -> ApiError:

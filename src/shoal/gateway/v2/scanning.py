@@ -12,7 +12,7 @@ from shoal.gateway.core.upstream import PIECE
 
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_LISTS = 4096  # in an infer request's JSON, without lists within data
-MOST_PLAIN = 2**8  # characters of a number or word that are not counted
+MOST_PLAIN = 2**9  # characters of a number or word that are not counted
 _QUOTE, _OPENING, _CLOSING, _COMMA, _COLON = 1, 2, 3, 4, 5
 _KINDS = np.zeros(256, np.uint8)  # of JSON's structural characters
 for _kind, _characters in enumerate((b'"', b"[{", b"]}", b",", b":"), 1):
