@@ -37,4 +37,4 @@ def watch(path: str) -> None:
         loop.call_soon(tick)
         run_forever(loop)
 
-    asyncio.BaseEventLoop.run_forever = run  # type: ignore[method-assign]
+    asyncio.BaseEventLoop.run_forever = run  # type: ignore[method-assign,assignment]
