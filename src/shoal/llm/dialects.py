@@ -62,14 +62,15 @@ class Llamav2(Dialect):
     def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:  # noqa: ARG002
         """Return the inputs; the messages before the last one are the history."""
         given = _given(settings)
+        if not isinstance(prompt, str):
+            _check_chat(prompt)
+            if (role := prompt[-1]["role"]) != "user":
+                raise InputError(f"The last message's role is {role!r}.", "Send a user's message at the end.")
         self._check_known(given)
         inputs = {name: [value] for name, value in given.items()}
         if isinstance(prompt, str):
             return {"prompt": [prompt], **inputs}
-        _check_chat(prompt)
         *before, last = prompt
-        if last["role"] != "user":
-            raise InputError(f"The last message's role is {last['role']!r}.", "Send a user's message at the end.")
         return {"prompt": [last["content"]], **({"history": [_to_json(before)]} if before else {}), **inputs}
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
