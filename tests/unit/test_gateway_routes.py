@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
+from aiohttp.test_utils import TestServer, make_mocked_request
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -385,3 +385,20 @@ def test_health_and_metrics() -> None:
 
     with ExitStack() as stack:
         asyncio.run(work(stack))
+
+
+@pytest.mark.parametrize("value", [b"100-continue", b"\x8f", b"other", b"x" * 4000])
+def test_expectations(value: bytes) -> None:
+    """A client that waits is asked for the body; others are answered, whatever bytes the header has."""
+
+    async def look() -> bytes:
+        async with TestServer(HttpFront(make_gate(), {}).app) as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            head = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: %s\r\n\r\n"
+            writer.write(head % value)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    begin = b"HTTP/1.1 100 Continue\r\n\r\n" if value == b"100-continue" else b""
+    assert asyncio.run(look()).startswith(begin + b"HTTP/1.1 200 OK")

@@ -78,6 +78,13 @@ class Route:
             )
 
 
+async def _expect(request: web.Request) -> None:
+    """Ask for the body, if the client waits for that. aiohttp's own handler fails on values that are not UTF-8."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
+
+
 class HttpRoutes:
     """The HTTP application of a port: finds the route of a request, and its caller.
 
@@ -96,7 +103,8 @@ class HttpRoutes:
         # before those of the listener, so that what these refuse is noted too
         self.app = web.Application(middlewares=[self._note])
         self.app.on_response_prepare.append(self._add_headers)
-        self.app.router.add_route("*", r"/{path:[\s\S]*}", self._answer)  # a name may have a newline
+        path = r"/{path:[\s\S]*}"  # a name may have a newline
+        self.app.router.add_route("*", path, self._answer, expect_handler=_expect)
 
     @web.middleware
     async def _note(
