@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import ExitStack
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -16,7 +17,7 @@ from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import FailedError, LostError, RefusedError
 from shoal.gateway.core.relay import Answer, Relay
-from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.stream_requests import StreamRequest, StreamRequests
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.turns import Turns
 from shoal.gateway.options import Limits
@@ -30,6 +31,11 @@ CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"), pai
 DEAD = "Failed to process the request(s) for model 'llm_0_0', message: Stub process 'llm_0_0' is not healthy."
 CUT = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 CODE = grpc.StatusCode
+
+
+def begin(requests: StreamRequests, *request: Any) -> StreamRequest:
+    """Return the record of a request that does not end."""
+    return ExitStack().enter_context(requests.begin(*request))
 
 
 class Bench:
@@ -441,9 +447,9 @@ def test_no_two_requests_have_the_same_id() -> None:
     requests = StreamRequests(CONFIGS)
     assert requests.models == ["both", "llm"]
     assert not requests.is_decoupled("plain")
-    assert len({requests.begin("llm", "same").own_id for _ in range(10)}) == 10
-    assert requests.begin("llm", "").meter is not None
-    assert requests.begin("plain", "").meter is None
+    assert len({begin(requests, "llm", "same").own_id for _ in range(10)}) == 10
+    assert begin(requests, "llm", "").meter is not None
+    assert begin(requests, "plain", "").meter is None
 
 
 @pytest.mark.parametrize(
@@ -462,7 +468,7 @@ def test_tokens_are_counted_in_all_or_by_answer(switch: bool | None, is_raw: boo
             tensor.ClearField("contents")
         message.raw_input_contents.extend([b"text", bytes([switch or 0])][: len(message.inputs)])
     requests = StreamRequests(CONFIGS)
-    meter = requests.begin("llm", "", message.SerializeToString()).meter
+    meter = begin(requests, "llm", "", message.SerializeToString()).meter
     assert meter is not None
     for number in numbers:
         answer = service_pb2.ModelInferResponse()
@@ -490,7 +496,7 @@ def test_the_last_answer(model: str, error: str, is_final: bool | None, is_last:
         call.say("x", is_final=is_final, error=error)
         message = service_pb2.ModelStreamInferResponse.FromString(await call.read())
         requests = StreamRequests(CONFIGS)
-        assert requests.count(requests.begin(model, ""), message) == is_last
+        assert requests.count(begin(requests, model, ""), message) == is_last
 
     run(work())
 
@@ -549,9 +555,7 @@ def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
     async def work() -> None:
         bench = Bench()
         bench.traffic._turns["llm"] = Turns(1)
-        others = bench.traffic.turns("llm").enter(Caller("another"))
-        with bench.relay as relay:
-            bench.traffic.turns("llm")._sent[MINE.id] = 1
+        with bench.traffic.turns("llm").enter(MINE), bench.relay as relay:
             reading = asyncio.create_task(bench.read())
             await bench.send()
             await settle()
@@ -559,7 +563,6 @@ def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
             relay.end()
             with pytest.raises(RefusedError, match="ended while it had this request"):
                 await reading
-        bench.traffic.turns("llm").leave(others)
         assert bench.traffic.in_flight("llm") == 0
         assert not bench.traffic.turns("llm")._waiting
 
@@ -578,10 +581,9 @@ def test_a_closed_connection_is_a_lost_request() -> None:
             with bench.relay:
                 if is_waiting:
                     bench.traffic._turns["llm"] = Turns(1)
-                    turn = bench.traffic.turns("llm").enter(MINE)
-                    reading = asyncio.create_task(bench.read())
-                    await bench.send()
-                    bench.traffic.turns("llm").leave(turn)
+                    with bench.traffic.turns("llm").enter(MINE):
+                        reading = asyncio.create_task(bench.read())
+                        await bench.send()
                     with pytest.raises(RefusedError, match="ended while it had this request"):
                         await reading
                 else:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import ExitStack
 
 from shoal.gateway.core.admission import FEW, MANY, Admission
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.models import find_widths
-from shoal.gateway.core.turns import Turn, Turns
+from shoal.gateway.core.turns import Turns
 from tests.support.configs import PYTHON, chain, make_configs, parameter
 from tests.support.virtual_time import run
 from tests.unit.test_admission import Clock
@@ -122,22 +123,23 @@ def test_places_are_kept_free_for_those_that_have_few() -> None:
         clock = Clock()
         turns = Turns(20, 14, clock=clock)
 
-        def fill(caller: Caller, most: int = 100) -> list[Turn]:
-            """Let a caller ask; return the turns that have come."""
-            asked = [turns.enter(caller) for _ in range(most)]
-            for turn in asked:
-                if not turn.has_place:
-                    turns.leave(turn)
-            return [turn for turn in asked if turn.has_place]
+        def fill(caller: Caller, most: int = 100) -> list[ExitStack]:
+            """Let a caller ask; return what ends the turns that have come."""
+            found = []
+            for _ in range(most):
+                with ExitStack() as asked:
+                    if asked.enter_context(turns.enter(caller)).has_place:
+                        found.append(asked.pop_all())
+            return found
 
         many = fill(MANY_SENDER)
         assert len(many) == 20
         few = fill(FEW_SENDER, 4)
         assert len(few) == 4, "it has less than its part"
         for turn in few:
-            turns.leave(turn)
+            turn.close()
         while not fill(MANY_SENDER, 1):  # until 14 are left, of which one is its own
-            turns.leave(many.pop())
+            many.pop().close()
         assert len(many) == 13
         assert len(fill(FEW_SENDER, 2)) == 2, "places were kept free for it"
         turns._sent.clear()

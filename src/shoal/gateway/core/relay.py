@@ -138,18 +138,17 @@ class Relay(Stream):
         if version:
             await self._check_version(model, version)
             self._traffic.find(model)  # which may have failed meanwhile
-        turns = self._traffic.turns(model)
         with ExitStack() as ends:
             if held is not None:
-                ends.callback(held.release)
+                ends.enter_context(held)
             admitted = ends.enter_context(self._traffic.admit(model, num_bytes, self.caller))
-            turn = turns.enter(self.caller)
-            ends.callback(turns.leave, turn)
-            request = self._requests.begin(
-                model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted,
-                caller=self.caller, upstream=self._upstream,
+            turn = ends.enter_context(self._traffic.turns(model).enter(self.caller))
+            request = ends.enter_context(
+                self._requests.begin(
+                    model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted,
+                    caller=self.caller, upstream=self._upstream,
+                )
             )  # fmt: skip
-            ends.callback(self._requests.open.pop, request.own_id, None)
             request.admitted, request.ends = admitted, ends.pop_all()
             self.unanswered[request.own_id] = request
         self.models.add(model)
@@ -170,7 +169,7 @@ class Relay(Stream):
             await turn.begun
             await self._write(request, message)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self._waiting.pop(request.own_id, None)
             if self._is_finished:
@@ -186,7 +185,8 @@ class Relay(Stream):
         except grpc.aio.UsageError:  # the connection was closed, with the server
             raise self._note_lost(request) from None
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error, which iterating raises."""
         self._failure = self._failure or error
         self._begun.set()
         self._cancel()
@@ -306,7 +306,7 @@ class Relay(Stream):
         self.has_ended = True
         if not self.is_answered:
             if not self._calls:
-                self._fail(self._note_lost(next(iter(self.unanswered.values()))))
+                self.fail(self._note_lost(next(iter(self.unanswered.values()))))
             self._cancel()
         else:
             self.stop_sending()

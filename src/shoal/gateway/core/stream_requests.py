@@ -151,6 +151,7 @@ class StreamRequests:
                 f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none.",
             )
 
+    @contextmanager
     def begin(
         self,
         model: str,
@@ -161,8 +162,11 @@ class StreamRequests:
         is_end_wanted: bool = False,
         caller: Caller = ANYONE,
         upstream: Upstream | None = None,
-    ) -> StreamRequest:
-        """Return the record of a new request, the serialised ``message``, with an id that no other request has."""
+    ) -> Iterator[StreamRequest]:
+        """Keep the record of a new request, the serialised ``message``, within the context.
+
+        It has an id that no other request has.
+        """
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         visit = current_visit()
         meter = self.tokens.meter(model, message, visit.count_tokens)
@@ -170,7 +174,10 @@ class StreamRequests:
         request = self.open[own_id] = StreamRequest(
             own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, caller, upstream
         )
-        return request
+        try:
+            yield request
+        finally:
+            del self.open[own_id]
 
     @contextmanager
     def follow(self, caller: Caller, model: str, request_id: str) -> Iterator[StreamRequest | None]:
@@ -178,11 +185,8 @@ class StreamRequests:
         if not (request_id and self._stops.get(model)):
             yield None
             return
-        request = self.begin(model, request_id, caller=caller)
-        try:
+        with self.begin(model, request_id, caller=caller) as request:
             yield request
-        finally:
-            del self.open[request.own_id]
 
     def count(self, request: StreamRequest, message: Any) -> bool:
         """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last answer to its request."""

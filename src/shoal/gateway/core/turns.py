@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from shoal.gateway.core.callers import Caller
 
@@ -41,25 +41,25 @@ class Turns:
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
         """Wait for a turn of the caller's, and hold it while the context is open."""
-        turn = self.enter(caller)
-        try:
+        with self.enter(caller) as turn:
             await turn.begun
             yield
-        finally:
-            self.leave(turn)
 
-    def enter(self, caller: Caller) -> Turn:
-        """Return the next turn of a caller, which must ``leave``."""
+    @contextmanager
+    def enter(self, caller: Caller) -> Iterator[Turn]:
+        """Return the next turn of a caller, which is given back at the end of the context, even if it has not come."""
         turn = Turn(caller.id)
-        self._waiting.setdefault(turn.caller, deque()).append(turn)
         if self._shared:
             self._asked.pop(turn.caller, None)
             self._asked[turn.caller] = self._clock()
-        self._begin_turns([turn.caller])
-        return turn
+        self._waiting.setdefault(turn.caller, deque()).append(turn)
+        try:
+            self._begin_turns([turn.caller])
+            yield turn
+        finally:
+            self._leave(turn)
 
-    def leave(self, turn: Turn) -> None:
-        """Give a turn back, or wait for it no longer."""
+    def _leave(self, turn: Turn) -> None:
         name = turn.caller
         if turn.has_place:
             self._sent[name] -= 1

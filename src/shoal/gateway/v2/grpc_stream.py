@@ -102,6 +102,8 @@ class GrpcStream:
                 message = None  # no message is kept while the stream is idle
                 await self._wait(lambda: len(self._relay.unanswered) < _MOST_UNANSWERED)
                 message = await self._next()
+        except Exception as error:  # a fault of the service's own ends the stream, as no message may be lost in silence
+            self._relay.fail(error)
         finally:
             await self._relay.finish()
 
