@@ -91,7 +91,7 @@ def attack(service: Service, what: str, number: int) -> dict[str, int]:
     return outcomes
 
 
-@pytest.mark.parametrize(("what", "sample", "full"), [("bodies", 200, 5000), ("heads", 500, 10_000)])
+@pytest.mark.parametrize(("what", "sample", "full"), [("bodies", 150, 5000), ("heads", 500, 10_000)])
 def test_hostile_requests_leave_no_trace(
     served: Served, scale: Scale, record: Callable[..., None], what: str, sample: int, full: int
 ) -> None:

@@ -75,7 +75,7 @@ class Asker:
             RefusedError: the inputs do not fit the model.
         """
         try:
-            return await work_apart(work, self._held.num_bytes)
+            return await work_apart(work, self._held.num_bytes // (COPIES + 1))
         except InputError as error:
             raise self._to_error(f"{error.what} {error.fix}") from None
 
