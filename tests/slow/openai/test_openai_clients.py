@@ -277,7 +277,7 @@ def test_token_ids(model: str, service: Service, repository: Path, client: opena
         assert (status, found["tokens"]) == (200, tokenizer.encode(text).ids)
         assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 1024)
         _, again = post(service, "/detokenize", json.dumps({"model": "llm", "tokens": found["tokens"]}).encode())
-        assert again == {"prompt": text}
+        assert again == {"prompt": tokenizer.decode(found["tokens"], skip_special_tokens=False)}
     expected = client.chat.completions.create(model=model, **chat("Hello")).usage
     assert expected is not None
     _, found = post(service, "/tokenize", json.dumps({"model": model, **chat("Hello")}).encode())
@@ -290,12 +290,12 @@ def test_token_ids(model: str, service: Service, repository: Path, client: opena
         ("/tokenize", {"model": "llamav2", "prompt": "a"}, "model"),
         ("/detokenize", {"model": "llm_bls", "tokens": [5]}, "model"),
         ("/detokenize", {"model": "embedder", "tokens": [5]}, "model"),
+        ("/detokenize", {"model": "llm", "tokens": [5, 10**6]}, None),
     ):  # fmt: skip
         status, found = post(service, path, json.dumps(body).encode())
         assert (status, found["error"]["param"]) == (400, place), found
-    for ids in ([], [10**6]):
-        status, found = post(service, "/detokenize", json.dumps({"model": "llm", "tokens": ids}).encode())
-        assert (status, found) == (200, {"prompt": ""})
+    status, found = post(service, "/detokenize", json.dumps({"model": "llm", "tokens": []}).encode())
+    assert (status, found) == (200, {"prompt": ""})
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
