@@ -88,7 +88,9 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
 
 def send_body(address: str, request: tuple[str, bytes]) -> str:
     path, body = request
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
     return exchange(address, f"{head}Connection: close\r\n\r\n".encode() + body)
 
 
@@ -118,7 +120,7 @@ def heads(draw: st.DrawFn) -> tuple[str, Any]:
     lines = draw(st.lists(st.tuples(st.sampled_from(HEADERS), values), max_size=20))
     body = json.dumps(LEAST.get(path, {})).encode()
     target = path.encode() + draw(st.just(b"") | values.map(lambda value: b"?" + value))
-    head = [b"POST " + target + b" HTTP/1.1", b"Host: a", b"Content-Type: application/json"]
+    head = [b"POST " + target + b" HTTP/1.1", b"Host: 127.0.0.1", b"Content-Type: application/json"]
     head += [b"Content-Length: %d" % len(body), b"Connection: close"]
     return "http", b"\r\n".join([*head, *(name.encode() + b": " + value for name, value in lines), b"", body])
 
