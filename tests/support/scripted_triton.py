@@ -100,7 +100,7 @@ class ScriptedTriton:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Listen on loopback while the context is open."""
-        server = grpc.aio.server(handlers=[self])  # type: ignore[list-item]
+        server = grpc.aio.server(handlers=[self])
         self.grpc_url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         app = web.Application()
         app.router.add_post("/v2/models/{model}/{method}", self._infer_http)
