@@ -63,7 +63,7 @@ class FakeService:
         self.pool = Servers(Path(), None, 600.0, self.canaries)  # type: ignore[arg-type]
         self.supervisor = Supervisor(
             CONFIGS, self.options, servers=self.pool, active=self.active, traffic=self.traffic,
-            canaries=self.canaries, health=self.health,
+            exposure=gate.exposure, canaries=self.canaries, health=self.health,
         )  # fmt: skip
         self.running: asyncio.Task[None] | None = None
 

@@ -155,6 +155,13 @@ class Server:
         """Process id of Triton, which is also the id of the session of its models' processes."""
         return self._process.pid
 
+    def kill_instance(self, name: str) -> None:
+        """Kill the process of a model's instance, such as ``bert_0_0``, if it runs."""
+        for process in processes():
+            if process.session == self.pid and process.arguments()[-2:-1] == [name]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
     def wait(self) -> int:
         """Wait until Triton ends, and return its exit code."""
         return self._process.wait()

@@ -25,6 +25,7 @@ EXTENSIONS = (
 PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
 # Triton's messages for a dead model process, when a request was running and when it was queued.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
+_UNHEALTHY = re.compile(r"Stub process '([^']*)' is not healthy")
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
 _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
 
@@ -129,6 +130,11 @@ def kept(metadata: Any) -> Any:
 def is_dead(message: str) -> bool:
     """Whether Triton says that a model's process has died."""
     return bool(_DEAD.search(message))
+
+
+def find_unhealthy(message: str) -> list[str]:
+    """Return the instances whose processes Triton calls dead in a message. Such a process may still run."""
+    return _UNHEALTHY.findall(message)
 
 
 def is_cut(code: Any, details: str) -> bool:
