@@ -308,5 +308,7 @@ def find_cause(log: str) -> str:
         if found:
             # a damaged file also fails the check of its neighbour, and which one is logged first is random: report all
             return "; ".join([*found, *re.findall(_VLLM, log)[:1]]) if pattern == _FAILED else found[0]
+    if "boost::interprocess::lock_exception" in log:  # see Upstream.kill_unhealthy
+        return "a model's process did not run for a second while it loaded. Is the machine too busy?"
     lines = [line for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."
