@@ -110,7 +110,7 @@ def test_requests_of_a_server_that_must_stop_first(play: Play) -> None:
         service.end(0, B)
         await asyncio.sleep(5)
         assert await short == "answer"
-        assert service.servers[0].stopped == stream.ends == []
+        assert (service.servers[0].stopped, stream.ends) == ([], [])
         await service.wait_for(2, 10)
         assert service.was_stopped == [False, True]
         assert stream.ends == ["ended"]
