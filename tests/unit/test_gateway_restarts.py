@@ -79,10 +79,21 @@ def test_faults_of_an_old_server_that_goes_on_are_found(play: Play) -> None:
         await asyncio.sleep(20)  # in a pause of 16 s
         service.answer = lambda call: {"Y": np.ones(1)}
         await asyncio.sleep(8)
-        assert "a does not answer as it did" in service.active.trouble("a")
+        assert service.health.restarts == {"died": 1, "wrong": 1}
+        assert not service.active.is_open("a")
         service.answer = lambda call: {"Y": np.zeros(1)}
         await service.wait_for(2, 100)
-        assert service.health.restarts == {"died": 1, "wrong": 1}
+
+    play(scene)
+
+
+def test_a_pause_ends_with_an_old_server_that_ends(play: Play) -> None:
+    async def scene(service: FakeService) -> None:
+        service.failures = refuse_to_start(5)
+        service.end(0, B)
+        await asyncio.sleep(20)  # in a pause of 16 s
+        service.end(0, 0)
+        assert await service.wait_for(2) < 1
 
     play(scene)
 

@@ -203,8 +203,8 @@ class ProcessMonitor:
         """Whether ``model`` runs in processes of its own."""
         return any(stub.model == model for stub in self.stubs)
 
-    def explains(self, model: str, seconds: float) -> bool:
-        """Whether a canary request that took ``seconds`` may be late for another reason than a fault of ``model``.
+    def may_be_late(self, model: str, seconds: float) -> bool:
+        """Whether a canary request that took ``seconds`` is no sign of a fault.
 
         Either the monitor detects whether the model's processes hang, or the server got too little processor time.
         """

@@ -221,7 +221,7 @@ class Supervisor:
             except WrongError as error:
                 assert self._monitor is not None
                 upstream.kill_unhealthy(str(error))
-                is_late = error.verdict is Verdict.LATE and self._monitor.explains(canary.model, PATIENCE)
+                is_late = error.verdict is Verdict.LATE and self._monitor.may_be_late(canary.model, PATIENCE)
                 if is_late or error.verdict is Verdict.BUSY:
                     continue  # the monitor detects whether these hang
                 num_errors += 1
@@ -297,11 +297,13 @@ class Supervisor:
             await self._rest(old, pause)
 
     async def _rest(self, old: Upstream, seconds: float) -> None:
-        """Wait before the next start. The models of the old server are tested meanwhile, if it serves any."""
+        """Wait before the next start, or until another fault. The models that are left are tested meanwhile."""
         self._active.next_start = time.monotonic() + seconds
         if self._is_useful(old):
             self._start_tests(old)
-        await asyncio.sleep(seconds)
+        self._broken.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._broken.wait(), seconds)
         self._cancel_tests()
 
     def _start_tests(self, upstream: Upstream) -> None:
