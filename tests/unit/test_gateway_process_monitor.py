@@ -145,6 +145,7 @@ def test_a_process_that_gets_no_processor_time_does_not_hang(bench: Bench) -> No
     bench.look(5)
     bench.processes.beacons[A] = bench.now
     assert threads.look(3 * BATCH_SECONDS, state="R") == []
+    assert all(len(stub.samples) < 400 for stub in bench.monitor.stubs)
     assert threads.look(2, state="R", run=1.0) == []
     assert threads.look(60, wait=1.0) == []
     assert [fault.what for fault in threads.look(2)] == ["a process of a hangs"], "it does nothing, and could"

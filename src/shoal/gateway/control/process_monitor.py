@@ -156,6 +156,8 @@ class ProcessMonitor:
         # a process without a heartbeat is judged by the canary request, which Triton has first
         since = waiting.get(stub.model, 0.0) if beacon is None else beacon
         seconds = self._advance(stub, since, *([self._server.pid] if beacon is None else []))
+        if len(stub.samples) > 1 and stub.clock - stub.samples[-2][0] < PERIOD / 2:  # the clock hardly advances
+            stub.samples.pop()
         stub.samples.append((stub.clock, process))
         while stub.clock - stub.samples[0][0] > limit and stub.clock - stub.samples[1][0] > limit:
             stub.samples.popleft()
