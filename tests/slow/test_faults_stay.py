@@ -109,7 +109,7 @@ def test_a_process_that_does_not_run_for_a_second(service: Service, scale: Scale
             callers.wait_up()
             others.wait_up()
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(1.4)
+            time.sleep(1.25)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGCONT)
             service.wait(is_ready=True, seconds=30)

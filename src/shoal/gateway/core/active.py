@@ -11,7 +11,7 @@ from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why, lost
 from shoal.gateway.core.upstream import Upstream
 
 NEXT_SECONDS = 30.0  # that a request waits for the next server after its own died
-MOST_RETRY_SECONDS = 60.0  # that a refusal names because a model has been unavailable for so long
+MOST_RETRY_SECONDS = 30.0  # that a refusal names because a model has been unavailable for so long
 
 
 class Active:
