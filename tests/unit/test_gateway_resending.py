@@ -173,7 +173,7 @@ def test_a_process_that_triton_has_given_up_is_killed_once() -> None:
         service = await bench()
 
         async def call(_: Upstream) -> bytes:
-            raise LostError("Failed to process the request(s), message: Stub process 'm_0_1' is not healthy.")
+            raise LostError("in ensemble 'e', Stub process 'm_0_1' is not healthy.")
 
         for _ in range(2):
             with pytest.raises(LostError):

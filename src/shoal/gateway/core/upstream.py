@@ -192,7 +192,8 @@ class Upstream:
         Triton does so if a process that has a request does not run for a second, and frees the request's memory. Once
         the process runs again, it uses that memory, and Triton ends with ``boost::interprocess::lock_exception``.
         """
-        for instance in {*find_unhealthy(message)} - self._killed:
+        instance = find_unhealthy(message)
+        if instance and instance not in self._killed:
             self._killed.add(instance)
             self.server.kill_instance(instance)
 
