@@ -168,6 +168,36 @@ def find_process(pid: int) -> Process | None:
     )
 
 
+@dataclass(frozen=True)
+class Thread:
+    """Snapshot of a thread: Linux's letter for its state, and the times for which it ran and waited for a processor."""
+
+    state: str
+    run_ns: int
+    waited_ns: int
+
+    def find_wait(self, before: Thread | None, seconds: float) -> float:
+        """Return how much of the last ``seconds`` the thread waited for a processor or a disk, since ``before``.
+
+        The kernel counts a wait only when it ends: a thread that is to run and has not run since has waited all along.
+        """
+        if self.state in "RD" and self.run_ns and (before is None or self.run_ns == before.run_ns):
+            return seconds
+        return (self.waited_ns - before.waited_ns) / 1e9 if before else 0.0
+
+
+def find_threads(pid: int) -> dict[int, Thread]:
+    """Return the threads of a process by id; none if it has ended. Without the kernel's statistics, times are 0."""
+    found = {}
+    with contextlib.suppress(*_GONE):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            state = _read(pid, f"task/{task.name}/stat").rpartition(")")[2].split()[:1]
+            times = _read(pid, f"task/{task.name}/schedstat").split()
+            if state:
+                found[int(task.name)] = Thread(state[0], *map(int, times[:2] or (0, 0)))
+    return found
+
+
 def find_descendants(pid: int) -> list[Process]:
     """Return the processes that a process has started, directly or through others."""
     found: list[Process] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.gateway.control import process_monitor
-from shoal.processes import Process
+from shoal.processes import Process, Thread
 
 SERVER = 100  # process id of Triton
 MIB = 2**20
@@ -27,17 +27,20 @@ class FakeProcess(Process):
 
 
 class FakeProcesses:
-    """All processes by id, their children, and their heartbeats. ``killed`` are the ids that were killed."""
+    """All processes by id, their children, threads and heartbeats. ``killed`` are the ids that were killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all: dict[int, FakeProcess] = {}
         self.children: dict[int, list[int]] = {}
         self.beacons: dict[int, float] = {}
+        self.threads: dict[int, dict[int, Thread]] = {}
+        self.num_read = 0  # how often threads were read
         self.killed: list[int] = []
         self.error: OSError | None = None
         monkeypatch.setattr(process_monitor, "find_process", self.find)
         monkeypatch.setattr(process_monitor, "processes", lambda: iter(self.all.values()))
         monkeypatch.setattr(process_monitor, "find_descendants", self._descendants)
+        monkeypatch.setattr(process_monitor, "find_threads", self._find_threads)
         monkeypatch.setattr(process_monitor, "read_beacon", self._beacon)
         monkeypatch.setattr("os.kill", lambda pid, _: self._kill(pid))
         self.add(SERVER, parent=1)
@@ -63,6 +66,10 @@ class FakeProcesses:
 
     def _descendants(self, pid: int) -> list[Process]:
         return [self.all[child] for child in self.children.get(pid, [])]
+
+    def _find_threads(self, pid: int) -> dict[int, Thread]:
+        self.num_read += 1
+        return self.threads.get(pid, {})
 
     def _beacon(self, _: Path, pid: int) -> float | None:
         return self.beacons.get(pid)

@@ -57,13 +57,15 @@ class FakeService:
         monkeypatch.setitem(ProcessMonitor.__init__.__kwdefaults__ or {}, "clock", lambda: time.monotonic())
         self.active = Active()
         self.traffic = Traffic(self.active, CONFIGS, self.options.limits, max_wait=1.0, slots={"a": 1})
-        gate = Gate(self.active, self.traffic, Exposure(CONFIGS), StreamRequests(CONFIGS), self.options.limits)
+        gate = self.gate = Gate(
+            self.active, self.traffic, Exposure(CONFIGS), StreamRequests(CONFIGS), self.options.limits
+        )
         self.canaries = make_canaries(CONFIGS)
         self.health = Health(gate, self.canaries)
         self.pool = Servers(Path(), None, 600.0, self.canaries)  # type: ignore[arg-type]
         self.supervisor = Supervisor(
             CONFIGS, self.options, servers=self.pool, active=self.active, traffic=self.traffic,
-            canaries=self.canaries, health=self.health,
+            exposure=gate.exposure, canaries=self.canaries, health=self.health,
         )  # fmt: skip
         self.running: asyncio.Task[None] | None = None
 

@@ -27,6 +27,11 @@ class FakeServer:
     def __init__(self, pid: int = 100, ready: Callable[[float], None] = lambda seconds: None) -> None:
         self.pid, self.log, self.wait_ready = pid, Path("/nonexistent/triton.log"), ready
         self.stopped: list[float] = []
+        self.killed: list[str] = []
+
+    def kill_instance(self, name: str) -> None:
+        """Note that a process was killed."""
+        self.killed.append(name)
 
     def stop(self, seconds: float) -> None:
         """Note that the server was stopped."""
@@ -128,8 +133,8 @@ class FakeUpstream(Upstream):
     def __init__(self, server: Any = None, client: Any = None) -> None:
         self.server, self.client = server or FakeServer(), client  # type: ignore[assignment]
         self.channel = self.fake = FakeChannel()
-        self.sent, self.streams, self._versions = {}, set(), set()
-        self.num_lost, self.is_repeat, self.is_closed = 0, False, False
+        self.sent, self.streams, self._versions, self._killed = {}, set(), set(), set()
+        self.num_lost, self.is_repeat, self.is_stopped, self.is_closed = 0, False, False, False
 
     async def close(self) -> None:
         """Note that the connections were closed."""

@@ -23,7 +23,7 @@ from tests.support.planted import write
 from tests.support.secured import VARIABLE, Secured
 
 # What a component does is written in a file of the test's: hang, spin, raise, garbage, leak, busy SECONDS; or the
-# seconds that it sleeps.
+# seconds that it sleeps. With "refuse", it goes on, but does not start.
 MODEL = """
 import time
 from pathlib import Path
@@ -35,6 +35,8 @@ class Step(Component):
     def setup(self, context):
         self.told = Path(context.spec.parameters["told"])
         self.kept = []
+        if self.told.exists() and self.told.read_text(encoding="utf-8") == "refuse":
+            raise RuntimeError("told not to start")
 
     def run(self, batch):
         what = self.told.read_text(encoding="utf-8") if self.told.exists() else ""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.gateway.core.active import NEXT_SECONDS, Active
+from shoal.gateway.core.active import MOST_RETRY_SECONDS, NEXT_SECONDS, Active
 from shoal.gateway.core.callers import ANYONE
 from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why
 from tests.support.fake_upstream import FakeStream, FakeUpstream
@@ -70,6 +70,29 @@ def test_a_blocked_model_loses_its_requests_and_streams_and_no_others() -> None:
         assert active.trouble("a") == "it died"
         await active.activate(FakeUpstream())
         assert active.trouble() == ""
+
+    run(work())
+
+
+def test_a_refusal_names_a_time_that_grows_with_the_outage() -> None:
+    async def work() -> None:
+        active, _ = await opened()
+
+        def find_seconds(model: str) -> float:
+            with pytest.raises(RefusedError) as caught:
+                active.find(model)
+            return caught.value.retry_after
+
+        active.block(["a"], "it died")
+        for elapsed, seconds in ((0, RETRY_SECONDS), (20, 20), (100, MOST_RETRY_SECONDS)):
+            await asyncio.sleep(elapsed)
+            active.refuse(["a", "b"], "its server is started again")
+            assert find_seconds("a") == pytest.approx(seconds)
+            await active.activate(FakeUpstream())
+            active.block(["a"], "it died")
+        assert find_seconds("a") == RETRY_SECONDS, "it was available meanwhile"
+        active.next_start = asyncio.get_running_loop().time() + 30
+        assert find_seconds("a") == pytest.approx(30 + RETRY_SECONDS)
 
     run(work())
 

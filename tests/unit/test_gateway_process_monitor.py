@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -14,6 +17,7 @@ from shoal.gateway.control.process_monitor import (
     ProcessFault,
     ProcessMonitor,
 )  # fmt: skip
+from shoal.processes import Thread, find_threads
 from tests.support.fake_processes import EXITED, KILLED, MIB, SERVER, FakeProcesses
 from tests.support.fake_upstream import FakeServer
 
@@ -47,13 +51,20 @@ class Bench:
         """Check for some seconds, until a fault; ``busy`` is the processor time per second, as in ``p101=1.0``."""
         end = self.now + seconds
         while True:
-            found = self.monitor.check(self.waiting, self.now if self.answered is None else self.answered)
-            if found or self.now >= end:
+            if (found := self.check()) or self.now >= end:
                 return found
-            self.now += PERIOD
-            for name, share in busy.items():
-                pid = int(name.removeprefix("p"))
-                self.processes.set(pid, seconds=self.processes.all[pid].seconds + share * PERIOD)
+            self.advance(**busy)
+
+    def check(self) -> list[ProcessFault]:
+        """Check once."""
+        return self.monitor.check(self.waiting, self.now if self.answered is None else self.answered)
+
+    def advance(self, **busy: float) -> None:
+        """Let the time between two checks pass."""
+        self.now += PERIOD
+        for name, share in busy.items():
+            pid = int(name.removeprefix("p"))
+            self.processes.set(pid, seconds=self.processes.all[pid].seconds + share * PERIOD)
 
 
 @pytest.fixture
@@ -105,6 +116,95 @@ def test_busy_without_processor_time(bench: Bench, share: float, hangs: bool) ->
     bench.processes.beacons[A] = bench.now
     assert bench.look(HANG_SECONDS - 0.3, p101=share) == []
     assert [fault.what for fault in bench.look(3, p101=share)] == (["a process of a hangs"] if hangs else [])
+
+
+class Threads:
+    """A process's threads: ``main``, which sleeps, a ``worker``, and one that runs every 0.3 s, as a stub's do."""
+
+    def __init__(self, bench: Bench, pid: int) -> None:
+        self._bench, self._pid = bench, pid
+        self._run, self._waited = Counter[str](), Counter[str]()
+
+    def look(self, seconds: float, *, state: str = "S", run: float = 0.0, wait: float = 0.0) -> list[ProcessFault]:
+        """Check for some seconds. ``run`` and ``wait`` are what the threads have of each second."""
+        for _ in range(round(seconds / PERIOD)):
+            self._run["worker"] += round(run * PERIOD * 1e9)
+            self._waited["beat"] += round(wait * PERIOD * 1e9)
+            states = {"main": "S", "worker": state, "beat": "S"}
+            found = [Thread(states[name], 1 + self._run[name], self._waited[name]) for name in states]
+            self._bench.processes.threads[self._pid] = dict(enumerate(found))
+            self._bench.advance(**{f"p{self._pid}": run})
+            if faults := self._bench.check():
+                return faults
+        return []
+
+
+def test_a_process_that_gets_no_processor_time_does_not_hang(bench: Bench) -> None:
+    """As on a machine with thirty busy processes: its main thread sleeps and waits for a worker, which waits to run."""
+    threads = Threads(bench, A)
+    bench.look(5)
+    bench.processes.beacons[A] = bench.now
+    assert threads.look(3 * BATCH_SECONDS, state="R") == []
+    assert all(len(stub.samples) < 400 for stub in bench.monitor.stubs)
+    assert threads.look(2, state="R", run=1.0) == []
+    assert threads.look(60, wait=1.0) == []
+    assert [fault.what for fault in threads.look(2)] == ["a process of a hangs"], "it does nothing, and could"
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [(0.0, HANG_SECONDS), (0.5, 2 * HANG_SECONDS), (0.9, 10 * HANG_SECONDS)])
+def test_a_hang_on_a_busy_machine_is_found_later(bench: Bench, wait: float, seconds: float) -> None:
+    bench.look(30)
+    start = bench.processes.beacons[A] = bench.now
+    assert Threads(bench, A).look(100, wait=wait)
+    assert bench.now - start == pytest.approx(seconds, rel=0.15, abs=2 * PERIOD)
+
+
+def test_a_batch_is_judged_by_the_time_that_it_could_use(bench: Bench) -> None:
+    start = bench.processes.beacons[A] = bench.now
+    assert [fault.kind for fault in Threads(bench, A).look(5000, state="R", run=0.25, wait=0.75)] == ["hangs"]
+    assert bench.now - start == pytest.approx(4 * BATCH_SECONDS, rel=0.01)
+
+
+@pytest.mark.parametrize("pid", [SERVER, SILENT])
+def test_a_canary_that_waits_for_a_processor(bench: Bench, pid: int) -> None:
+    threads = Threads(bench, pid)
+    bench.look(5)
+    bench.waiting = {"silent": bench.now}
+    assert threads.look(60, state="R") == []
+    assert [fault.what for fault in threads.look(3)] == ["a process of silent hangs"]
+
+
+def test_a_triton_that_gets_no_processor_time_does_not_hang(bench: Bench) -> None:
+    threads = Threads(bench, SERVER)
+    bench.look(20)
+    bench.waiting, bench.answered = {"a": bench.now, "part": bench.now}, bench.now
+    assert threads.look(60, state="R") == []
+    assert bench.monitor.may_be_late("part", 60.0), "its canary may be late"
+    assert not bench.monitor.may_be_late("both", 60.0)
+    assert bench.monitor.may_be_late("a", 60.0)
+    assert [fault.what for fault in threads.look(STUCK_SECONDS + 1)] == ["Triton hangs with a request to a"]
+
+
+def test_threads_are_read_only_while_something_takes_long(bench: Bench) -> None:
+    for _ in range(100):
+        bench.processes.beacons[A] = bench.now  # another batch
+        bench.advance()
+        assert bench.check() == []
+    assert bench.processes.num_read == 0
+
+
+def test_the_threads_of_this_process() -> None:
+    before = find_threads(os.getpid())[os.getpid()]
+    assert (before.state, before.run_ns > 0) == ("R", True)
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    after = find_threads(os.getpid())[os.getpid()]
+    assert after.run_ns - before.run_ns > 5e7
+    assert after.find_wait(before, 1.0) == (after.waited_ns - before.waited_ns) / 1e9
+    assert after.find_wait(after, 1.0) == after.find_wait(None, 1.0) == 1.0, "it is to run, and has not run since"
+    assert Thread("S", 5, 7).find_wait(None, 1.0) == Thread("R", 0, 0).find_wait(None, 1.0) == 0.0
+    assert find_threads(2**22 + 1) == {}
 
 
 @pytest.mark.parametrize("state", ["R", "D"])

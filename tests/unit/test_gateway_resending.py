@@ -128,6 +128,61 @@ def test_the_only_request_in_flight_is_quarantined() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("seconds", [2.0, 100.0])
+def test_a_request_that_the_service_stops_is_sent_again(seconds: float) -> None:
+    """As often as that happens, without suspicion, not one by one; also one that was waiting for its turn."""
+
+    async def work() -> None:
+        service = await bench()
+        asked = [service.ask(body) for body in (b"x", b"y")]
+        for number in (0, 1):
+            await asyncio.sleep(0.5)
+            service.servers[number].stop()
+            if not number:
+                asked.append(service.ask(b"z"))
+            await asyncio.sleep(seconds)
+            assert not any(task.done() for task in asked)
+            await service.active.activate(service.servers[number + 1])
+        assert await asyncio.gather(*asked) == ["x from 2", "y from 2", "z from 2"]
+        assert (service.most_running, service.resending.num_resent) == (3, 6)
+        assert [server.num_lost for server in service.servers] == [0, 0, 0]
+        assert not service.active.suspected
+        assert not any(service.resending.quarantine.has("m", body) for body in (b"x", b"y", b"z"))
+
+    run(work())
+
+
+@pytest.mark.parametrize("reason", ["left", "closed", "not allowed"])
+def test_a_stopped_request_that_is_not_sent_again(reason: str) -> None:
+    async def work() -> None:
+        service = await bench(is_allowed=reason != "not allowed")
+        asked = service.ask(b"x")
+        await settle()
+        service.servers[0].stop()
+        service.is_waited_for = reason != "left"
+        if reason == "closed":
+            await service.active.close("it is stopping")
+        assert await is_lost(asked)
+        assert not service.resending.quarantine.has("m", b"x")
+
+    run(work())
+
+
+def test_a_process_that_triton_has_given_up_is_killed_once() -> None:
+    async def work() -> None:
+        service = await bench()
+
+        async def call(_: Upstream) -> bytes:
+            raise LostError("in ensemble 'e', Stub process 'm_0_1' is not healthy.")
+
+        for _ in range(2):
+            with pytest.raises(LostError):
+                await service.resending.run("m", b"x", service.servers[0], call, lambda: True)
+        assert service.servers[0].server.killed == ["m_0_1"]  # type: ignore[attr-defined]
+
+    run(work())
+
+
 def test_a_question_is_sent_again_and_never_quarantined() -> None:
     """It has no model; others ask it with the same bytes."""
 

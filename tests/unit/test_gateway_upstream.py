@@ -72,6 +72,23 @@ async def connected() -> AsyncIterator[tuple[Upstream, Triton]]:
         await server.stop(0)
 
 
+@pytest.mark.parametrize(
+    ("message", "instance"),
+    [
+        (DEAD, "a_0_0"),
+        ("Stub process 'a_0_1' is not healthy.", "a_0_1"),
+        ("in ensemble 'e', in ensemble 'd', Stub process 'a_0_0' is not healthy.", "a_0_0"),
+        ("No label is Stub process 'a_0_0' is not healthy.", ""),  # a client's text in a model's error
+        ("Stub process 'a_0_0' is not healthy. It is a text.", ""),
+        ("", ""),
+    ],
+)
+def test_a_process_that_triton_gave_up(message: str, instance: str) -> None:
+    upstream = FakeUpstream()
+    upstream.kill_unhealthy(message)
+    assert upstream.server.killed == [instance] * bool(instance)  # type: ignore[attr-defined]
+
+
 def play(scene: Callable[[Upstream, Triton], Awaitable[None]]) -> None:
     async def work() -> None:
         async with connected() as (upstream, triton):

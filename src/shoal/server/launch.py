@@ -155,6 +155,13 @@ class Server:
         """Process id of Triton, which is also the id of the session of its models' processes."""
         return self._process.pid
 
+    def kill_instance(self, name: str) -> None:
+        """Kill the process of a model's instance, such as ``bert_0_0``, if it runs."""
+        for process in processes():
+            if process.session == self.pid and process.arguments()[-2:-1] == [name]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
     def wait(self) -> int:
         """Wait until Triton ends, and return its exit code."""
         return self._process.wait()
@@ -301,5 +308,7 @@ def find_cause(log: str) -> str:
         if found:
             # a damaged file also fails the check of its neighbour, and which one is logged first is random: report all
             return "; ".join([*found, *re.findall(_VLLM, log)[:1]]) if pattern == _FAILED else found[0]
+    if "boost::interprocess::lock_exception" in log:  # see Upstream.kill_unhealthy
+        return "a model's process did not run for a second while it loaded. Is the machine too busy?"
     lines = [line for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."

@@ -1,4 +1,9 @@
-"""Process monitor: detects processes of a server that ended, hang, or use too much memory."""
+"""Process monitor: detects processes of a server that ended, hang, or use too much memory.
+
+A process that gets no processor time looks like one that hangs. So a hang is judged by the time that the process could
+have used: of the time between two checks, what a thread of it waited for a processor does not count. The threads are
+read only while a request takes long.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shoal.component.ledger import read_beacon
 from shoal.environment.stub import served_model
-from shoal.processes import Process, find_descendants, find_process, processes
+from shoal.processes import Process, Thread, find_descendants, find_process, find_threads, processes
 from shoal.server.launch import Server
 
 PERIOD = 0.2  # seconds between two checks
@@ -36,13 +41,28 @@ class ProcessFault:
 
 @dataclass
 class Stub:
-    """Python backend process of a model instance, with its measured states of the last seconds."""
+    """Python backend process of a model instance, with its measured states of the last seconds.
+
+    ``samples`` has the states by ``clock``: the seconds in which the process did not wait for a processor.
+    """
 
     pid: int
     model: str
     samples: deque[tuple[float, Process]] = field(default_factory=deque)
     children: list[Process] = field(default_factory=list)  # such as an engine's workers
     busy: float = 0.0  # when it was last seen busy
+    clock: float = 0.0
+    since: float = 0.0  # start of its batch, or of its model's canary request; 0 while idle
+    began: float = 0.0  # ``clock`` when that was first seen
+
+
+@dataclass
+class Wait:
+    """A canary request in flight: when it was sent, and for how long the server could and could not work at it."""
+
+    since: float
+    usable: float = 0.0
+    starved: float = 0.0
 
 
 class ProcessMonitor:
@@ -65,7 +85,11 @@ class ProcessMonitor:
     ) -> None:
         self._server, self._expected, self._members = server, expected, members
         self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
-        self._since = self._moved = clock()
+        self._since = self._moved = self._checked = clock()
+        self._seconds = 0.0  # between the last two checks
+        self._waits: dict[str, Wait] = {}  # the last canary requests, by model
+        self._threads: dict[int, tuple[dict[int, Thread], float]] = {}  # by process, and how long it waited
+        self._before = self._threads  # the same at the check before
         self.resident_bytes = 0  # of all processes, at the last check without faults
         self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
 
@@ -75,6 +99,9 @@ class ProcessMonitor:
         ``waiting`` has, for each model with a canary request in flight, the time at which the canary was sent.
         ``answered`` is the time of the last answer from any model.
         """
+        now = self._clock()
+        self._seconds, self._checked = min(now - self._checked, 2 * PERIOD), now  # later is this process's own delay
+        self._before, self._threads = self._threads, {}
         process = find_process(self._server.pid)
         if process is None or process.is_ended:
             return [ProcessFault("", "server", f"Triton ended{_why(process)}")]
@@ -101,9 +128,15 @@ class ProcessMonitor:
             return [ProcessFault("", "server", "Triton hangs")]
         busy = {stub.model for stub in self.stubs if now - stub.busy < STUCK_SECONDS}
         for name, since in waiting.items():
+            wait = self._waits.setdefault(name, Wait(since))
+            if wait.since != since:
+                wait = self._waits[name] = Wait(since)
+            elif now - since > PERIOD:
+                usable = self._find_usable(process.pid, *(stub.pid for stub in self.stubs))
+                wait.usable, wait.starved = wait.usable + usable, wait.starved + self._seconds - usable
             known = self._members.get(name, set()) | {name}
             has_beacons = known - {name} <= self._expected.keys() if name in self._members else name in self._expected
-            if has_beacons and not known & busy and min(now - since, now - answered) > STUCK_SECONDS:
+            if has_beacons and not known & busy and min(wait.usable, now - answered) > STUCK_SECONDS:
                 return [ProcessFault("", "server", f"Triton hangs with a request to {name}")]
         return []
 
@@ -117,28 +150,43 @@ class ProcessMonitor:
             what = f"a process of {stub.model} takes {mib:.0f} MiB, more than {self._memory_mib:.0f}"
             return ProcessFault(stub.model, "memory", what)
         limit = self._hang_seconds.get(stub.model, HANG_SECONDS)
-        stub.samples.append((now, process))
-        while now - stub.samples[0][0] > limit and now - stub.samples[1][0] > limit:
-            stub.samples.popleft()
-        since = read_beacon(self._server.beacons, stub.pid)
-        if since != 0:  # busy, or without a heartbeat
+        beacon = read_beacon(self._server.beacons, stub.pid)
+        if beacon != 0:  # busy, or without a heartbeat
             stub.busy = now
-        if since is None:
-            return self._look_at_silent(stub, waiting.get(stub.model, 0.0), limit)
-        since = max(since, self._since) if since else 0.0
-        if since and now - since > max(BATCH_SECONDS, limit):
-            what = f"a process of {stub.model} has been at one batch for {now - since:.0f} s"
+        # a process without a heartbeat is judged by the canary request, which Triton has first
+        since = waiting.get(stub.model, 0.0) if beacon is None else beacon
+        seconds = self._advance(stub, since, *([self._server.pid] if beacon is None else []))
+        if len(stub.samples) > 1 and stub.clock - stub.samples[-2][0] < PERIOD / 2:  # the clock hardly advances
+            stub.samples.pop()
+        stub.samples.append((stub.clock, process))
+        while stub.clock - stub.samples[0][0] > limit and stub.clock - stub.samples[1][0] > limit:
+            stub.samples.popleft()
+        if beacon is not None and seconds > max(BATCH_SECONDS, limit):
+            what = f"a process of {stub.model} has been at one batch for {seconds:.0f} s"
             return ProcessFault(stub.model, "hangs", what)
-        return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
-
-    def _look_at_silent(self, stub: Stub, since: float, limit: float) -> ProcessFault | None:
-        """Detect a hang of a process without a heartbeat.
-
-        It hangs if its model's canary request is late, and no process of the model has used processor time.
-        """
-        is_late = bool(since) and self._clock() - since > limit
         siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
-        return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
+        is_late = seconds > limit and (beacon is not None or all(_is_silent(each, limit) for each in siblings))
+        return self._judge(stub, is_late=is_late, limit=limit)
+
+    def _advance(self, stub: Stub, since: float, *others: int) -> float:
+        """Advance a process's clock, and return for how long it could work at what it has had ``since`` then."""
+        is_same = bool(since) and since == stub.since
+        pids = (stub.pid, *(child.pid for child in stub.children), *others)
+        stub.clock += self._find_usable(*pids) if is_same else self._seconds
+        if not is_same:
+            stub.since, stub.began = since, stub.clock
+        return stub.clock - stub.began
+
+    def _find_usable(self, *pids: int) -> float:
+        """Return for how much of the time since the last check no thread of these processes waited for a processor."""
+        return max(0.0, self._seconds - max(map(self._find_wait, pids)))
+
+    def _find_wait(self, pid: int) -> float:
+        if pid not in self._threads:
+            threads, before = find_threads(pid), self._before.get(pid, ({}, 0.0))[0]
+            waits = [thread.find_wait(before.get(each), self._seconds) for each, thread in threads.items()]
+            self._threads[pid] = threads, max(waits, default=0.0)
+        return self._threads[pid][1]
 
     def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> ProcessFault | None:
         if (is_late and _is_silent(stub, limit)) or _is_stopped(stub, limit):
@@ -147,13 +195,22 @@ class ProcessMonitor:
 
     def forget(self) -> None:
         """Discard earlier measurements, because there was a time without checks."""
-        self._since = self._moved = self._clock()
+        self._since = self._moved = self._checked = self._clock()
+        self._threads = {}
         for stub in self.stubs:
             stub.samples.clear()
+            stub.since = 0.0
 
     def has_processes(self, model: str) -> bool:
         """Whether ``model`` runs in processes of its own."""
         return any(stub.model == model for stub in self.stubs)
+
+    def may_be_late(self, model: str, seconds: float) -> bool:
+        """Whether a canary request that took ``seconds`` is no sign of a fault.
+
+        Either the monitor detects whether the model's processes hang, or the server got too little processor time.
+        """
+        return self.has_processes(model) or (model in self._waits and self._waits[model].starved > seconds / 2)
 
     def kill(self, model: str) -> None:
         """Kill a model's processes and the processes that they started, so that Triton fails their requests."""

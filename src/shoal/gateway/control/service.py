@@ -71,6 +71,7 @@ class Service:
             servers=servers,
             active=gate.active,
             traffic=gate.traffic,
+            exposure=gate.exposure,
             canaries=canaries,
             health=health,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
-from shoal.gateway.control.canary import Canary, Verdict, WrongError
+from shoal.gateway.control.canary import PATIENCE, Canary, Verdict, WrongError
 from shoal.gateway.control.health import Health
 from shoal.gateway.control.process_monitor import PERIOD, ProcessFault, ProcessMonitor
 from shoal.gateway.core.active import Active
+from shoal.gateway.core.exposure import Exposure
 from shoal.gateway.core.models import count_processes, read_hang_seconds
 from shoal.gateway.core.traffic import Traffic
 from shoal.gateway.core.upstream import Upstream
@@ -31,12 +33,14 @@ from shoal.server.launch import Server
 from shoal.server.runtime import Runtime
 
 MOST_PAUSE = 8.0  # seconds before another try to start a server
-MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts
+MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts or while the old one still serves
+DRAIN_SECONDS = 10.0  # at most, for the requests of a server that has to end before the next one starts
 GIVE_UP_SECONDS = 600.0  # without a started server
 AGAIN_SECONDS = 0.5  # before a failed canary is sent again
 SETTLED_SECONDS = 1.0  # since the latest lost request: without a fault until then, the server is healthy
 STILL_SECONDS = 0.5  # of delay of this loop, after which earlier samples of processes are discarded
 STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
+_NO_MEMORY = re.compile(r"memory|alloc|No space left", re.I)  # of the machine, of a GPU or in /dev/shm
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
@@ -94,7 +98,8 @@ class Servers:
                 del self._canaries[name]
 
     async def end(self, upstream: Upstream, seconds: float) -> None:
-        """Stop a server; requests still running after ``seconds`` are lost."""
+        """Stop a server; its requests are cancelled first. Triton's processes are killed after ``seconds``."""
+        upstream.stop()
         await upstream.close()
         if upstream in self._running:
             tail, following = self._running[upstream]
@@ -122,11 +127,12 @@ class Supervisor:
         servers: Servers,
         active: Active,
         traffic: Traffic,
+        exposure: Exposure,
         canaries: dict[str, Canary],
         health: Health,
     ) -> None:
         self._configs, self._options, self._servers = configs, options, servers
-        self._active, self._traffic = active, traffic
+        self._active, self._traffic, self._exposure = active, traffic, exposure
         self._canaries, self._health = canaries, health
         self._users = find_users(self._configs)
         self._monitored: dict[str, Any] = {
@@ -155,7 +161,7 @@ class Supervisor:
         """Replace the server whenever something is wrong with it.
 
         Raises:
-            ServerError: no server could be started for ten minutes.
+            ServerError: for ten minutes, no server could be started and no model was available to clients.
         """
         while True:
             broken = asyncio.create_task(self._broken.wait())
@@ -174,7 +180,7 @@ class Supervisor:
         self._current = upstream
         self._monitor = ProcessMonitor(upstream.server, **self._monitored)
         self._looking = asyncio.create_task(self._look(upstream))
-        self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
+        self._start_tests(upstream)
         await self._active.activate(upstream)
 
     # --- what is wrong -------------------------------------------------------------------------------------------
@@ -214,7 +220,8 @@ class Supervisor:
                 num_errors, self._active.answered = 0, time.monotonic()
             except WrongError as error:
                 assert self._monitor is not None
-                is_late = error.verdict is Verdict.LATE and self._monitor.has_processes(canary.model)
+                upstream.kill_unhealthy(str(error))
+                is_late = error.verdict is Verdict.LATE and self._monitor.may_be_late(canary.model, PATIENCE)
                 if is_late or error.verdict is Verdict.BUSY:
                     continue  # the monitor detects whether these hang
                 num_errors += 1
@@ -245,23 +252,25 @@ class Supervisor:
         old, began = self._current, time.monotonic()
         assert old is not None
         self._cancel_tests()  # the next server gets the canaries
-        num_failed = 0
+        num_failed, has_room = 0, True
         await self._pause(old)
         while True:
             try:
-                if num_failed or not self._has_room():
+                if not (has_room and self._has_room()) or (num_failed and not self._is_useful(old)):
                     await self._give_way(old)
                 upstream = await self._servers.launch()
             except (ShoalError, OSError) as error:
                 num_failed += 1
-                if time.monotonic() - began > GIVE_UP_SECONDS:
+                has_room = has_room and not _NO_MEMORY.search(str(error))
+                is_useful = self._is_useful(old)
+                if time.monotonic() - began > GIVE_UP_SECONDS and not is_useful:
                     raise ServerError(
                         f"No server has started for {GIVE_UP_SECONDS / 60:g} minutes: {error}",
                         "The log above has the reasons.",
                     ) from None
-                pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
+                pause = min(MOST_RESTART_PAUSE if is_useful else MOST_PAUSE, 0.5 * 2**num_failed)
                 log.error("The next server did not start: %s Trying again in %g s.", error, pause)
-                await asyncio.sleep(pause)
+                await self._rest(old, pause)
             else:
                 break
         if self._looking is not None:
@@ -281,10 +290,24 @@ class Supervisor:
         # a server that got a resent request may have died of the same request as the one before it: not counted
         num = sum(not server.is_repeat for _, server in self._restarts)
         if (beyond := num - self._options.max_restarts) > 0:
-            self._active.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
+            away = self._active.blocked if self._is_useful(old) else {*self._configs, ""}
+            self._active.block([*away], "its server had to be replaced too often, and is started again after a pause")
             pause = min(MOST_RESTART_PAUSE, 2.0**beyond)
-            log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
-            await asyncio.sleep(pause)
+            log.error("The server was replaced %d times within ten minutes. The next one starts in %g s.", num, pause)
+            await self._rest(old, pause)
+
+    async def _rest(self, old: Upstream, seconds: float) -> None:
+        """Wait before the next start, or until another fault. The models that are left are tested meanwhile."""
+        self._active.next_start = time.monotonic() + seconds
+        if self._is_useful(old):
+            self._start_tests(old)
+        self._broken.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._broken.wait(), seconds)
+        self._cancel_tests()
+
+    def _start_tests(self, upstream: Upstream) -> None:
+        self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
 
     def _cancel_tests(self) -> None:
         for task in self._testing:
@@ -297,29 +320,34 @@ class Supervisor:
         """Whether memory suffices for a second server beside the running one."""
         return self._monitor is None or self._monitor.resident_bytes < available_memory()
 
+    def _is_useful(self, server: Upstream) -> bool:
+        """Whether a server still has a model that clients may ask."""
+        available = self._configs.keys() - self._active.blocked.keys()
+        return server in self._servers and any(map(self._exposure.is_exposed, available))
+
     async def _give_way(self, old: Upstream) -> None:
         """Stop the old server before the next one starts.
 
-        This is done if memory does not suffice for both, or if the next server failed to start beside the old one.
+        This is done if memory does not suffice for both, or if no model of the old one is available to clients and the
+        next one failed to start beside it.
         """
         if old in self._servers:
             log.warning("The server is stopped before the next one starts.")
-            self._active.block({*self._configs, ""}, "its server is started again")
-            await self._servers.end(old, 0)
+            self._active.refuse({*self._configs, ""}, "its server is started again")
+            await self._end(old, min(DRAIN_SECONDS, self._options.grace))
 
     def _retire(self, old: Upstream) -> None:
         """Let the old server finish its requests to healthy models, then stop it."""
-
-        async def wait() -> None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(old.wait_idle(), self._options.grace)
-            old.end_streams()
-            if old in self._servers:
-                await self._servers.end(old, 0)  # a graceful stop would wait for its dead process
-
-        task = asyncio.create_task(wait())
+        task = asyncio.create_task(self._end(old, self._options.grace))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    async def _end(self, old: Upstream, seconds: float) -> None:
+        """Stop a server, after at most ``seconds`` for its requests. Those that go on are sent to the next one."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(old.wait_idle(), seconds)
+        if old in self._servers:
+            await self._servers.end(old, 0)  # a graceful stop would wait for its dead process
 
     # --- the end -------------------------------------------------------------------------------------------------
 

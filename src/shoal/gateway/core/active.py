@@ -11,6 +11,7 @@ from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why, lost
 from shoal.gateway.core.upstream import Upstream
 
 NEXT_SECONDS = 30.0  # that a request waits for the next server after its own died
+MOST_RETRY_SECONDS = 30.0  # that a refusal names because a model has been unavailable for so long
 
 
 class Active:
@@ -18,7 +19,7 @@ class Active:
 
     ``blocked`` maps each unavailable model to the reason; ``closed`` is the reason why all requests are refused, empty
     while the service is open. ``suspected`` is when the latest request was lost, since something may be wrong, or 0.0.
-    ``answered`` is the time of the last answer.
+    ``answered`` is the time of the last answer, ``next_start`` the time before which no next server is started.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,8 @@ class Active:
         self.closed = "it is starting"
         self.suspected = 0.0
         self.answered = time.monotonic()
+        self.next_start = 0.0
+        self._since: dict[str, float] = {}  # when each unavailable model became so
         self._changed = asyncio.Condition()
         self._num_confirmed = 0
 
@@ -47,8 +50,15 @@ class Active:
         """
         reason = self.closed or self.blocked.get(model, "")
         if reason or self.upstream is None:
-            raise RefusedError(Why.UNAVAILABLE, f"{model or 'The server'} is unavailable: {reason}.", RETRY_SECONDS)
+            message = f"{model or 'The server'} is unavailable: {reason}."
+            raise RefusedError(Why.UNAVAILABLE, message, self._retry_after(model))
         return self.upstream
+
+    def _retry_after(self, model: str) -> float:
+        """Estimate the seconds until a model is available: it is likely to stay away as long as it has been."""
+        now = time.monotonic()
+        away = min(now - self._since.get(model, now), MOST_RETRY_SECONDS)
+        return max(RETRY_SECONDS, away, self.next_start - now + RETRY_SECONDS)
 
     def lost(self, model: str) -> RefusedError:
         """Build the refusal for a request that was in flight when its model's process ended, or the service stopped."""
@@ -84,10 +94,16 @@ class Active:
 
     # --- for the supervisor --------------------------------------------------------------------------------------
 
-    def block(self, models: Iterable[str], reason: str) -> None:
-        """Refuse new requests to these models, cancel the models' requests in flight, and end their streams."""
+    def refuse(self, models: Iterable[str], reason: str) -> None:
+        """Refuse new requests to these models. Their requests in flight go on."""
         named = dict.fromkeys(models, reason)
         self.blocked |= named
+        self._since = dict.fromkeys(named, time.monotonic()) | self._since
+
+    def block(self, models: Iterable[str], reason: str) -> None:
+        """Refuse new requests to these models, cancel the models' requests in flight, and end their streams."""
+        named = {*models}
+        self.refuse(named, reason)
         if self.upstream is not None:
             for task in [task for task, model in self.upstream.sent.items() if model in named]:
                 task.cancel()
@@ -95,7 +111,7 @@ class Active:
 
     async def activate(self, upstream: Upstream) -> None:
         """Make ``upstream`` the active server, and unblock all models."""
-        self.upstream, self.blocked, self.closed = upstream, {}, ""
+        self.upstream, self.blocked, self._since, self.closed, self.next_start = upstream, {}, {}, "", 0.0
         await self._notify()
 
     async def confirm_healthy(self) -> None:

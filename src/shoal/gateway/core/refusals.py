@@ -27,6 +27,10 @@ EXTENSIONS = (
 PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
 # Triton's messages for a dead model process, when a request was running and when it was queued.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
+_UNHEALTHY = re.compile(
+    r"(?:in ensemble '[^']*', )*(?:Failed to process the request\(s\) for model(?: instance)? '[^']*', message: )?"
+    r"Stub process '([^']*)' is not healthy\."
+)
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
 _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
 
@@ -135,6 +139,15 @@ def kept(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], .
 def is_dead(message: str) -> bool:
     """Whether Triton says that a model's process has died."""
     return bool(_DEAD.search(message))
+
+
+def find_unhealthy(message: str) -> str:
+    """Return the instance whose process Triton has given up, though it may still run; empty for other messages.
+
+    The whole message has to be Triton's: a model's error may quote a client's text.
+    """
+    found = _UNHEALTHY.fullmatch(message)
+    return found[1] if found else ""
 
 
 def is_cut(code: Any, details: str) -> bool:

@@ -204,8 +204,8 @@ class Relay(Stream):
         try:
             if await self._upstream.has_version(model, version):
                 return
-        except LostError:
-            raise self._note_lost(None) from None
+        except LostError as error:
+            raise self._note_lost(None, str(error)) from None
         except FailedError as error:
             raise RefusedError(Why.UNAVAILABLE, error.message, 1.0) from None
         raise RefusedError(Why.ABSENT, f"{model} has no version {version!r:.60}. Leave it out for the latest one.")
@@ -276,14 +276,14 @@ class Relay(Stream):
             return None
         judged = LostError() if code == grpc.StatusCode.CANCELLED else judge_status(code, details)
         if isinstance(judged, LostError):
-            raise self._note_lost(next(iter(self.unanswered.values()), None))
+            raise self._note_lost(next(iter(self.unanswered.values()), None), str(judged))
         raise judged
 
     def _receive(self, content: bytes) -> Answer:
         self._active.answered = self.moved = time.monotonic()
         message = service_pb2.ModelStreamInferResponse.FromString(content)
         request = self.unanswered.get(message.infer_response.id)
-        lost = self._note_lost(request) if message.error_message and is_dead(message.error_message) else None
+        lost = self._note_lost(request, message.error_message) if is_dead(message.error_message) else None
         if request is None:
             message.error_message = clean(message.error_message)
             return Answer(None, message, is_last=False, lost=lost)
@@ -295,8 +295,10 @@ class Relay(Stream):
             message.error_message = lost.words if lost else clean(request.restore_id(message.error_message))
         return Answer(request, message, is_last, lost)
 
-    def _note_lost(self, request: StreamRequest | None) -> RefusedError:
-        self._active.suspect()
+    def _note_lost(self, request: StreamRequest | None, message: str) -> RefusedError:
+        self._upstream.kill_unhealthy(message)
+        if not self._upstream.is_stopped:
+            self._active.suspect()
         refused = self._active.lost(request.model if request else "this stream")
         log_failure(request.model if request else "", request.request_id if request else "", refused.message)
         return refused

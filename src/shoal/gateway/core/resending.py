@@ -48,6 +48,9 @@ def _digest(body: bytes) -> bytes:
 class Resending:
     """Runs calls to the active server and, if ``is_allowed``, once more on the next server if they were lost.
 
+    A call that was lost because the service itself ended the server is not under suspicion: it is sent again, as often
+    as that happens, and at once.
+
     Such calls are sent again one at a time. A request that was the only one in flight, or that was lost twice, may have
     killed the process. It is not sent again, and its bytes are quarantined. Questions, which have no model, are not
     under suspicion: all clients ask them with the same bytes.
@@ -73,23 +76,38 @@ class Resending:
             LostError: the call was lost, and is not repeated.
         """
         async with contextlib.AsyncExitStack() as held:
-            for is_last in (False, True):
+            is_last = False
+            while True:
                 try:
                     return await _follow(upstream, model, call)
-                except LostError:
-                    upstream.num_lost += 1
-                    upstream.is_repeat |= is_last
-                    if not await self._may_go_again(model, body, upstream, is_last=is_last) or not is_waited_for():
-                        raise
-                    await held.enter_async_context(self._turn())
-                    if self._active.is_open(model):
-                        upstream = self._active.find(model)
-                    elif next_one := await self._active.wait_for_next(model, upstream):
-                        upstream = next_one
+                except LostError as error:
+                    upstream.kill_unhealthy(str(error))
+                    next_one: Upstream | None
+                    if upstream.is_stopped:
+                        next_one = await self._wait_after_stop(model, upstream, is_waited_for)
                     else:
+                        upstream.num_lost += 1
+                        upstream.is_repeat |= is_last
+                        if not await self._may_go_again(model, body, upstream, is_last=is_last) or not is_waited_for():
+                            raise
+                        await held.enter_async_context(self._turn())
+                        is_last = True
+                        is_open = self._active.is_open(model)
+                        next_one = (
+                            self._active.find(model) if is_open else await self._active.wait_for_next(model, upstream)
+                        )
+                    if next_one is None:
                         raise
+                    upstream = next_one
                     self.num_resent += 1
-        raise AssertionError  # a call that was lost twice is not repeated
+
+    async def _wait_after_stop(self, model: str, old: Upstream, is_waited_for: Callable[[], bool]) -> Upstream | None:
+        """Wait for the server after ``old``, which the service ended; ``None`` if the request is not sent again."""
+        while self._is_allowed and is_waited_for() and not self._active.closed:
+            next_one = await self._active.wait_for_next(model, old)
+            if next_one not in (None, old):
+                return next_one
+        return None
 
     async def _may_go_again(self, model: str, body: bytes, upstream: Upstream, *, is_last: bool) -> bool:
         """Wait for the next server, and return whether to resend a lost request to it.
@@ -131,6 +149,8 @@ class Resending:
 
 async def _follow(upstream: Upstream, model: str, call: Callable[[Upstream], Awaitable[T]]) -> T:
     """Run ``call`` in a task that ``Active.block`` can cancel, but that a client which disconnects does not cancel."""
+    if upstream.is_stopped:
+        raise LostError
     task = asyncio.ensure_future(call(upstream))
     upstream.sent[task] = model
     try:
@@ -138,7 +158,7 @@ async def _follow(upstream: Upstream, model: str, call: Callable[[Upstream], Awa
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                if task.cancelled():  # by ``block``
+                if task.cancelled():  # by ``block`` or ``Upstream.stop``
                     raise LostError from None
     finally:
         del upstream.sent[task]

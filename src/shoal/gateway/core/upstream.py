@@ -16,7 +16,7 @@ from yarl import URL
 
 from shoal.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.refusals import FailedError, LostError, clean, is_cut, is_dead
+from shoal.gateway.core.refusals import FailedError, LostError, clean, find_unhealthy, is_cut, is_dead
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -109,8 +109,10 @@ class Upstream:
         self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
         self.streams: set[Stream] = set()
         self._versions = set[tuple[str, str]]()  # that it is known to have
+        self._killed = set[str]()  # instances
         self.num_lost = 0  # requests lost when it died
         self.is_repeat = False  # whether one of them had already been lost by the previous server
+        self.is_stopped = False  # whether the service itself ends the server
 
     async def ask(
         self, method: str, request: bytes, metadata: Iterable[tuple[str, str]] = (), *, is_admin: bool = False
@@ -177,6 +179,24 @@ class Upstream:
         if reply.status >= 400:
             raise _judge_reply(reply.status, content)
         return Reply(reply.headers, content)
+
+    def kill_unhealthy(self, message: str) -> None:
+        """Kill the process that Triton gave up, as its ``message`` says.
+
+        Triton does so if a process that has a request does not run for a second, and frees the request's memory. Once
+        the process runs again, it uses that memory, and Triton ends with ``boost::interprocess::lock_exception``.
+        """
+        instance = find_unhealthy(message)
+        if instance and instance not in self._killed:
+            self._killed.add(instance)
+            self.server.kill_instance(instance)
+
+    def stop(self) -> None:
+        """Cancel all requests, which ``Resending`` sends to the next server, and end all streams."""
+        self.is_stopped = True
+        for task in list(self.sent):
+            task.cancel()
+        self.end_streams()
 
     async def close(self) -> None:
         """Close the connections to the server. Triton would wait for them when it stops."""
