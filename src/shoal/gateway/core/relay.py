@@ -183,7 +183,7 @@ class Relay(Stream):
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the call has ended, and reading it says why
         except grpc.aio.UsageError:  # the connection was closed, with the server
-            raise self._note_lost(request) from None
+            raise self._note_lost(request, "") from None
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error, which iterating raises."""
@@ -308,7 +308,7 @@ class Relay(Stream):
         self.has_ended = True
         if not self.is_answered:
             if not self._calls:
-                self.fail(self._note_lost(next(iter(self.unanswered.values()))))
+                self.fail(self._note_lost(next(iter(self.unanswered.values())), ""))
             self._cancel()
         else:
             self.stop_sending()
