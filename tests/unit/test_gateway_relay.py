@@ -12,22 +12,17 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from shoal.client.calls import WITH_FINAL
-from shoal.gateway.core.active import Active
 from shoal.gateway.core.callers import Caller
 from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.refusals import FailedError, LostError, RefusedError
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.stream_requests import StreamRequest, StreamRequests
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.core.turns import Turns
-from shoal.gateway.options import Limits
 from shoal.repository.call_graph import sort_decoupled
-from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs
-from tests.support.fake_upstream import FakeCall, FakeUpstream
+from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs
+from tests.support.fake_upstream import FakeCall
+from tests.support.relays import CONFIGS, MINE, Bench
 from tests.support.virtual_time import run, settle
 
-MINE = Caller("mine")
-CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"), pair=chain("plain", "plain"))
 DEAD = "Failed to process the request(s) for model 'llm_0_0', message: Stub process 'llm_0_0' is not healthy."
 CUT = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 CODE = grpc.StatusCode
@@ -36,35 +31,6 @@ CODE = grpc.StatusCode
 def begin(requests: StreamRequests, *request: Any) -> StreamRequest:
     """Return the record of a request that does not end."""
     return ExitStack().enter_context(requests.begin(*request))
-
-
-class Bench:
-    """A relay to a fake server, in a task of its own that keeps the answers."""
-
-    def __init__(self) -> None:
-        self.active, self.upstream = Active(), FakeUpstream()
-        self.active.upstream, self.active.closed = self.upstream, ""
-        self.traffic = Traffic(self.active, CONFIGS, Limits(), max_wait=1.0)
-        self.requests = StreamRequests(CONFIGS)
-        self.relay = Relay(MINE, self.upstream, self.active, self.traffic, self.requests, [("traceparent", "x")])
-        self.answers: list[Answer] = []
-
-    @property
-    def call(self) -> FakeCall:
-        return self.upstream.fake.calls[0]
-
-    @property
-    def stops(self) -> list[FakeCall]:
-        return self.upstream.fake.calls[1:]
-
-    async def send(self, model: str = "llm", request_id: str = "mine", held: Reservation | None = None) -> str:
-        """Send a request and return the id that the service gave it."""
-        await self.relay.send(model, request_id, b"", num_bytes=10, held=held)
-        return list(self.relay.unanswered)[-1]
-
-    async def read(self) -> None:
-        async for answer in self.relay:
-            self.answers.append(answer)
 
 
 def test_answers_until_the_last_one() -> None:
@@ -497,98 +463,5 @@ def test_the_last_answer(model: str, error: str, is_final: bool | None, is_last:
         message = service_pb2.ModelStreamInferResponse.FromString(await call.read())
         requests = StreamRequests(CONFIGS)
         assert requests.count(begin(requests, model, ""), message) == is_last
-
-    run(work())
-
-
-# --- turns -----------------------------------------------------------------------------------------------------------
-
-
-def test_requests_wait_for_their_turn() -> None:
-    async def work() -> None:
-        bench = Bench()
-        bench.traffic._turns["llm"] = Turns(2)
-        with bench.relay as relay:
-            reading = asyncio.create_task(bench.read())
-            ids = [await bench.send() for _ in range(4)]
-            await relay.finish()
-            await settle()
-            assert (len(bench.call.written), bench.call.is_done_writing) == (2, False)
-            assert bench.traffic.in_flight("llm") == 4
-            for number, own_id in enumerate(ids):
-                bench.call.say(own_id, is_final=True)
-                await settle()
-                assert len(bench.call.written) == min(4, number + 3)
-            assert bench.call.is_done_writing
-            bench.call.finish()
-            await reading
-        assert [answer.is_last for answer in bench.answers] == [True] * 4
-        assert not bench.traffic.turns("llm")._sent
-
-    run(work())
-
-
-def test_a_client_that_leaves_waits_for_no_turn() -> None:
-    async def work() -> None:
-        bench = Bench()
-        bench.traffic._turns["llm"] = Turns(1)
-        with bench.relay as relay:
-            reading = asyncio.create_task(bench.read())
-            first, second = [await bench.send() for _ in range(2)]
-            relay.leave()
-            assert [request.own_id for request in relay.dropped] == [second]
-            assert (list(relay.unanswered), bench.traffic.in_flight("llm")) == ([first], 1)
-            await bench.send()  # it has left: dropped as well
-            assert bench.traffic.in_flight("llm") == 1
-            await relay.finish()
-            bench.call.say(first, is_final=True)
-            bench.call.finish()
-            await reading
-            assert relay.is_answered
-        assert not bench.traffic.turns("llm")._sent
-        assert not bench.traffic.turns("llm")._waiting
-
-    run(work())
-
-
-def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
-    async def work() -> None:
-        bench = Bench()
-        bench.traffic._turns["llm"] = Turns(1)
-        with bench.traffic.turns("llm").enter(MINE), bench.relay as relay:
-            reading = asyncio.create_task(bench.read())
-            await bench.send()
-            await settle()
-            assert not bench.upstream.fake.calls
-            relay.end()
-            with pytest.raises(RefusedError, match="ended while it had this request"):
-                await reading
-        assert bench.traffic.in_flight("llm") == 0
-        assert not bench.traffic.turns("llm")._waiting
-
-    run(work())
-
-
-def test_a_closed_connection_is_a_lost_request() -> None:
-    async def work() -> None:
-        for is_waiting in (False, True):
-            bench = Bench()
-
-            def fail(*_: object, **__: object) -> None:
-                raise grpc.aio.UsageError("Channel is closed.")
-
-            bench.upstream.fake.stream_stream = lambda _: fail  # type: ignore[assignment, method-assign, return-value]
-            with bench.relay:
-                if is_waiting:
-                    bench.traffic._turns["llm"] = Turns(1)
-                    with bench.traffic.turns("llm").enter(MINE):
-                        reading = asyncio.create_task(bench.read())
-                        await bench.send()
-                    with pytest.raises(RefusedError, match="ended while it had this request"):
-                        await reading
-                else:
-                    with pytest.raises(RefusedError, match="ended while it had this request"):
-                        await bench.send()
-            assert bench.traffic.in_flight("llm") == 0
 
     run(work())

@@ -1,0 +1,48 @@
+"""A client's stream to a fake server, whose answers a test scripts."""
+
+from __future__ import annotations
+
+from shoal.gateway.core.active import Active
+from shoal.gateway.core.callers import Caller
+from shoal.gateway.core.quotas import Reservation
+from shoal.gateway.core.relay import Answer, Relay
+from shoal.gateway.core.stream_requests import StreamRequests
+from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.options import Limits
+from tests.support.configs import ENGINE, PYTHON, chain, make_configs
+from tests.support.fake_upstream import FakeCall, FakeUpstream
+
+MINE = Caller("mine")
+CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"), pair=chain("plain", "plain"))
+
+
+class Bench:
+    """A relay to a fake server, in a task of its own that keeps the answers."""
+
+    def __init__(self) -> None:
+        self.active, self.upstream = Active(), FakeUpstream()
+        self.active.upstream, self.active.closed = self.upstream, ""
+        self.traffic = Traffic(self.active, CONFIGS, Limits(), max_wait=1.0)
+        self.requests = StreamRequests(CONFIGS)
+        self.relay = Relay(MINE, self.upstream, self.active, self.traffic, self.requests, [("traceparent", "x")])
+        self.answers: list[Answer] = []
+
+    @property
+    def call(self) -> FakeCall:
+        """The first call to the server."""
+        return self.upstream.fake.calls[0]
+
+    @property
+    def stops(self) -> list[FakeCall]:
+        """The later calls: the requests to stop."""
+        return self.upstream.fake.calls[1:]
+
+    async def send(self, model: str = "llm", request_id: str = "mine", held: Reservation | None = None) -> str:
+        """Send a request and return the id that the service gave it."""
+        await self.relay.send(model, request_id, b"", num_bytes=10, held=held)
+        return list(self.relay.unanswered)[-1]
+
+    async def read(self) -> None:
+        """Keep the answers, until the relay ends."""
+        async for answer in self.relay:
+            self.answers.append(answer)
