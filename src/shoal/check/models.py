@@ -40,7 +40,7 @@ _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
 # Imports and base classes through which the model's class may inherit auto_complete_config.
 _INHERITS = re.compile(
-    r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
+    r"import\s+\*|import\s(?:(?!import\s)[^#\n])*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
 )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from shoal.errors import InputError
+from shoal.files import read_bytes
 
 T = TypeVar("T")
 
@@ -39,10 +39,10 @@ class Tls(NamedTuple):
             InputError: a file cannot be read, or has something else.
         """
         ca_cert = ca_cert or os.environ.get("SSL_CERT_FILE", "")
+        ca, own = (_read(path, lambda path=path: read_bytes(path)) if path else None for path in (ca_cert, client_cert))
         context = _read(ca_cert, lambda: ssl.create_default_context(cafile=ca_cert or None))
         if client_cert:
             _read(client_cert, lambda: context.load_cert_chain(client_cert, password=refuse_password))
-        ca, own = (_read(path, Path(path).read_bytes) if path else None for path in (ca_cert, client_cert))
         return cls(context, ca, own)
 
     def credentials(self) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.component.tokenizer_growth import find_growth
 from shoal.errors import ArtifactError
-from shoal.files import MAX_LARGE_TEXT, MAX_TEXT, open_regular, parse_json
+from shoal.files import MAX_LARGE_TEXT, MAX_TEXT, describe_special, open_regular, parse_json
 from shoal.files import read_text as read_plain
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def describe_place(path: Path) -> str:
         return f"a link to {path.readlink()}, which is not there"
     if path.is_dir():
         return "a folder"
-    return "not a regular file" if os.path.lexists(path) else "missing"
+    return describe_special(path.stat().st_mode) if path.exists() else "missing"
 
 
 def describe_bytes(begins: bytes) -> str:
@@ -152,8 +150,8 @@ def check_folder(folder: Path) -> None:
         if path.is_dir() or not path.exists():
             continue
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(f"{path} cannot be read: it is not a regular file.", _TAKE_ALL)
+        if kind := describe_special(status.st_mode):
+            raise ArtifactError(f"{path} cannot be read: it is {kind}, not a regular file.", _TAKE_ALL)
         if _READ_WHOLE.match(path.name) and status.st_size > MAX_LARGE_TEXT:
             what = f"it has {status.st_size:,} bytes, and at most {MAX_LARGE_TEXT:,} are read"
             raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)

@@ -289,8 +289,8 @@ class _Reading:
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
 
     def _read_venv(self, path: str, content: bytes) -> None:
-        lines = re.findall(r"(?m)^(\S+)\s*=\s*(.*?)\s*$", content.decode(errors="replace"))
-        settings: dict[str, str] = dict(lines)
+        pairs = (line.partition("=") for line in content.decode(errors="replace").splitlines())
+        settings = {name.strip(): value.strip() for name, _, value in pairs}
         self.full_version = settings.get("version", settings.get("version_info", ""))
         self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
         if settings.get("include-system-site-packages", "").lower() == "true":

@@ -28,7 +28,7 @@ VALUE = Rule("parameter-value", Severity.ERROR, is_core=True)
 # (message, field): the first release of Triton whose schema has the field.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
 Parts: TypeAlias = Sequence[tuple[int, str]]
-_PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
+_PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 _QUOTES = ("'", '"')
 PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")

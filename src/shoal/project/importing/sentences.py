@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.encoders.encoder import POOLINGS
-from shoal.files import read_json
+from shoal.files import open_regular, read_json
 
 _MODULES, _LENGTH, _PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 # modules.json gives each module's class with its import path, which has changed between releases.
@@ -138,4 +138,6 @@ def _find(place: str, name: str, revision: str | None) -> Path | None:
     from transformers.utils.hub import cached_file
 
     path = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    if path is not None:
+        open_regular(path).close()  # libraries would wait for a pipe
     return None if path is None else Path(path)
