@@ -124,6 +124,10 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it is nested too deep") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"it has the lone surrogate U+{ord(error.object[error.start]):X}") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):  # advice for programmers
+            raise
+        raise ValueError("it has an integer of more than 4,300 digits") from None
     return value
 
 

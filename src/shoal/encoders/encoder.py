@@ -54,6 +54,16 @@ class Trunked(nn.Module):
         self.trunk = trunk
 
 
+def count_positions(model: Any) -> int:
+    """Return a model's greatest number of tokens: its positions but those that RoBERTa's family reserves for padding.
+
+    RoBERTa counts positions from ``pad_token_id + 1`` on.
+    """
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    reserved = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
+    return int(model.config.max_position_embeddings) - max(reserved, default=0)
+
+
 @contextmanager
 def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None]]:
     """Yield the place and the revision to load an encoder from; loading errors in the context become ``InputError``.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.component.provenance import METADATA, dump_ties
-from shoal.encoders.encoder import MAX_REASON, Trunked, quiet_transformers
+from shoal.encoders.encoder import MAX_REASON, Trunked, count_positions, quiet_transformers
 from shoal.encoders.unbinding import unbind
 from shoal.errors import ArtifactError, InputError, needs
 
@@ -56,7 +56,7 @@ def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
 def _limits(encoder: Trunked) -> tuple[int, int]:
     """Return the size of the trunk's vocabulary, and its number of positions, which is the maximum width."""
     config: Any = encoder.trunk.config
-    return int(config.vocab_size), int(config.max_position_embeddings)
+    return int(config.vocab_size), count_positions(encoder.trunk)
 
 
 def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> None:
@@ -79,7 +79,13 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
         else:
             torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
             served = torch.jit.load(str(path))
-    difference = compare(served, encoder, COMPARED_SHAPES)
+    try:
+        difference = compare(served, encoder, COMPARED_SHAPES)
+    except (IndexError, RuntimeError) as error:
+        raise ArtifactError(
+            f"The encoder fails on texts that its configuration allows: {' '.join(str(error).split())[-200:]}.",
+            "Take an encoder of BERT's family.",
+        ) from error
     if not difference <= TOLERANCE:
         raise ArtifactError(
             f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
-from shoal.encoders.encoder import HEADS, Trunked, describe_revision, pool, published, read_tokenizer
+from shoal.encoders.encoder import HEADS, Trunked, count_positions, describe_revision, pool, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
@@ -216,15 +216,24 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
         notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
     if sentences.width:
         notes.append(f"with the layers after its pooling: {sentences.width} numbers per text")
+    whole = sentences.width or hidden
+    width = min(sentences.size or whole, whole)
+    if width < whole:
+        notes.append(f"the first {width} of {whole} numbers per text: its files for sentence-transformers cut the rest")
     if pooling and sentences.pooling not in ("", pooling):
         notes.append(f"pooling {pooling}, as given: its files for sentence-transformers say {sentences.pooling}")
     pooling = pooling or sentences.pooling
     is_normalised = sentences.is_normalised if normalise is None else normalise
     model.pooler = None  # the pooler's output is not used, and its weights would only add size
     dense = ", and its dense layers" if sentences.width else ""
-    what = f"the embedding, {HEADS[pooling]}{dense}{', of length 1' if is_normalised else ''}"
-    module = Embedder(model, pooling, sentences.dense, is_normalised=is_normalised)
-    return _Made(module, sentences.width or hidden, what, tuple(notes))
+    cut = f", cut to {width} numbers" if width < whole else ""
+    unit = ", of length 1" if is_normalised else ""
+    what = f"the embedding, {HEADS[pooling]}{dense}{f'{cut}{unit}' if normalise else f'{unit}{cut}'}"
+    size = width if width < whole else None
+    module = Embedder(
+        model, pooling, sentences.dense, is_normalised=is_normalised, size=size, cuts_first=bool(normalise)
+    )
+    return _Made(module, width, what, tuple(notes))
 
 
 def _classify(encoder: _Encoder, head: str) -> _Made:
@@ -265,7 +274,7 @@ def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
 
 def _find_length(encoder: _Encoder, wanted: int | None) -> int:
     """Return the maximum number of tokens per text: ``wanted`` if given, else the encoder's own maximum."""
-    known = [int(encoder.model.config.max_position_embeddings), encoder.tokenizer.model_max_length]
+    known = [count_positions(encoder.model), encoder.tokenizer.model_max_length]
     most = int(min(known))
     if wanted is None:
         return min(encoder.sentences.max_length or most, most)
@@ -295,18 +304,33 @@ class Embedder(Trunked):
     """Embedding module: it pools the last hidden states of ``trunk``, a BERT-family model.
 
     ``dense`` are layers on the pooled states, in FP32. ``is_normalised``: each row is divided by its Euclidean length.
+    Rows are cut to ``size`` numbers, as ``encode`` of sentence-transformers does: after its layer Normalize, but before
+    its own option ``normalize_embeddings`` (``cuts_first``).
     """
 
-    def __init__(self, trunk: nn.Module, pooling: str, dense: nn.Module, *, is_normalised: bool) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        pooling: str,
+        dense: nn.Module,
+        *,
+        is_normalised: bool,
+        size: int | None = None,
+        cuts_first: bool = False,
+    ) -> None:
         super().__init__(trunk)
-        self.dense = dense
-        self.pooling, self.is_normalised = pooling, is_normalised
+        self.dense, self.pooling, self.size = dense, pooling, size
+        self.is_normalised, self.cuts_first = is_normalised, cuts_first
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return embeddings, FP32 ``[rows, size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         pooled = self.dense(pool(hidden, mask, self.pooling))
-        return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
+        if self.size and self.cuts_first:
+            pooled = pooled[:, : self.size]
+        if self.is_normalised:
+            pooled = nn.functional.normalize(pooled, dim=1)
+        return pooled[:, : self.size] if self.size else pooled
 
 
 class Headed(Trunked):
