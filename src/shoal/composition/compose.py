@@ -35,7 +35,7 @@ from shoal.composition.weights import quantize as quantize_all
 from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import SetupError
-from shoal.files import copy_file
+from shoal.files import copy_file, read_bytes
 from shoal.paths import aside, check_path_supported, check_replaceable, exchange
 from shoal.repository.call_graph import collect
 from shoal.repository.config import ModelConfig, write_config
@@ -128,7 +128,8 @@ def compose(
             for model in models:
                 _write_files(model, folder / model.name, artifacts)
                 for name, source in labels[model.name].values():
-                    _copy(source, folder / model.name / name)
+                    content = read_bytes(source).replace(b"\r\n", b"\n")  # Triton would keep the returns
+                    (folder / model.name / name).write_bytes(content)
             files = _hash_files(folder)
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
