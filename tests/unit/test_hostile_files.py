@@ -136,7 +136,7 @@ def test_a_device_among_weights(file: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("hidden_size", 10**12), ("vocab_size", 10**12), ("num_hidden_layers", 10**6), ("n_positions", 10**12),
-     ("max_position_embeddings", 10**400), ("num_attention_heads", 10**9), ("head_dim", 2**40)],
+     ("num_experts", 10**6), ("max_position_embeddings", 10**400), ("num_attention_heads", 10**9), ("head_dim", 2**40)],
 )  # fmt: skip
 def test_sizes_beyond_every_model(name: str, value: int, tmp_path: Path) -> None:
     folder = write_weights(tmp_path / "w")
@@ -146,6 +146,13 @@ def test_sizes_beyond_every_model(name: str, value: int, tmp_path: Path) -> None
             ArtifactError, match=f"has {name} (1,[0-9,]*|a number of more than 30 digits), and at most [0-9,]+ is"
         ):
             find_weights(folder)
+
+
+def test_sizes_that_a_family_has_by_default(tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "w")
+    for more in ({"num_experts": 16_384}, {"n_routed_experts": 2**16}, {"max_position_embeddings": 10 * 2**20}):
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **more}), encoding="utf-8")
+        find_weights(folder)
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------

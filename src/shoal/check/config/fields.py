@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any, TypeAlias
 
 from shoal.check.config.trtllm import find_unset_lines
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
-from shoal.environment.targets import LLMAPI
+from shoal.environment.targets import LLMAPI, Release
 from shoal.repository.config import CONFIG
 from shoal.repository.parameters import ANY, COMPONENT, HOST_INPUTS, find_right_name
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
+REFUSED = Rule("field-unknown-to-target", Severity.ERROR, is_core=True)
 MISSPELT = Rule("misspelt-field", Severity.ERROR, is_core=True)
 TOO_NEW = Rule("field-newer-than-target", Severity.ERROR, is_core=True)
 LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
@@ -133,6 +136,9 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
             where = f"{'.'.join(path) or 'a ModelConfig'}"
             if close:
                 yield MISSPELT.at(place, f"{where} has no field {name}.", f"Write {close[0]}.")
+            elif repository.target and repository.target.release <= _find_schema():
+                what = f"{where} of {repository.target.name} has no field {name}."
+                yield REFUSED.at(place, what, "Remove it.")
             else:
                 yield UNKNOWN.at(
                     place,
@@ -151,6 +157,13 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
         if known[name].message_type is not None:
             for child in nodes:
                 yield from _unknown(model, child, known[name].message_type, repository, (*path, name))
+
+
+@cache
+def _find_schema() -> Release:
+    """Return the release of Triton whose schema this machine's tritonclient has: 2.51 is of 24.10, one a month."""
+    months = 24 * 12 + 9 + int(metadata.version("tritonclient").split(".")[1]) - 51
+    return months // 12, months % 12 + 1
 
 
 def _misspelt(model: Model) -> Findings:

@@ -51,7 +51,7 @@ def find(model: Model, repository: Repository) -> Findings:
         if not found:
             yield from _check_missing(source)
         elif len(found) == 1 and isinstance(found[0], ast.ClassDef):
-            yield from _check_methods(source, found[0])
+            yield from _check_methods(source, found[0], is_fixed=model.is_fixed)
         yield from _check_capsules(source)
         yield from _check_opens(source)
         if model.message is not None and not model.is_completed:
@@ -109,8 +109,10 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return methods, is_plain and "execute" not in defined and "execute" not in source.words
 
 
-def _check_methods(source: Source, owner: ast.ClassDef) -> Findings:
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
     methods, lacks_execute = _methods(source, owner)
+    if is_fixed:  # the server never calls it
+        methods.pop("auto_complete_config", None)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
         if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):
