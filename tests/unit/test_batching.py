@@ -48,10 +48,7 @@ def test_a_model_that_continuous_batching_computes_wrongly(
 
 @pytest.mark.parametrize("family", [("MiMoV2Flash", {"v_head_dim": 4}), ("Doge", {"keep_window_size": CONTEXT})])
 def test_a_way_that_failed_leaves_no_trace(
-    family: tuple[str, dict[str, Any]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    family: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Continuous batches change the attention of the model before they fail; static ones compute as ``generate``."""
     more = {"head_dim": 8, "n_routed_experts": 4, "num_experts": 4, "moe_intermediate_size": 16, "sliding_window": 16}

@@ -58,6 +58,7 @@ def read_xgboost(content: bytes, name: str) -> Found:
         what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
         said = (*rounds, *said)
     except KeyError as error:
+        _refuse_others(document, name)
         raise refuse(name, f"it has no {error.args[0]}, so it is not a complete XGBoost model", _SAVE) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
@@ -66,6 +67,14 @@ def read_xgboost(content: bytes, name: str) -> Found:
     else:
         model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
     return Found(name, model, what, is_classifier, said, gives_labels=gives_labels)
+
+
+def _refuse_others(document: Mapping[str, Any], name: str) -> None:
+    """Refuse JSON that other libraries write."""
+    if "features_info" in document:
+        raise refuse(name, "it is CatBoost's JSON", 'Save it as ONNX: model.save_model("model.onnx", format="onnx").')
+    if "tree_info" in document:
+        raise refuse(name, "it is what LightGBM's dump_model gives", _SAVE_TEXT)
 
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:

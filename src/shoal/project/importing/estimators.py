@@ -86,7 +86,7 @@ def import_estimator(estimator: Any) -> Found:
         model,
         f"{what}, {model.num_tree:,} trees",
         is_classifier,
-        ("its score is -score_samples: higher is more unusual",) if is_isolation else (),
+        (),
         _labels(known) if is_classifier else None,
         ask,
         bool(known.__sklearn_tags__().input_tags.allow_nan),
@@ -94,6 +94,8 @@ def import_estimator(estimator: Any) -> Found:
 
 
 def _check_estimator(estimator: Any, what: str) -> None:
+    if (number := getattr(estimator, "n_outputs_", 1)) > 1:
+        raise refuse(what, f"it predicts {number} targets, and FIL supports one", "Train a forest for each.")
     if len(getattr(estimator, "classes_", "ab")) < 2:
         raise refuse(what, f"it has only one class, {estimator.classes_[0]}", "Train it on rows of two classes.")
     for values in _categories(estimator).values():
