@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,22 @@ def test_a_way_that_failed_leaves_no_trace(
     with open_engine(make_family("one", tmp_path)) as component:
         assert component.context.device.ledger.findings["batching"] == "static"
         assert len(tokens_of(component.stream(token_inputs([5, 6, 7], 4)))) == 4
+
+
+def test_reformer_without_a_padding_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills prompts that are longer than a chunk; what fills them has no effect."""
+    more = {
+        "is_decoder": True, "attn_layers": ["local"] * 3, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16],
+        "feed_forward_size": 48, "attention_head_size": 8, "local_attn_chunk_length": 16,
+    }  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "one", ("Reformer", more))
+    folder, answers = make_family("one", tmp_path), []
+    for padding in (3, None):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": padding}), encoding="utf-8")
+        with open_engine(folder) as component:
+            answers.append([tokens_of(component.stream(token_inputs([*range(5, 5 + n)], 8))) for n in (3, 20, 45)])
+    assert answers[0] == answers[1]
 
 
 def test_configurations_are_as_before_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

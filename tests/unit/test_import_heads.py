@@ -300,6 +300,21 @@ def test_no_head_is_drawn_at_random(tiny_bert: Path, tmp_path: Path) -> None:
     add(tmp_path, tiny_bert, "m", head="embedding", pooling="mean")
 
 
+@pytest.mark.parametrize("task", ["BertForTokenClassification", "DistilBertForTokenClassification",
+                                  "ModernBertForTokenClassification", "BertForQuestionAnswering"])  # fmt: skip
+def test_a_head_of_another_task(task: str, published: Path, tmp_path: Path) -> None:
+    """The names of its weights may be those of a classifier of texts."""
+    folder = tmp_path / "tokens"
+    shutil.copytree(published / "unnamed", folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "architectures": [task]}), encoding="utf-8")
+    for head in ("classification", "regression"):
+        with pytest.raises(InputError, match=rf"has no trained {head} head for texts: it is a {task}\. .* trace it"):
+            add_model(folder, "m", project=tmp_path, head=head)
+    add(tmp_path, folder, "m", head="embedding", pooling="mean")
+
+
 def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

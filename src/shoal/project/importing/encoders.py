@@ -5,6 +5,7 @@ Also contains the PyTorch modules that are exported.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", 
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""  # activations of heads
+_OTHER_TASK = re.compile(r"For(?!SequenceClassification)[A-Z]")  # in the name of an architecture
 _LEAF = "tokenizer"  # shoal's model folder to copy
 _ONE_TEXT = (
     "note: it takes one text per row, without a second text and without segment ids (token_type_ids are 0). If its head"
@@ -143,6 +145,13 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
         model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
         sentences = read_sentences(place, pinned)
+    other = next((kind for kind in model.config.architectures or () if _OTHER_TASK.search(str(kind))), None)
+    if other and head != EMBEDDING:
+        raise InputError(
+            f"{name} has no trained {head} head for texts: it is a {other}.",
+            "Take a checkpoint that was trained for it, or --head embedding. For its own answers, trace it"
+            " (torch.jit.trace), and add that file: shoal add-model model.pt NAME --input INT64:-1 --input INT64:-1",
+        )
     missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
     if missing and head != EMBEDDING:
         raise InputError(
