@@ -10,10 +10,12 @@ import resource
 import signal
 import sys
 import tarfile
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,11 +33,11 @@ from openpyxl import Workbook
 from pyarrow import parquet
 from sklearn.ensemble import RandomForestRegressor
 
-from shoal.cli import app
-from shoal.errors import ShoalError
+from shoal.cli import main
 from tests.support.hostile_files import NO_FILES
 from tests.support.planted import write
 
+MARK, FAULT = "\0report", 99  # before the report; the exit code that stands for a traceback
 SECONDS, WAIT, MEMORY = 20, 100, 2**30  # of one command: processor time, time, and memory beyond the libraries'
 CONFIG = """backend: "python"
 max_batch_size: 4
@@ -283,44 +285,35 @@ def spoil(folder: Path, reader: str, kind: str) -> None:
         path.chmod(0o600)
 
 
-def run_command(folder: Path, command: tuple[str, ...], most_written: int | None, report: Path) -> None:
-    """Run a command in ``folder``, within limits; write its exit code, output and processor time to ``report``.
+def run_command(folder: Path, command: tuple[str, ...], most_written: int | None, answer: Connection) -> None:
+    """Run a command in ``folder``, within limits; write its output, and its exit code and processor time, to a pipe.
 
     ``most_written`` is the greatest size of a file: writing more fails, as on a full disk.
     """
     os.chdir(folder)
     os.environ.update(HOME=str(folder), TMPDIR=str(folder), HF_HUB_OFFLINE="1", COLUMNS="200")
-    tempfile_module = sys.modules.get("tempfile")
-    if tempfile_module is not None:
-        tempfile_module.tempdir = None  # type: ignore[attr-defined]
-    said = (report.parent / "said").open("w+", encoding="utf-8", errors="backslashreplace")
-    for stream in (1, 2):
-        os.dup2(said.fileno(), stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    tempfile.tempdir = None
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for stream, file in enumerate((nothing, answer.fileno(), answer.fileno())):
+        os.dup2(file, stream)
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
     before = sum(os.times()[:4])
     used = int(before) + SECONDS + 1
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (used, used))
     if most_written is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_written,) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_written,) * 2)  # Python ignores the signal
     signal.alarm(WAIT)
-    code = 0
+    code, sys.argv = 0, ["shoal", *command]
     try:
-        app([*command], standalone_mode=False)
-    except ShoalError as error:
-        code = 1
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201  # as the command line does
+        main()
     except SystemExit as error:
-        code = int(error.code or 0)
-    except BaseException as error:
-        code = getattr(error, "exit_code", 99)
-        if code == 99:
-            traceback.print_exc()
+        code = error.code if isinstance(error.code, int) else 0
+    except BaseException:
+        code = FAULT
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2) if most_written is None else None
-    said.seek(0)
-    found = {"code": code, "said": said.read()[-6000:], "seconds": sum(os.times()[:4]) - before}
-    os.write(os.open(report, os.O_WRONLY | os.O_CREAT), json.dumps(found).encode())
+    found = {"code": code, "seconds": sum(os.times()[:4]) - before}
+    os.write(answer.fileno(), f"{MARK}{json.dumps(found)}".encode())
+    os._exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from shoal.component.provenance import METADATA, dump_ties
 from shoal.encoders.encoder import MAX_REASON, Trunked, count_positions, quiet_transformers
 from shoal.encoders.unbinding import unbind
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import ArtifactError, InputError, SetupError, needs
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the model folder's tensors
@@ -77,7 +78,7 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
             _write_onnx(encoder, path, ties)
             served: Any = _read_onnx(path)
         else:
-            torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
+            save_script(trace(encoder), path, ties)
             served = torch.jit.load(str(path))
     try:
         difference = compare(served, encoder, COMPARED_SHAPES)
@@ -90,6 +91,20 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
         raise ArtifactError(
             f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
         )
+
+
+def save_script(module: Any, path: Path, ties: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write a TorchScript module, with ``ties`` if there are any; torch itself would abort on a full disk.
+
+    Raises:
+        SetupError: the file cannot be written.
+    """
+    try:
+        with path.open("wb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, but Triton serves it
+            torch.jit.save(module, file, _extra_files={METADATA: dump_ties(ties)} if ties else None)
+    except OSError as error:
+        raise SetupError(f"{path} cannot be written: {error.strerror}.", "Make room there.") from error
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:

@@ -274,7 +274,8 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
 def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
     """Write the tokenizer's file: ``vocab.txt`` for a WordPiece, else ``tokenizer.json``; return its path."""
     if not encoder.vocabulary:
-        encoder.tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+        text = encoder.tokenizer.backend_tokenizer.to_str(pretty=True)
+        (folder / TOKENIZER).write_text(text, encoding="utf-8")
         return folder / TOKENIZER
     path = folder / VOCABULARY
     path.write_text("".join(f"{token}\n" for token in encoder.vocabulary), encoding="utf-8")
