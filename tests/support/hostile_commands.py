@@ -68,7 +68,7 @@ ROWS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 SCORES = ROWS[:, 0] + ROWS[:, 1]
 SECRET = {"sha256": "0" * 64, "created": "2026-01-01T00:00:00Z", "expires": "2099-01-01T00:00:00Z"}
 KEYS = {"keys": [{"name": "a", "id": "0123456789ab", "models": ["*"], "may": ["infer"], "secrets": [SECRET]}]}
-ENCODER = {
+ENCODER: dict[str, Any] = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32, "vocab_size": 8,
 }  # fmt: skip
@@ -97,7 +97,7 @@ def saved(write_to: Callable[[Any], object]) -> Callable[[], bytes]:
 def save_workbook(file: Any) -> None:
     book = Workbook()
     for row in (["X"], ["a"], ["b"]):
-        book.active.append(row)  # type: ignore[union-attr]
+        book.active.append(row)
     book.save(file)
 
 
@@ -110,7 +110,9 @@ def save_environment(file: Any) -> None:
             "lib/python3.11/site-packages/a.py",
             "pyvenv.cfg",
         ):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+            entry = tarfile.TarInfo(name)
+            entry.size = 400
+            archive.addfile(entry, io.BytesIO(b"# a" * 200))
 
 
 def make_graph() -> bytes:

@@ -68,7 +68,7 @@ def provide_stub(request: Request, environment: Environment, target: Target, stu
         oldest = _FIRST_PYBIND11 if has_numpy_2 and not target.supports_numpy_2 else ""
         _compile(request, environment, target, stub, log, pybind11=oldest)
     else:
-        copy_file(choice, stub)
+        copy_file(Path(choice), stub)
         choice = GIVEN
     stub.chmod(0o755)
     return choice

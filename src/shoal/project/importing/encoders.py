@@ -335,7 +335,7 @@ class Embedder(Trunked):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return embeddings, FP32 ``[rows, size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        pooled = self.dense(pool(hidden, mask, self.pooling))
+        pooled: Tensor = self.dense(pool(hidden, mask, self.pooling))
         if self.size and self.cuts_first:
             pooled = pooled[:, : self.size]
         if self.is_normalised:

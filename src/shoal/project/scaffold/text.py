@@ -123,7 +123,8 @@ def find_width(parameters: Mapping[str, str], files: Iterable[Path]) -> int:
     means); 4 if there is no list.
     """
     reads: list[Callable[[], Any]] = [partial(parse_json, text) for text in parameters.values()]
-    for read in (*reads, *(partial(read_json, path, _MAX_BYTES) for path in sorted(files))):
+    reads += [partial(read_json, path, _MAX_BYTES) for path in sorted(files)]
+    for read in reads:
         try:
             value = read()
         except (OSError, ValueError):
