@@ -123,7 +123,12 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
     vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
     has_more = bool(tokenizer.get_added_vocab().keys() - SPECIAL_TOKENS)  # which are one token within any text
     if not has_more and set(SPECIAL_TOKENS) <= vocab.keys() and sorted(vocab.values()) == list(range(len(vocab))):
-        expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
+        try:
+            expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
+        except Exception as error:  # the library has no class of its own
+            raise InputError(
+                f"The tokenizer of {name!r} fails: {error}.", "Take all files of one checkpoint."
+            ) from error
         claimed = bool(getattr(tokenizer, "do_lower_case", True))
         for is_lowercase in (claimed, not claimed):
             ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(_TOKENIZER_SAMPLES)
