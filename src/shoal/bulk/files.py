@@ -8,6 +8,7 @@ failed does not match its hash and is cut off.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -260,5 +261,6 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds its own words to the message
+        is_plain = error.errno not in (None, errno.EINVAL)  # pyarrow adds its own words to the message
+        reason = os.strerror(error.errno) if is_plain and error.errno else error.strerror or error
         raise SetupError(f"{path} cannot be written: {reason}.", "Make room there, or name another output.") from None

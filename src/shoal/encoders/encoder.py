@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.component.artifact_files import check_folder
 from shoal.component.artifact_files import read_tokenizer as read_fast_tokenizer
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
-from shoal.errors import InputError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.text.tokens import SPECIAL_TOKENS, WordPiece
 
 FULL_SIZE_ENCODER = "bert-large-uncased"
@@ -126,9 +126,8 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
         try:
             expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
         except Exception as error:  # the library has no class of its own
-            raise InputError(
-                f"The tokenizer of {name!r} fails: {error}.", "Take all files of one checkpoint."
-            ) from error
+            what = f"The tokenizer of {name!r} fails: {error}."
+            raise ArtifactError(what, "Take all files of one checkpoint.") from error
         claimed = bool(getattr(tokenizer, "do_lower_case", True))
         for is_lowercase in (claimed, not claimed):
             ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(_TOKENIZER_SAMPLES)

@@ -71,9 +71,10 @@ def _check_syntax(place: Place, text: str) -> Findings:
             return
     if isinstance(found, SyntaxError):
         shown = (found.text or "").strip()[:80]
+        reason = found.msg.partition("; use sys.")[0]
         yield SYNTAX.at(
             Place(place.path, found.lineno or 0),
-            f"Python cannot parse it: {found.msg.partition('; use sys.')[0]}{f'; the line is: {shown}' if shown else ''}.",
+            f"Python cannot parse it: {reason}{f'; the line is: {shown}' if shown else ''}.",
             "Fix that line; `python -m py_compile model.py` shows the next one.",
         )
 
