@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from shoal.errors import InputError
-from shoal.files import read_bytes
 
 T = TypeVar("T")
 
@@ -39,6 +38,8 @@ class Tls(NamedTuple):
         Raises:
             InputError: a file cannot be read, or has something else.
         """
+        from shoal.files import read_bytes  # which a client without TLS does not need
+
         ca_cert = ca_cert or os.environ.get("SSL_CERT_FILE", "")
         ca, own = (_read(path, partial(read_bytes, path)) if path else None for path in (ca_cert, client_cert))
         context = _read(ca_cert, lambda: ssl.create_default_context(cafile=ca_cert or None))
