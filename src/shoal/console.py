@@ -34,7 +34,7 @@ class _Console(Console):
         return super().render_str(printable(text), **options)
 
 
-OUT, ERR = _Console(highlight=False), _Console(stderr=True, highlight=False)
+OUT, ERR = _Console(highlight=False, emoji=False), _Console(stderr=True, highlight=False, emoji=False)
 LINE_EVERY = 60.0  # seconds
 MIN_TEXT_WIDTH = 20  # characters of a text in a table, however narrow the terminal is
 
@@ -114,7 +114,7 @@ def print_table(
         title=title or None,
     )
     for shown, answers in found:
-        table.add_row(*(_short_text(value, room) for value in shown), *map(plain, answers))
+        table.add_row(*(_short_text(value, room) for value in shown), *(Text(printable(text)) for text in answers))
     if sum(widths) + 3 * (len(names) + len(given)) + MIN_TEXT_WIDTH * len(given) > OUT.width:
         print_blocks((*given, *names), ((*(_short_text(v, OUT.width) for v in shown), *a) for shown, a in found))
     else:
@@ -125,7 +125,7 @@ def print_blocks(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows that are too wide for a table: a line per value, and a blank line after each row."""
     for row in rows:
         for name, value in zip(names, row, strict=True):
-            OUT.print(f"{name}: {plain(str(value))}", soft_wrap=True)
+            OUT.print(f"{name}: {value}", soft_wrap=True, markup=False)  # Rich parses long texts slowly
         OUT.print()
 
 

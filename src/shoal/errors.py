@@ -28,7 +28,7 @@ class ShoalError(Exception):
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
-        what, fix = _cut(printable(what)), _cut(printable(fix))
+        what, fix = cut(printable(what)), cut(printable(fix))
         super().__init__(f"{what} {fix}" if fix else what)
         self.what = what
         self.fix = fix
@@ -68,7 +68,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _cut(text: str, most: int = 2000) -> str:
+def cut(text: str, most: int = 2000) -> str:
     """Cut the middle out of a text of more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 

@@ -27,16 +27,30 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
         OSError: the file is missing, or it is a folder, a pipe, a device or a socket.
     """
     try:
-        at = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+        _check_regular(Path(path).stat().st_mode, path)  # before it is opened, since this may change a device
+        at = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None  # NUL, or a lone surrogate, in the name
-    mode = os.fstat(at).st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        _check_regular(os.fstat(at).st_mode, path)
+    except OSError:
         os.close(at)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        raise
     return open(at, "rb")  # noqa: PTH123  # pathlib opens no descriptor; the caller closes it
+
+
+def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if kind := describe_special(mode):
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
+
+
+def describe_special(mode: int) -> str:
+    """Describe a pipe, a socket or a device; empty for a file or a folder."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_TEXT) -> bytes:
@@ -60,6 +74,16 @@ def read_text(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
         UnicodeDecodeError: the file is not UTF-8.
     """
     return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the content of a regular file.
+
+    Raises:
+        OSError: as for ``open_regular``, or the target cannot be written.
+    """
+    open_regular(source).close()  # shutil would copy a device without end
+    shutil.copyfile(source, target)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -100,6 +124,10 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it is nested too deep") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"it has the lone surrogate U+{ord(error.object[error.start]):X}") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):  # advice for programmers
+            raise
+        raise ValueError("it has an integer of more than 4,300 digits") from None
     return value
 
 

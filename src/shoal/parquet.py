@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from shoal.errors import ArtifactError, needs
+from shoal.files import open_regular
 from shoal.rows import NotUtf8, Rows, Source, check_distinct
 
 BUFFER = 2**20  # bytes of a column that are read at a time; without it, all of a row group's
@@ -87,7 +88,7 @@ class ParquetOrigin:
     @classmethod
     def of_file(cls, path: Path) -> Self:
         """Return the origin that is a whole file."""
-        return cls([lambda stack: (stack.enter_context(path.open("rb")), None)])
+        return cls([lambda stack: (stack.enter_context(open_regular(path)), None)])
 
     def schema(self) -> Any:
         """Return the Arrow schema."""

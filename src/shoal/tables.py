@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from shoal.errors import ArtifactError, needs
+from shoal.files import open_regular
 from shoal.parquet import open_parquet, parquet_rows
 from shoal.rows import NotUtf8, Row, Rows, Source, check_distinct, shorten
 
@@ -333,7 +334,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
     """
     with ExitStack() as stack:
         with explained(path):
-            file = stack.enter_context(path.open("rb"))
+            file = stack.enter_context(open_regular(path))
             source = Source(path.name, path.suffix.lower())
             read = _READERS.get(source.kind)
             if read is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Plant, config
+from tests.support.planted import MODEL, Plant, config
 
 FIRST = "first/config.pbtxt"
 REFUSED = "failed to read text proto"
@@ -64,6 +64,28 @@ PLANTS = (
         {FIRST: ("hang_seconds", "hang_second")},
         {FIRST: config("first") + 'parameters { key: "hang_seconds" value { string_value: "20" } }\n'},
     ),
+    *(
+        Plant(
+            f"{name} of another kind, {bad}",
+            "parameter-unusable",
+            FIRST,
+            f'"{bad}"',
+            {FIRST: (f'"{good}" }}', f'"{bad}" }}')},
+            {
+                FIRST: config("first") + f'parameters {{ key: "{name}" value {{ string_value: "{good}" }} }}\n',
+                "first/1/model.py": MODEL + "\n\nimport shoal.component  # noqa\n",
+            },
+        )
+        for name, good, bad in (
+            ("hang_seconds", "3", "-3"),
+            ("hang_seconds", "3", "nan"),
+            ("load_seconds", "60", "a minute"),
+            ("public", "true", "maybe"),
+            ("slots", "8", "x"),
+            ("threads", "2", "two"),
+            ("threads", "2", "0.5"),
+        )
+    ),
     Plant(
         "a field of tomorrow",
         "unknown-field",
@@ -71,6 +93,24 @@ PLANTS = (
         "shiny_new_field",
         {FIRST: ("dynamic", "shiny_new_field: 1\ndynamic")},
         core=REFUSED,
+    ),
+    Plant(
+        "an optional output",
+        "field-unknown-to-target",
+        FIRST,
+        "optional: true",
+        {FIRST: ('output { name: "Y"', 'output { optional: true name: "Y"')},
+        core=REFUSED,
+        target="embedded",
+    ),
+    Plant(
+        "a group's type",
+        "field-unknown-to-target",
+        FIRST,
+        "type:",
+        {FIRST: ("kind: KIND_CPU", "type: KIND_CPU kind: KIND_CPU")},
+        core=REFUSED,
+        target="24.10",
     ),
     Plant(
         "a mistyped field",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant
+from tests.support.planted import MODEL, Plant, config
 
 FIRST = "first/config.pbtxt"
+OTHER = config("other")
+AUTO = """
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [4]})
+        return config
+"""
 
 PLANTS = (
     Plant(
@@ -63,6 +71,54 @@ PLANTS = (
         "labels.txt",
         {FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"')},
         core="failed to open text file for read",
+    ),
+    Plant(
+        "labels from Windows",
+        "label-line-ends",
+        "first/labels.txt",
+        "",
+        {"first/labels.txt": "short\r\nlong\r\n"},
+        {
+            "first/labels.txt": "short\nlong\n",
+            FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"'),
+        },
+    ),
+    *(
+        Plant(
+            f"the configuration in {name}",
+            "config-incomplete",
+            f"other/{name}",
+            "",
+            {"other/config.pbtxt": None, f"other/{name}": OTHER, "other/1/model.py": MODEL},
+            {"other/config.pbtxt": OTHER, "other/1/model.py": MODEL},
+            target=target,
+        )
+        for name, target in (
+            ("Config.pbtxt", "embedded"),
+            ("config.pbtxt.txt", "26.06"),
+            ("1/config.pbtxt", "embedded"),
+        )
+    ),
+    Plant(
+        "no configuration at all",
+        "config-incomplete",
+        "other",
+        "",
+        {"other/config.pbtxt": None},
+        {"other/config.pbtxt": OTHER, "other/1/model.py": MODEL},
+        target="embedded",
+    ),
+    Plant(
+        "tensors that only code declares",
+        "config-incomplete",
+        "other/config.pbtxt",
+        "",
+        {
+            "other/config.pbtxt": 'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]\n',
+            "other/1/model.py": MODEL + AUTO,
+        },
+        {"other/config.pbtxt": OTHER, "other/1/model.py": MODEL + AUTO},
+        target="embedded",
     ),
     Plant(
         "a folder of documents",

@@ -48,6 +48,19 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Make:
     return make
 
 
+def missing_in_file(missing: float, suffix: str) -> Make:
+    """XGBoost's file with the attribute that XGBoost 1.0 to 1.7 writes for an estimator."""
+
+    def make(folder: Path) -> Path:
+        data = xgboost.DMatrix(ROWS, BINARY, missing=missing)
+        booster = xgboost.train({"objective": "binary:logistic", "nthread": 1}, data, 3)
+        booster.set_attr(scikit_learn=json.dumps({"missing": missing, "_estimator_type": "classifier"}))
+        booster.save_model(folder / f"model{suffix}")
+        return folder / f"model{suffix}"
+
+    return make
+
+
 def lightgbmed(change: Callable[[str], str] = str, **given: Any) -> Make:
     def make(folder: Path) -> Path:
         parameters = {"objective": "binary", "verbosity": -1, "num_threads": 1, **given}
@@ -240,6 +253,49 @@ FAULTS: list[tuple[str, Make, str, str]] = [
         lambda folder: xgboost.XGBRegressor(n_estimators=3, missing=-999.0).fit(ROWS, SCORES),
         "it treats -999 as a missing value",
         "missing=nan",
+    ),
+    *(
+        (
+            f"another missing value in the file {missing}{suffix}",
+            missing_in_file(missing, suffix),
+            f"it treats {missing:g} as a missing value",
+            "missing=nan",
+        )
+        for missing, suffix in ((0.0, ".json"), (1.0, ".ubj"), (-999.0, ".json"))
+    ),
+    *(
+        (
+            f"a classifier of two targets, {name}",
+            make,
+            "it predicts 2 targets, and FIL supports one",
+            "Train a forest for each",
+        )
+        for name, make in (
+            ("random", lambda folder: ensemble.RandomForestClassifier(3).fit(ROWS, TWO > 0)),
+            ("extra", lambda folder: ensemble.ExtraTreesClassifier(3).fit(ROWS, np.digitize(TWO, (-0.5, 0.5)))),
+            (
+                "in a file",
+                dumped(ensemble.RandomForestClassifier(3).fit(ROWS, TWO > 0), skops.io.dump, "model.skops"),
+            ),
+        )
+    ),
+    (
+        "CatBoost's JSON",
+        holds("model.json", b'{"features_info": {}, "model_info": {}, "oblivious_trees": [], "scale_and_bias": [1]}'),
+        "it is CatBoost's JSON",
+        'save_model("model.onnx", format="onnx")',
+    ),
+    (
+        "CatBoost's JSON of other trees",
+        holds("model.json", b'{"features_info": {}, "model_info": {}, "trees": [], "scale_and_bias": [1, [0]]}'),
+        "it is CatBoost's JSON",
+        'save_model("model.onnx", format="onnx")',
+    ),
+    (
+        "LightGBM's JSON",
+        holds("model.json", b'{"name": "tree", "version": "v4", "num_class": 1, "tree_info": []}'),
+        "it is what LightGBM's dump_model gives",
+        'save_model("model.txt")',
     ),
     (
         "XGBoost untrained",

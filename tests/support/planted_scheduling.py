@@ -55,6 +55,24 @@ def component(line: str) -> dict[str, Edit]:
     return {ALONE: config("alone"), "alone/1/model.py": COMPONENT.replace("LINE", line)}
 
 
+def wrap(name: str, member: str) -> str:
+    """Write an ensemble with one step."""
+    return f"""name: "{name}"
+platform: "ensemble"
+max_batch_size: 8
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 4 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }} ]
+ensemble_scheduling {{
+  step {{
+    model_name: "{member}"
+    model_version: -1
+    input_map {{ key: "X" value: "X" }}
+    output_map {{ key: "Y" value: "Y" }}
+  }}
+}}
+"""
+
+
 PLANTS = (
     Plant(
         "a negative batch size",
@@ -181,6 +199,26 @@ PLANTS = (
         first("instance_group", "response_cache { enable: true }\ninstance_group"),
         {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
         core="Response Cache does not currently support",
+    ),
+    *(
+        Plant(
+            f"a cache of many answers, {name}",
+            "cache-on-uncacheable",
+            f"{cached}/config.pbtxt",
+            "response_cache",
+            {f"{cached}/config.pbtxt": ("platform", "response_cache { enable: true }\nplatform")},
+            {
+                **first("instance_group", DECOUPLED),
+                "first/1/model.py": SENDS,
+                **{f"{each}/1/.gitkeep": "" for each in ("all", "inner", "outer")},
+                "all/config.pbtxt": wrap("all", "outer"),
+                "outer/config.pbtxt": wrap("outer", "inner"),
+                "inner/config.pbtxt": wrap("inner", "first"),
+            },
+            core="Response Cache does not currently support",
+            model=cached,
+        )
+        for name, cached in (("of a step", "inner"), ("of a step's step", "outer"))
     ),
     Plant(
         "a cache of sequences",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, SetupError
 from shoal.generation.engines import batching
-from tests.support.families import REFUSED, make_family
+from tests.support.families import CONTEXT, FAMILIES, REFUSED, make_family
 from tests.support.llm import open_engine, token_inputs, tokens_of
 
 LARGE = 7_000_000_000
@@ -44,6 +45,51 @@ def test_a_model_that_continuous_batching_computes_wrongly(
         "DiffLlamaForCausalLM is computed in static batches; not in continuous batches: after a prompt of "
     )
     assert "the logits differ from those of generate by " in said
+
+
+@pytest.mark.parametrize("family", [("MiMoV2Flash", {"v_head_dim": 4}), ("Doge", {"keep_window_size": CONTEXT})])
+def test_a_way_that_failed_leaves_no_trace(
+    family: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Continuous batches change the attention of the model before they fail; static ones compute as ``generate``."""
+    more = {"head_dim": 8, "n_routed_experts": 4, "num_experts": 4, "moe_intermediate_size": 16, "sliding_window": 16}
+    monkeypatch.setitem(FAMILIES, "one", (family[0], {**more, "num_experts_per_tok": 2, **family[1]}))
+    with open_engine(make_family("one", tmp_path)) as component:
+        assert component.context.device.ledger.findings["batching"] == "static"
+        assert len(tokens_of(component.stream(token_inputs([5, 6, 7], 4)))) == 4
+
+
+def test_reformer_without_a_padding_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills prompts that are longer than a chunk; what fills them has no effect."""
+    more = {
+        "is_decoder": True, "attn_layers": ["local"] * 3, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16],
+        "feed_forward_size": 48, "attention_head_size": 8, "local_attn_chunk_length": 16,
+    }  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "one", ("Reformer", more))
+    folder, answers = make_family("one", tmp_path), []
+    for padding in (3, None):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": padding}), encoding="utf-8")
+        with open_engine(folder) as component:
+            answers.append([tokens_of(component.stream(token_inputs([*range(5, 5 + n)], 8))) for n in (3, 20, 45)])
+    assert answers[0] == answers[1]
+
+
+def test_configurations_are_as_before_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Failing:
+        def __init__(self, model: PreTrainedModel, *_: Any, **__: Any) -> None:
+            seen.append((model.config._attn_implementation, hasattr(model.config, "trace")))
+            model.config._attn_implementation = "paged|eager"
+            model.config.trace = 1
+            raise SetupError("It does not start.")
+
+    monkeypatch.setattr(batching, "HfEngine", Failing)
+    monkeypatch.setattr(batching, "HfStaticEngine", Failing)
+    with pytest.raises(ArtifactError, match="cannot serve"), open_engine(make_family("llama", tmp_path)):
+        pass
+    assert seen == [("sdpa", False)] * 3
 
 
 def test_a_rope_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

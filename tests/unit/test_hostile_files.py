@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def test_a_device_among_weights(file: str, kind: str, tmp_path: Path) -> None:
     put(folder / file, NO_FILES[kind])
     with (
         limits(),
-        pytest.raises(ArtifactError, match=rf"{file} cannot be read: (it is not a regular file|No such device)"),
+        pytest.raises(ArtifactError, match=rf"{file} cannot be read: it is a (pipe|device), not a regular file"),
     ):
         find_weights(folder)
 
@@ -136,7 +137,7 @@ def test_a_device_among_weights(file: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("hidden_size", 10**12), ("vocab_size", 10**12), ("num_hidden_layers", 10**6), ("n_positions", 10**12),
-     ("max_position_embeddings", 10**400), ("num_attention_heads", 10**9), ("head_dim", 2**40)],
+     ("num_experts", 10**6), ("max_position_embeddings", 10**400), ("num_attention_heads", 10**9), ("head_dim", 2**40)],
 )  # fmt: skip
 def test_sizes_beyond_every_model(name: str, value: int, tmp_path: Path) -> None:
     folder = write_weights(tmp_path / "w")
@@ -146,6 +147,13 @@ def test_sizes_beyond_every_model(name: str, value: int, tmp_path: Path) -> None
             ArtifactError, match=f"has {name} (1,[0-9,]*|a number of more than 30 digits), and at most [0-9,]+ is"
         ):
             find_weights(folder)
+
+
+def test_sizes_that_a_family_has_by_default(tmp_path: Path) -> None:
+    folder = write_weights(tmp_path / "w")
+    for more in ({"num_experts": 16_384}, {"n_routed_experts": 2**16}, {"max_position_embeddings": 10 * 2**20}):
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **more}), encoding="utf-8")
+        find_weights(folder)
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------
@@ -188,3 +196,78 @@ def test_what_is_no_file_is_closed(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"directory|not a regular file"):
             open_regular(path)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+# --- texts that take long ------------------------------------------------------------------------------------------
+
+LONG = {
+    "open braces": "${" * 200_000,
+    "backslashes": 'name: "' + "\\" * 200_001 + 'x"',
+    "backslashes at the end": "\\" * 200_000,
+    "quotes": '"' * 200_001,
+    "imports": "import " * 60_000,
+    "a type": "type " + "a" * 400_000,
+    "spaces": "name:" + " " * 400_000 + "1",
+    "lines": "\n" * 400_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_time_grows_with_the_size_of_a_text(name: str, tmp_path: Path) -> None:
+    root = Plant("", "", "", "", {}).write(tmp_path / "r", is_bad=False)
+    for file in ("first/config.pbtxt", "left/1/model.py"):
+        with (root / file).open("a", encoding="utf-8") as given:
+            given.write(LONG[name])
+    assert len(run("check", root, "--target", "embedded")) < 20_000
+    (tmp_path / "t.pbtxt").write_text(f'name: "${{a}}"\n{LONG[name]}', encoding="utf-8")
+    run("fill", tmp_path / "t.pbtxt", "a:b")
+    shown = run("env", "fit", tmp_path / "t.pbtxt")
+    assert "not a gzip file" in shown
+
+
+@pytest.mark.parametrize("command", ["inspect", "fit", "unpack"])
+@pytest.mark.parametrize(("kind", "words"), [("a pipe", "a pipe"), ("endless zeros", "a device")])
+def test_no_archive(command: str, kind: str, words: str, tmp_path: Path) -> None:
+    put(tmp_path / "env.tar.gz", NO_FILES[kind])
+    more = [tmp_path / "out"] if command == "unpack" else []
+    said = run("env", command, tmp_path / "env.tar.gz", *more)
+    assert f"env.tar.gz cannot be read: it is {words}, not a regular file" in said
+
+
+def test_a_socket_is_named(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "s"))
+        with pytest.raises(OSError, match="it is a socket, not a regular file"):
+            open_regular(tmp_path / "s")
+
+
+def test_links_to_what_others_own(tmp_path: Path) -> None:
+    root = Plant("", "", "", "", {}).write(tmp_path / "r", is_bad=False)
+    (root / "first" / "1" / "processes").symlink_to("/proc")
+    (root / "processes").symlink_to("/proc/self")
+    assert "outside of" in run("check", root, "--target", "embedded")
+
+
+@pytest.mark.parametrize(
+    ("time", "fault"),
+    [("9999-12-31T23:59:59-23:59", "has the time"), ("0001-01-01T00:00:00+23:59", "has the time"),
+     ("9999-12-31T23:59:59Z", "9999-12-31"), ("9" * 5000, "has the time")],
+)  # fmt: skip
+def test_expiries_at_the_end_of_time(time: str, fault: str, tmp_path: Path) -> None:
+    secret = {"sha256": "0" * 64, "created": "0001-01-01T00:00:00Z", "expires": time}
+    key = {"name": "a", "id": "0123456789ab", "models": ["*"], "may": ["infer"], "secrets": [secret]}
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [key]}), encoding="utf-8")
+    path.chmod(0o600)
+    assert fault in run("keys", "list", "--file", path)
+    run("keys", "rotate", "a", "--file", path)
+    run("keys", "list", "--file", path)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "keys.json"])
+def test_an_integer_of_many_digits(file: str, tmp_path: Path) -> None:
+    root = Plant("", "", "", "", {}).write(tmp_path / "r", is_bad=False)
+    (root / file).write_text(f'{{"keys": {"9" * 5000}}}', encoding="utf-8")
+    (root / file).chmod(0o600)
+    said = run("graph", root) if file == "manifest.json" else run("keys", "list", "--file", root / file)
+    assert "it has an integer of more than 4,300 digits" in said

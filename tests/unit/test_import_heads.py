@@ -13,7 +13,15 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AddedToken, AutoModel, AutoTokenizer, MPNetConfig, MPNetModel
+from transformers import (
+    AddedToken,
+    AutoModel,
+    AutoTokenizer,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
@@ -111,6 +119,59 @@ def test_layers_after_the_pooling(published: Path, tmp_path: Path) -> None:
         means = torch.stack([row[: sum(used)].mean(0) for row, used in zip(hidden, mask, strict=True)])
         expected = nn.functional.normalize(second(first(means)), dim=1)
     found = here(tmp_path, "m", INPUT__0=ids, INPUT__1=mask)["OUTPUT__0"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["plain", "normalised by its files", "normalised by the option", "dense", "too large"])
+def test_embeddings_cut_to_a_size(way: str, published: Path, tmp_path: Path) -> None:
+    """As ``encode`` of sentence-transformers does: after its modules, before its option normalize_embeddings."""
+    torch.manual_seed(0)
+    folder, size = tmp_path / "sentences", 99 if way == "too large" else 5
+    shutil.copytree(published / "score", folder)
+    last = {"normalised by its files": ["Normalize"], "dense": ["Dense"]}.get(way, [])
+    write_sentences(folder, ["Transformer", "Pooling", *last], pooling_mode_mean_tokens=True)
+    dense = write_dense(folder / "2_Dense", 16, 8) if way == "dense" else nn.Identity()
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}), encoding="utf-8")
+    is_option = way == "normalised by the option" or None
+    config, said = add(tmp_path, folder, "m", head="embedding", normalise=is_option)
+    ids, mask = np.array([[7, 8, 9, 3], [5, 4, 3, 2]]), np.ones((2, 4), np.int64)
+    with torch.inference_mode():
+        model = AutoModel.from_pretrained(folder).eval()
+        hidden = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).last_hidden_state
+        expected = dense(hidden.mean(1))
+        expected = nn.functional.normalize(expected, dim=1) if last == ["Normalize"] else expected
+        expected = expected[:, :size]
+        expected = nn.functional.normalize(expected, dim=1) if is_option else expected
+    found = here(tmp_path, "m", INPUT__0=ids, INPUT__1=mask)["OUTPUT__0"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+    assert config.spec.outputs[0].dims == found.shape[1:]
+    assert any("files for sentence-transformers cut the rest" in line for line in said) == (size == 5)
+
+
+@pytest.mark.parametrize("size", ["8", 0, -3, 2.5, True])
+def test_a_size_that_is_none(size: Any, published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sentences"
+    shutil.copytree(published / "score", folder)
+    write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_mean_tokens=True)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"config_sentence_transformers\.json has truncate_dim "):
+        add_model(folder, "m", project=tmp_path, head="embedding")
+
+
+@pytest.mark.parametrize("pad", [0, 1, 5])
+def test_positions_that_roberta_reserves(pad: int, tmp_path: Path) -> None:
+    """The longest text is answered, and its length is the number of positions less the reserved ones."""
+    folder = publish_roberta(tmp_path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changed = RobertaConfig(**{**config, "pad_token_id": pad, "max_position_embeddings": 34})
+    RobertaForSequenceClassification(changed).save_pretrained(folder)
+    _, said = add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="t")
+    most = 34 - (pad + 1)
+    assert said[-1].endswith(f"at most {most} per text")
+    ids = np.full((1, most), 6)
+    with torch.inference_mode():
+        expected = AutoModel.from_pretrained(folder).eval()(torch.tensor(ids)).last_hidden_state.mean(1)
+    found = here(tmp_path, "m", INPUT__0=ids, INPUT__1=np.ones_like(ids))["OUTPUT__0"]
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
 
 
@@ -237,6 +298,21 @@ def test_no_head_is_drawn_at_random(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no trained regression head: its checkpoint lacks "):
         add_model(SMALL_ENCODER, "m", project=tmp_path, head="regression")
     add(tmp_path, tiny_bert, "m", head="embedding", pooling="mean")
+
+
+@pytest.mark.parametrize("task", ["BertForTokenClassification", "DistilBertForTokenClassification",
+                                  "ModernBertForTokenClassification", "BertForQuestionAnswering"])  # fmt: skip
+def test_a_head_of_another_task(task: str, published: Path, tmp_path: Path) -> None:
+    """The names of its weights may be those of a classifier of texts."""
+    folder = tmp_path / "tokens"
+    shutil.copytree(published / "unnamed", folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "architectures": [task]}), encoding="utf-8")
+    for head in ("classification", "regression"):
+        with pytest.raises(InputError, match=rf"has no trained {head} head for texts: it is a {task}\. .* trace it"):
+            add_model(folder, "m", project=tmp_path, head=head)
+    add(tmp_path, folder, "m", head="embedding", pooling="mean")
 
 
 def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:

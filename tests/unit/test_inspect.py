@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from shoal.environment.archive import read_archive, read_folder
+from shoal.environment.fit import find_misfits
 from shoal.environment.inspection import Environment, Need, Package, inspect
 from shoal.environment.stub import read_binary
 from shoal.environment.stub_source import find_installed
@@ -29,6 +30,7 @@ from tests.unit.test_entries import END, PYTHON, item, lay_out, link, pack, pax,
 
 SITE = "lib/python3.11/site-packages"
 LIBRARY = min(Path(np.__file__).parent.rglob("*.so"), key=lambda path: path.stat().st_size)
+PYTHON_RECORD = "conda-meta/python-3.11.9-h.json"
 STDCXX = Path("/usr/lib/x86_64-linux-gnu/libstdc++.so.6")
 NOISE = random.Random(0).randbytes(3000)  # that gzip cannot make smaller
 
@@ -110,7 +112,7 @@ def metadata(name: str, version: str = "1.0", *requires: str) -> bytes:
     return "\n".join([f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]).encode()
 
 
-def lay(folder: Path, files: dict[str, bytes | str]) -> Path:
+def lay(folder: Path, files: Mapping[str, bytes | str]) -> Path:
     """Lay out an environment: file names with their contents, links with their targets."""
     for name, content in {"bin/python3.11": b"#!", **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -250,3 +252,25 @@ def test_hard_links_and_what_holds_no_python(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="beside holds no Python environment"):
         inspect(lay_out(tmp_path) / "beside")
     assert inspect(lay(tmp_path / "env", {f"{SITE}/x-1.dist-info/METADATA": b"nothing"})).packages == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "machine"),
+    [
+        ("bin/python3.11", b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\xb7\0\1\0\0\0" + bytes(44), "aarch64"),
+        (PYTHON_RECORD, b'{"name": "python", "subdir": "osx-arm64"}', "osx-arm64"),
+        (PYTHON_RECORD, b'{"name": "python", "subdir": "win-64"}', "win-64"),
+        (PYTHON_RECORD, b'{"name": "python", "subdir": "linux-ppc64le"}', "ppc64le"),
+        (PYTHON_RECORD, b'{"name": "python", "subdir": "linux-64"}', "x86_64"),
+        (f"{SITE}/numpy/core/_umath.cpython-311-darwin.so", b"\xcf\xfa\xed\xfe", "darwin"),
+        (f"{SITE}/numpy/core/_umath.cpython-311-aarch64-linux-gnu.so", b"", "aarch64"),
+        (f"{SITE}/numpy/core/_umath.cpython-311-x86_64-linux-gnu.so", b"", "x86_64"),
+    ],
+)
+def test_the_machine_that_an_environment_is_for(file: str, content: bytes, machine: str, tmp_path: Path) -> None:
+    folder = lay(tmp_path / "env", {"lib/python3.11/os.py": b"", file: content})
+    environment = inspect(pack_folder(folder))
+    assert environment.machine == machine
+    said = [misfit.what for misfit in find_misfits(environment, None, find_target("26.06"))]
+    other = f"Their machine types differ: environment {machine}, stub none, server x86_64."
+    assert (other in said) == (machine != "x86_64")

@@ -19,7 +19,7 @@ class LlmBls(StreamingComponent):
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
-        self.prompt, self.engine = parameters.text("calls").split()
+        self.prompt, self.engine = parameters.words("calls", least=2, most=2)
         self.completions = Completions.read(parameters)
 
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:

@@ -8,6 +8,7 @@ failed does not match its hash and is cut off.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -24,6 +25,7 @@ from shoal.bulk.inputs import Feed
 from shoal.bulk.output_formats import JsonLines
 from shoal.bulk.scoring import Endpoint, Scored, Summary, score
 from shoal.errors import InputError, SetupError
+from shoal.files import open_regular
 from shoal.rows import Row, shorten
 from shoal.tables import Table
 
@@ -131,6 +133,9 @@ def count_failed(window: list[Scored]) -> int:
 # --- journal --------------------------------------------------------------------------------------------------------
 
 
+_MOST_HEADER = 2**20  # bytes
+
+
 @dataclass
 class Journal:
     """An open journal, locked by this process.
@@ -210,6 +215,8 @@ def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -
     """
     path = partial_path(output)
     with written(path):
+        if path.exists():
+            open_regular(path).close()  # a pipe would be waited for
         file = path.open("ab", buffering=0)
     with file:
         journal = Journal(path, file)
@@ -226,7 +233,7 @@ def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -
 def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> None:
     wanted = json.dumps({MARK: _FORMAT, **dict(sorted(settings.items()))})
     with journal.path.open("rb") as file:
-        line = file.readline()
+        line = file.readline(_MOST_HEADER)
     is_begun = line.endswith(b"\n")
     if not f'{{"{MARK}": '.startswith(line.decode("ascii", "replace")[: len(MARK) + 5]):
         raise InputError(f"{journal.path} was not written by shoal infer.", "Move it away, or name another output.")
@@ -254,5 +261,6 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds its own words to the message
+        is_plain = error.errno not in (None, errno.EINVAL)  # pyarrow adds its own words to the message
+        reason = os.strerror(error.errno) if is_plain and error.errno else error.strerror or error
         raise SetupError(f"{path} cannot be written: {reason}.", "Make room there, or name another output.") from None

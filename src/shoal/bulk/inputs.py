@@ -20,6 +20,7 @@ from shoal.client.calls import find_text_input, to_numbers
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, suggest
+from shoal.files import MAX_BINARY, open_regular, parse_json, read_text
 from shoal.rows import Row, Source, shorten, shorten_all
 from shoal.tables import TEXT, Table
 
@@ -372,15 +373,17 @@ def _split(spec: TensorSpec, array: Array) -> list[Any]:
 def _read_file(spec: TensorSpec, path: Path) -> Any:
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        text = path.read_text(encoding="utf-8")
+            with open_regular(path) as file:
+                return np.load(file, allow_pickle=False)
+        text = read_text(path, MAX_BINARY)
         if path.suffix != ".json":
             return text.removesuffix("\n")
-        value = json.loads(text)
+        value = parse_json(text)
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", f"Give {spec.name}=@ and a file's path.") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}.", "Give a .npy file, or a UTF-8 text or JSON.") from None
+    except (OSError, ValueError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {reason}.", "Give a .npy file, or a UTF-8 text or JSON.") from None
     if isinstance(value, dict):
         tensors = _read_kserve(value, path)
         if spec.name not in tensors:
@@ -398,11 +401,12 @@ def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[
         InputError: the file cannot be read, or holds an input that the model does not have.
     """
     try:
-        request = json.loads(path.read_text(encoding="utf-8"))
+        request = parse_json(read_text(path, MAX_BINARY))
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", "Give @ and the path of a request.json.") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a request in JSON: {error}.", "Give {'inputs': [...]}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} is not a request in JSON: {reason}.", "Give {'inputs': [...]}.") from None
     tensors = _read_kserve(request, path)
     unknown = sorted(tensors.keys() - specs.keys())
     if unknown:

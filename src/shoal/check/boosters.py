@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from shoal.files import parse_json
 
 
 class Head(NamedTuple):
@@ -30,7 +31,7 @@ def parse_xgboost(content: bytes) -> Any:
     Raises:
         ValueError, RecursionError: ``content`` is damaged.
     """
-    return json.loads(content) if is_json(content) else read_ubjson(content)
+    return parse_json(content) if is_json(content) else read_ubjson(content)
 
 
 def read_xgboost_head(learner: Mapping[str, Any]) -> Head:

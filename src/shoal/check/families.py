@@ -58,12 +58,21 @@ def check_together(paths: Iterable[Path | str], *, target: str | None = None, ha
 
     A model that two others have is ambiguous, and counts as missing. Arguments and errors are those of ``check``.
     """
-    read = [read_repository(Path(path), find_target(target) if target else None) for path in paths]
+    read = [_fix(read_repository(Path(path), find_target(target) if target else None)) for path in paths]
     counts = Counter(name for repository in read for name in repository.known)
     shared = {name: model for repository in read for name, model in repository.known.items() if counts[name] == 1}
     return [
         finding for each in read for finding in _check(replace(each, known={**shared, **each.known}), hashes=hashes)
     ]
+
+
+def _fix(repository: Repository) -> Repository:
+    """Mark the models of a server that completes no configuration."""
+    if repository.target is None or not repository.target.is_embedded:
+        return repository
+    fixed = {id(each): replace(each, is_fixed=True) for each in (*repository.known.values(), *repository.models)}
+    models = tuple(fixed[id(each)] for each in repository.models)
+    return replace(repository, models=models, known={name: fixed[id(each)] for name, each in repository.known.items()})
 
 
 def _check(repository: Repository, *, hashes: bool) -> list[Finding]:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import cut
+
 
 class Severity(StrEnum):
     """Severities of rules, the gravest first.
@@ -72,7 +74,7 @@ class Rule:
 
     def at(self, place: Place, what: str, fix: str) -> Finding:
         """Make a finding of this rule."""
-        return Finding(self, place, what, fix)
+        return Finding(self, place, cut(what), cut(fix))  # names and reasons in them come from files
 
 
 Findings = Iterator[Finding]

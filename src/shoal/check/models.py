@@ -40,7 +40,7 @@ _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
 # Imports and base classes through which the model's class may inherit auto_complete_config.
 _INHERITS = re.compile(
-    r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
+    r"import\s+\*|import\s(?:(?!import\s)[^#\n])*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
 )
 
 
@@ -50,13 +50,15 @@ class Model:
 
     ``unreadable`` is the reason why ``config.pbtxt`` could not be read. ``problem`` is the reason why its text could
     not be parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8, or 0.
-    ``is_model_folder`` marks a source for ``shoal compose``, which is not yet in a repository.
+    ``is_model_folder`` marks a source for ``shoal compose``, which is not yet in a repository. ``is_fixed``: the server
+    takes the configuration as it is, as the embedded Triton does.
     """
 
     folder: Path
     text: str = ""
     message: Any = None
     is_model_folder: bool = False
+    is_fixed: bool = False
     unreadable: str = ""
     problem: tuple[str, int] | None = None
     broken_line: int = 0
@@ -116,6 +118,11 @@ class Model:
     def _folders(self) -> tuple[str, ...]:
         return tuple(path.name for path in entries(self.folder) if path.is_dir())
 
+    @property
+    def version_folders(self) -> list[Path]:
+        """Folders of the versions."""
+        return [self.folder / str(version) for version in self.versions]
+
     @cached_property
     def served_versions(self) -> tuple[int, ...]:
         """Versions that Triton loads by the version policy; by default the latest."""
@@ -145,6 +152,16 @@ class Model:
     @cached_property
     def is_completed(self) -> bool:
         """Whether Triton may complete the declared inputs and outputs when it loads the model."""
+        return not self.is_fixed and self._may_be_completed
+
+    @property
+    def is_undeclared(self) -> bool:
+        """Whether the configuration leaves inputs or outputs to a server that completes it."""
+        is_said = self.message is not None and self.message.input and self.message.output
+        return not is_said and not self.is_ensemble and self._may_be_completed
+
+    @cached_property
+    def _may_be_completed(self) -> bool:
         if self.message is not None and self.is_python and self.sources:
             is_said = bool(self.message.input and self.message.output)
             return any("auto_complete_config" in t or (not is_said and _INHERITS.search(t)) for _, t in self.sources)

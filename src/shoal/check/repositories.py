@@ -13,7 +13,7 @@ from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
 from shoal.files import read_bytes
 from shoal.paths import shipped_root
-from shoal.repository.config import CONFIG, MAX_CONFIG, check_number, find_excess
+from shoal.repository.config import CONFIG, MAX_CONFIG, check_number, find_backslashes, find_excess
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.model_folders import CATEGORIES
 
@@ -115,6 +115,8 @@ def parse_model(folder: Path, content: bytes, *, is_model_folder: bool = False) 
     from tritonclient.grpc import model_config_pb2
 
     text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
+    if excess := find_backslashes(text):
+        return Model(folder, is_model_folder=is_model_folder, unreadable=excess)
     message, problem = None, None
     try:
         with warnings.catch_warnings():

@@ -25,9 +25,9 @@ def find(model: Model, repository: Repository) -> Findings:
     if runs_python:
         yield from _check_names(model)
     is_container = repository.target is None or not repository.target.is_embedded
-    for path in _links(model.folder):
+    for path, target in _links(model.folder):
         if not path.name.startswith(_LOCK):
-            yield from _check_link(path, repository.root, is_container=is_container)
+            yield from _check_link(path, target, repository.root, is_container=is_container)
 
 
 def _check_names(model: Model) -> Findings:
@@ -48,8 +48,11 @@ def _check_names(model: Model) -> Findings:
             )
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Yield the links in a model's folder; skip unreadable folders, and environments, which consist of links."""
+def _links(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the links in a model's folder, and their targets.
+
+    Unreadable folders are skipped, and environments, which consist of links.
+    """
     count = 0
     for place, folders, files in os.walk(folder):
         names = sorted((*folders, *files))
@@ -62,11 +65,10 @@ def _links(folder: Path) -> Iterator[Path]:
         for path in (Path(place, name) for name in names):
             with suppress(OSError):  # a folder of another user
                 if path.is_symlink():
-                    yield path
+                    yield path, path.readlink()
 
 
-def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
-    target = path.readlink()
+def _check_link(path: Path, target: Path, root: Path, *, is_container: bool) -> Findings:
     is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
     try:
         is_missing = not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -21,6 +22,8 @@ from shoal.cli.usage import Command, Group
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
 from shoal.readability import commands as pipeline
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, of a quota, and of a limit of the process
 
 app = typer.Typer(
     cls=Group,
@@ -82,4 +85,11 @@ def main() -> None:
         ERR.print(f"[red]error:[/] {plain(error.what)}", soft_wrap=True)
         if error.fix:
             ERR.print(f"  {plain(error.fix)}", soft_wrap=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _FULL and "usable temporary directory" not in str(error.strerror):
+            raise
+        place = error.filename or "The folder for temporary files"
+        ERR.print(f"[red]error:[/] {plain(str(place))} cannot be written: {error.strerror}.", soft_wrap=True)
+        ERR.print("  Make room there, or name another folder for temporary files in TMPDIR.")
         sys.exit(1)

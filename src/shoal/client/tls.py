@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from shoal.errors import InputError
@@ -38,11 +38,13 @@ class Tls(NamedTuple):
         Raises:
             InputError: a file cannot be read, or has something else.
         """
+        from shoal.files import read_bytes  # which a client without TLS does not need
+
         ca_cert = ca_cert or os.environ.get("SSL_CERT_FILE", "")
+        ca, own = (_read(path, partial(read_bytes, path)) if path else None for path in (ca_cert, client_cert))
         context = _read(ca_cert, lambda: ssl.create_default_context(cafile=ca_cert or None))
         if client_cert:
             _read(client_cert, lambda: context.load_cert_chain(client_cert, password=refuse_password))
-        ca, own = (_read(path, Path(path).read_bytes) if path else None for path in (ca_cert, client_cert))
         return cls(context, ca, own)
 
     def credentials(self) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.component.tokenizer_growth import find_growth
 from shoal.errors import ArtifactError
-from shoal.files import MAX_LARGE_TEXT, MAX_TEXT, open_regular, parse_json
+from shoal.files import MAX_LARGE_TEXT, MAX_TEXT, describe_special, open_regular, parse_json
 from shoal.files import read_text as read_plain
 
 if TYPE_CHECKING:
@@ -22,9 +20,11 @@ if TYPE_CHECKING:
 MAKE_AGAIN = "Make it again, or copy it whole; shoal's own come from shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
 _TAKE_ALL = "Take all files of the same model."
+_OWN_CONFIG = "Take the model's own config.json; a model that really has as many cannot be served."
 _TOKENIZER = "fast tokenizer of Hugging Face's"
 _READ_WHOLE = re.compile(r".*(config|tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|index|\.model$)")
-_COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|experts$|^num_\w+_blocks$"), 4096
+_COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|^num_\w+_blocks$"), 4096
+_EXPERTS, _MAX_EXPERTS = re.compile(r"experts$"), 2**16  # Doge has 16,384
 _SIZE, _MAX_SIZE = re.compile(r"size$|dim$|rank$|position|embeddings$|^[nd]_"), 2**24  # Llama 4 reads 10 Mi tokens
 _SIGNS = {  # files often mistaken for an artifact, by their first bytes
     b"\x89PNG": "a PNG image",
@@ -67,7 +67,7 @@ def describe_place(path: Path) -> str:
         return f"a link to {path.readlink()}, which is not there"
     if path.is_dir():
         return "a folder"
-    return "not a regular file" if os.path.lexists(path) else "missing"
+    return describe_special(path.stat().st_mode) if path.exists() else "missing"
 
 
 def describe_bytes(begins: bytes) -> str:
@@ -152,17 +152,17 @@ def check_folder(folder: Path) -> None:
         if path.is_dir() or not path.exists():
             continue
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(f"{path} cannot be read: it is not a regular file.", _TAKE_ALL)
+        if kind := describe_special(status.st_mode):
+            raise ArtifactError(f"{path} cannot be read: it is {kind}, not a regular file.", _TAKE_ALL)
         if _READ_WHOLE.match(path.name) and status.st_size > MAX_LARGE_TEXT:
             what = f"it has {status.st_size:,} bytes, and at most {MAX_LARGE_TEXT:,} are read"
             raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
     path = folder / "config.json"
     for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():
-        most = _MAX_COUNT if _COUNT.search(name) else _MAX_SIZE
+        most = _MAX_COUNT if _COUNT.search(name) else _MAX_EXPERTS if _EXPERTS.search(name) else _MAX_SIZE
         if value > most:
             shown = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
-            raise ArtifactError(f"{path} has {name} {shown}, and at most {most:,} is accepted.", _TAKE_ALL)
+            raise ArtifactError(f"{path} has {name} {shown}, and at most {most:,} is accepted.", _OWN_CONFIG)
 
 
 def _find_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -171,7 +171,7 @@ def _find_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         for name, value in waiting.pop().items():
             if isinstance(value, dict):
                 waiting.append(value)
-            elif type(value) is int and (_COUNT.search(name) or _SIZE.search(name)):
+            elif type(value) is int and any(sizes.search(name) for sizes in (_COUNT, _EXPERTS, _SIZE)):
                 yield name, value
 
 

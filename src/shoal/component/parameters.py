@@ -145,6 +145,14 @@ class Parameters:
             raise self.refusal(name, "expected a JSON list of finite numbers", "[1, 2]")
         return [*map(float, found)]
 
+    def words(self, name: str, *, least: int, most: int) -> list[str]:
+        """Return a parameter that must be ``least`` to ``most`` words, separated by spaces."""
+        found = self.text(name).split()
+        if not least <= len(found) <= most:
+            number = f"{least}" if least == most else f"{least} to {most}"
+            raise self.refusal(name, f"expected {number} names, separated by spaces", " ".join(["name"] * least))
+        return found
+
     def _list(self, name: str, kind: Any, kinds: str, example: str) -> list[Any]:
         value = self.text(name, "[]")
         try:

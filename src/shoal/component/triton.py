@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 from shoal.component import tensors
 from shoal.component.context import Callees, Context
 from shoal.component.ledger import Beacon, Metrics
+from shoal.component.parameters import Parameters
 from shoal.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays, Device
 from shoal.errors import InputError, SetupError, ShoalError
@@ -121,13 +122,12 @@ def _load_callees(spec: ModelSpec, device: Device) -> Callees:
 
 def _threads(spec: ModelSpec) -> int:
     """Return the number of threads in the configuration, else the instance's share of the CPU cores."""
-    parameters = spec.parameters
-    if given := parameters.get("threads", "").strip():
-        return int(given)
+    parameters = Parameters(spec)
     # of Triton's own backends for ONNX, TorchScript and OpenVINO, where 0 is the library's choice
     names = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT", "INFERENCE_NUM_THREADS")
-    native = next((parameters[name] for name in names if name in parameters), "0")
-    return int(native) if int(native) > 0 else max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+    native = next((parameters.whole(name, 0, least=0) for name in names if name in spec.parameters), 0)
+    share = native or max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+    return parameters.whole("threads", share) if "threads" in spec.parameters else share
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:

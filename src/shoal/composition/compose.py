@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +35,7 @@ from shoal.composition.weights import quantize as quantize_all
 from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import SetupError
+from shoal.files import copy_file, read_bytes
 from shoal.paths import aside, check_path_supported, check_replaceable, exchange
 from shoal.repository.call_graph import collect
 from shoal.repository.config import ModelConfig, write_config
@@ -128,7 +128,8 @@ def compose(
             for model in models:
                 _write_files(model, folder / model.name, artifacts)
                 for name, source in labels[model.name].values():
-                    _copy(source, folder / model.name / name)
+                    content = read_bytes(source).replace(b"\r\n", b"\n")  # Triton would keep the returns
+                    (folder / model.name / name).write_bytes(content)
             files = _hash_files(folder)
             identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
@@ -189,12 +190,12 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
         for artifact in model.artifacts:
             if artifacts and not artifact.find([source]):
                 for path in artifact.find([artifacts]):
-                    shutil.copyfile(path, version / path.name)
+                    copy_file(path, version / path.name)
 
 
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    copy_file(source, target)
 
 
 def version_files(model: Path) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, read_stub
 from shoal.environment.targets import find_target
 from shoal.errors import InputError
+from shoal.files import copy_file
 from shoal.paths import check_path_supported
 from shoal.repository.config import ModelConfig
 
@@ -45,14 +46,14 @@ class Placed:
         if not self.environment.is_dir():
             first = copies.setdefault(self.environment, folder / ARCHIVE)
             if first == folder / ARCHIVE:
-                shutil.copyfile(self.environment, first)
+                copy_file(self.environment, first)
             else:
                 try:
                     os.link(first, folder / ARCHIVE)
                 except OSError:  # some file systems have no hard links
                     shutil.copyfile(first, folder / ARCHIVE)
         if self.stub:
-            shutil.copyfile(self.stub, folder / STUB)
+            copy_file(self.stub, folder / STUB)
             (folder / STUB).chmod(0o755)
 
 

@@ -22,7 +22,7 @@ from shoal.repository.config import MAX_CONFIG
 # As in fill_template.py: keys that have a value without being given one.
 DEFAULTS = {"max_queue_size": "0", "max_queue_delay_microseconds": "0"}
 REMOVED = {"tokenizer_type": "TensorRT-LLM removed it: the tokenizer's files say its type. Leave it out."}
-_PLACE = re.compile(r"\$\$(?!\{)|\$\{[^}\n]*\}|\$[A-Za-z_][A-Za-z_0-9]*")
+_PLACE = re.compile(r"\$\$(?!\{)|\$\{[^{}\n]*\}|\$[A-Za-z_][A-Za-z_0-9]*")
 _WORD = r"[\w./:@+-]*[\w./+-]"
 _PLAIN = re.compile(rf"{_WORD}( *, *{_WORD})*", re.ASCII)  # outside of quotes: a word, a number, or a list of them
 _ESCAPES = "Write \\, for a comma in a value, and four backslashes for one."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.component.artifact_files import check_folder
 from shoal.component.artifact_files import read_tokenizer as read_fast_tokenizer
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
-from shoal.errors import InputError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.text.tokens import SPECIAL_TOKENS, WordPiece
 
 FULL_SIZE_ENCODER = "bert-large-uncased"
@@ -52,6 +52,16 @@ class Trunked(nn.Module):
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
+
+
+def count_positions(model: Any) -> int:
+    """Return a model's greatest number of tokens: its positions but those that RoBERTa's family reserves for padding.
+
+    RoBERTa counts positions from ``pad_token_id + 1`` on.
+    """
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    reserved = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
+    return int(model.config.max_position_embeddings) - max(reserved, default=0)
 
 
 @contextmanager
@@ -113,7 +123,11 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
     vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
     has_more = bool(tokenizer.get_added_vocab().keys() - SPECIAL_TOKENS)  # which are one token within any text
     if not has_more and set(SPECIAL_TOKENS) <= vocab.keys() and sorted(vocab.values()) == list(range(len(vocab))):
-        expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
+        try:
+            expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
+        except Exception as error:  # the library has no class of its own
+            what = f"The tokenizer of {name!r} fails: {error}."
+            raise ArtifactError(what, "Take all files of one checkpoint.") from error
         claimed = bool(getattr(tokenizer, "do_lower_case", True))
         for is_lowercase in (claimed, not claimed):
             ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(_TOKENIZER_SAMPLES)

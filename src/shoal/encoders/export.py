@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.component.provenance import METADATA, dump_ties
-from shoal.encoders.encoder import MAX_REASON, Trunked, quiet_transformers
+from shoal.encoders.encoder import MAX_REASON, Trunked, count_positions, quiet_transformers
 from shoal.encoders.unbinding import unbind
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import ArtifactError, InputError, SetupError, needs
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the model folder's tensors
@@ -56,7 +57,7 @@ def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
 def _limits(encoder: Trunked) -> tuple[int, int]:
     """Return the size of the trunk's vocabulary, and its number of positions, which is the maximum width."""
     config: Any = encoder.trunk.config
-    return int(config.vocab_size), int(config.max_position_embeddings)
+    return int(config.vocab_size), count_positions(encoder.trunk)
 
 
 def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> None:
@@ -77,13 +78,33 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
             _write_onnx(encoder, path, ties)
             served: Any = _read_onnx(path)
         else:
-            torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
+            save_script(trace(encoder), path, ties)
             served = torch.jit.load(str(path))
-    difference = compare(served, encoder, COMPARED_SHAPES)
+    try:
+        difference = compare(served, encoder, COMPARED_SHAPES)
+    except (IndexError, RuntimeError) as error:
+        raise ArtifactError(
+            f"The encoder fails on texts that its configuration allows: {' '.join(str(error).split())[-200:]}.",
+            "Take an encoder of BERT's family.",
+        ) from error
     if not difference <= TOLERANCE:
         raise ArtifactError(
             f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
         )
+
+
+def save_script(module: Any, path: Path, ties: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write a TorchScript module, with ``ties`` if there are any; torch itself would abort on a full disk.
+
+    Raises:
+        SetupError: the file cannot be written.
+    """
+    try:
+        with path.open("wb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, but Triton serves it
+            torch.jit.save(module, file, _extra_files={METADATA: dump_ties(ties)} if ties else None)
+    except OSError as error:
+        raise SetupError(f"{path} cannot be written: {error.strerror}.", "Make room there.") from error
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.files import open_regular
 from shoal.paths import alone, aside, check_path_supported
 from shoal.progress import OnProgress
 
@@ -134,8 +135,8 @@ def _damage(path: Path) -> Iterator[None]:
 
 def _check_format(path: Path) -> None:
     try:
-        with path.open("rb") as file:
-            start = file.read(32)
+        with open_regular(path) as file:
+            start = file.read(32) or b""  # None from a file of /proc that waits
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Name a packed environment.") from None
     if not start.startswith(b"\x1f\x8b"):
@@ -263,7 +264,7 @@ def read_folder(folder: Path, paths: Iterable[Path] | None = None) -> Iterator[E
 
 def _chunks(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
     except PermissionError as error:

@@ -18,7 +18,7 @@ from shoal.vendoring import find_carried
 DEVICE = frozenset({"cupy", "nvforest", "pylibcudf", "rmm"})  # imported on a GPU alone
 _TEXT = frozenset({"jinja2", "tokenizers"})  # imported by the first model that reads a tokenizer or a template
 _OF_TRITON = frozenset({"c_python_backend_utils", "triton_python_backend_utils"})
-_LIBRARY = re.compile(rb"^\s+library *(:[^=\n]*)?= *[\"'](torch|numpy|engine)[\"'] *(#.*)?$", re.MULTILINE)
+_LIBRARY = re.compile(rb"^[^\S\n]+library *(:[^=\n]*)?= *[\"'](torch|numpy|engine)[\"'] *(#.*)?$", re.MULTILINE)
 _PACKAGES = {"cupy": "cupy-cuda13x", "nvforest": "nvforest-cu13", "pylibcudf": "pylibcudf-cu13", "rmm": "rmm-cu13"}
 
 

@@ -24,6 +24,8 @@ _GLANCE = 96 * 2**20  # unpacked bytes of an archive that `glance` reads, which 
 _GLANCE_ENTRIES = 20_000  # as above
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 _MODULE = re.compile(r"lib/python\d\.\d+/(?:site-packages/|lib-dynload/)?(\w+)")
+_EXTENSION = re.compile(r"\.cpython-\d+-(?:(\w+)-linux-\w+|(\w+))\.so$")  # names a processor, or another system
+_PROCESSORS = {"64": "x86_64", "32": "i686"}  # conda's names -> platform.machine()'s
 _KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others may add folders to sys.path
 
 
@@ -210,6 +212,7 @@ class _Reading:
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
         self.metadata: dict[str, tuple[str, str]] = {}  # folder of a distribution -> its name and version
         self.full_version = ""
+        self.built_for = ""  # by conda's record of Python, or by the name of an extension module
 
     def take(self, entry: Entry) -> None:
         """Record what one entry shows about the environment."""
@@ -229,6 +232,8 @@ class _Reading:
         env = self.environment
         if module := _MODULE.match(path):
             env.modules.add(module[1])
+        if extension := _EXTENSION.search(path):
+            self.built_for = self.built_for or extension[1] or extension[2]
         found = re.fullmatch(r"bin/python(\d\.\d+)", path) or _SITE.match(f"{path}/")
         if found and not env.python:
             env.python = found[1]
@@ -279,18 +284,19 @@ class _Reading:
         except ArtifactError:
             return  # object files and debug symbols of odd kinds need nothing from the loader
         env = self.environment
+        if path.startswith("bin/python"):
+            env.machine = binary.machine
         if not binary.needed and not binary.requires:
             return
-        if env.machine == "" or path.startswith("bin/python"):
-            env.machine = binary.machine
+        env.machine = env.machine or binary.machine
         env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
         env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
         if path.startswith("lib/libstdc++.so.6"):
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
 
     def _read_venv(self, path: str, content: bytes) -> None:
-        lines = re.findall(r"(?m)^(\S+)\s*=\s*(.*?)\s*$", content.decode(errors="replace"))
-        settings: dict[str, str] = dict(lines)
+        pairs = (line.partition("=") for line in content.decode(errors="replace").splitlines())
+        settings = {name.strip(): value.strip() for name, _, value in pairs}
         self.full_version = settings.get("version", settings.get("version_info", ""))
         self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
         if settings.get("include-system-site-packages", "").lower() == "true":
@@ -336,6 +342,8 @@ class _Reading:
             return
         if name == "python":
             self.full_version = version
+            system, _, bits = str(record.get("subdir", "")).partition("-")
+            self.built_for = _PROCESSORS.get(bits, bits) if system == "linux" else f"{system}-{bits}".strip("-")
         files = record.get("files")
         self.records[path] = [str(file) for file in files] if isinstance(files, list) else []
         self.metadata.setdefault(path, (name, version))
@@ -345,6 +353,7 @@ class _Reading:
         env = self.environment
         if self.full_version.startswith(env.python or "3"):
             env.python = self.full_version
+        env.machine = env.machine or self.built_for
         seen: set[str] = set()
         for folder, (name, version) in sorted(self.metadata.items(), key=lambda item: item[0], reverse=True):
             if normalise(name) not in seen:  # a Python package that conda installed has a record of each kind

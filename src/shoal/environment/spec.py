@@ -96,7 +96,7 @@ class Wanted:
     def python(self) -> str:
         """Python version that ``conda`` pins, such as ``3.12``; empty if it does not pin one version."""
         for spec in self.conda:
-            found = re.fullmatch(r"python\s*={0,2}\s*(\d\.\d+)(?:\.[\d*]+)*", spec.strip())
+            found = re.fullmatch(r"python\s*(?:={1,2}\s*)?(\d\.\d+)(?:\.[\d*]+)*", spec.strip())
             if found:
                 return found[1]
         return ""

@@ -20,6 +20,7 @@ from shoal.environment.spec import Request
 from shoal.environment.stub import STUB, parse_version, read_stub
 from shoal.environment.targets import Target
 from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.files import copy_file
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
 GIVEN = "given"  # how the record of a build names a finished stub
@@ -67,7 +68,7 @@ def provide_stub(request: Request, environment: Environment, target: Target, stu
         oldest = _FIRST_PYBIND11 if has_numpy_2 and not target.supports_numpy_2 else ""
         _compile(request, environment, target, stub, log, pybind11=oldest)
     else:
-        shutil.copyfile(choice, stub)
+        copy_file(Path(choice), stub)
         choice = GIVEN
     stub.chmod(0o755)
     return choice

@@ -190,7 +190,8 @@ class KeyFile:
 
     def _make(self, public: str, span: timedelta | None) -> tuple[str, Secret]:
         now, text = self._clock().replace(microsecond=0), make_key(public)
-        return text, Secret(hash_key(text), now, now + span if span else None)
+        latest = datetime.max.replace(tzinfo=UTC)
+        return text, Secret(hash_key(text), now, now + min(span, latest - now) if span else None)
 
     @contextmanager
     def _change(self, *, is_new: bool = False) -> Iterator[list[Key]]:
@@ -230,7 +231,7 @@ def _to_json(key: Key) -> dict[str, Any]:
 
 def show_time(time: datetime | None) -> str | None:
     """Return a time as in ISO 8601, to the second, in UTC; None for None."""
-    return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if time is None else f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -272,9 +273,9 @@ def _parse_key(entry: Any) -> Key:
 
 
 def _parse_time(text: str, what: str) -> datetime:
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):  # beyond the years 1 to 9999 in UTC
         if (time := datetime.fromisoformat(text)).tzinfo is not None:
-            return time
+            return time.astimezone(UTC)
     raise ValueError(f"{what} has the time {text!r:.40}, which is not like 2026-01-31T12:00:00Z")
 
 

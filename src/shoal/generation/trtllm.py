@@ -182,7 +182,7 @@ class BlsSettings:
     """Parameters of ``tensorrt_llm_bls``, with NVIDIA's defaults for those that are empty or not filled in."""
 
     def __init__(self, parameters: Parameters) -> None:
-        self.prompt, *engines = parameters.text("calls").split()
+        self.prompt, *engines = parameters.words("calls", least=2, most=99)
         self.accumulates = read_filled(parameters, "accumulate_tokens").lower() in _TRUE
         self.engine = read_filled(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
         if self.engine not in engines:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import InputError, SetupError
+from shoal.files import copy_file
 from shoal.paths import check_path_supported
 
 
@@ -47,7 +47,7 @@ class Draft:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 written.append(path)
                 if isinstance(content, Path):
-                    shutil.copyfile(content, path)
+                    copy_file(content, path)
                 elif isinstance(content, bytes):
                     path.write_bytes(content)
                 else:

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.encoders.encoder import POOLINGS, Trunked, describe_revision, pool, published, read_tokenizer
+from shoal.encoders.encoder import (
+    POOLINGS,
+    Trunked,
+    count_positions,
+    describe_revision,
+    pool,
+    published,
+    read_tokenizer,
+)
 from shoal.errors import needs
 
 
@@ -102,7 +110,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
         candidates=Candidates(trunk, seed=seed),
         vocabulary=vocabulary,
         is_lowercase=is_lowercase,
-        max_positions=int(trunk.config.max_position_embeddings),
+        max_positions=count_positions(trunk),
     )
 
 

@@ -175,14 +175,16 @@ def read_labels(config: ModelConfig, served: Served) -> tuple[str, ...]:
         what = f"{config.name} has the label_filename {str(path)!r:.80}, which is outside of its folder."
         raise ArtifactError(what, "Put the file beside config.pbtxt.")
     try:
-        labels = tuple(read_text(config.folder / path, _MOST_LABELS).splitlines())
+        labels = read_text(config.folder / path, _MOST_LABELS).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"{config.name}: its label_filename {path} cannot be read: {reason}.", fix) from None
+    while labels and not labels[-1].strip() and len(labels) > tensor.dims[0]:
+        labels.pop()  # blank lines at the end
     if tensor.dims[0] not in (-1, len(labels)):
         what = f"{config.name}: {served.output} has {tensor.dims[0]} classes, and {path} {len(labels)} labels."
         raise ArtifactError(what, fix)
-    return labels
+    return tuple(labels)
 
 
 def _refuse(config: ModelConfig, what: str, fix: str) -> ArtifactError:

@@ -108,6 +108,8 @@ def read_config(folder: Path) -> ModelConfig:
             f"{path} cannot be read: {getattr(error, 'strerror', error)}.", "Write it as UTF-8 text of at most 1 MiB."
         ) from None
     message = model_config_pb2.ModelConfig()
+    if excess := find_backslashes(text):
+        raise ArtifactError(f"{path} cannot be read: {excess}.", "Remove them.")
     try:
         text_format.Parse(text, message)
     except (text_format.ParseError, ValueError, RecursionError) as error:
@@ -128,6 +130,12 @@ def check_number(folder: Path, number: int) -> None:
         raise ArtifactError(
             f"{folder} holds {number:,} models, and at most {MAX_MODELS:,} are read.", "Divide it into several folders."
         )
+
+
+def find_backslashes(text: str) -> str:
+    """Return what is wrong, as a clause, with a text in which protobuf would look for escapes for too long."""
+    most = 100  # in a row; its time grows with the square of their number
+    return f"it has more than {most} backslashes in a row" if "\\" * most in text else ""
 
 
 def find_excess(message: Any) -> str:

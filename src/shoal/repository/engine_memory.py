@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ArtifactError
+from shoal.files import open_regular
 from shoal.generation.weights import (
     DECODER,
     INT4,
@@ -114,7 +115,7 @@ def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ArtifactError: the file has no such header.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size)) if size <= _MAX_HEADER else {}
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}

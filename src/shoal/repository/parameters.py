@@ -127,6 +127,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("value", "count, share or presence", "count", COMPONENT, "word_counts", "What is returned of each word."),
     ("weights", "JSON list of numbers", "", COMPONENT, "blend", "Weight of each input; if empty, all are equal."),
 ))  # fmt: skip
+# Parameters of every model whose values have a form, and the properties that read them.
+TYPED = {each: each for each in ("canary", "hang_seconds", "load_seconds", "slots")} | {"public": "is_public"}
 NAMES = frozenset(parameter.name for parameter in TABLE)
 
 
@@ -216,6 +218,12 @@ class ParameterProperties:
     def slots(self) -> int | None:
         """Number of requests that the model computes at once; None without the parameter."""
         return self._only("slots").whole("slots", 0) or None
+
+    @property
+    def threads(self) -> int | None:
+        """Number of a component's threads; None without the parameter."""
+        unset = 0  # stands for a share of the cores
+        return self._only("threads").whole("threads", unset) or None
 
     @property
     def weights(self) -> str | None:

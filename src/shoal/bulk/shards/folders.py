@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from shoal.bulk.files import written
 from shoal.errors import ArtifactError, InputError, SetupError, needs, printable
+from shoal.files import MAX_LARGE_TEXT, open_regular, read_bytes
 from shoal.tables import explained
 
 ASIDE = "_shards/_tmp"
@@ -65,8 +66,11 @@ class LocalFolder:
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none."""
         try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
+            with explained(self.root / name):
+                return read_bytes(self.root / name, MAX_LARGE_TEXT)
+        except ArtifactError:
+            if os.path.lexists(self.root / name):
+                raise
             return None
 
     def open(self, name: str) -> BinaryIO:
@@ -75,7 +79,7 @@ class LocalFolder:
         Raises:
             FileNotFoundError: there is none.
         """
-        return (self.root / name).open("rb")
+        return open_regular(self.root / name)
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
@@ -367,6 +371,6 @@ def open_input(name: str) -> BinaryIO:
         if is_url(name):
             root, _, rest = name.rpartition("/")
             return Bucket(root).open(rest)
-        return Path(name).open("rb")
+        return open_regular(name)
     except FileNotFoundError:
         raise ArtifactError(f"There is no file {name}.", "Was it removed since the plan? Start over: --fresh") from None

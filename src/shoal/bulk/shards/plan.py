@@ -157,7 +157,7 @@ def _decode_shards(file: BinaryIO, name: str) -> Iterator[Shard]:
         if line.startswith(b"{"):
             try:
                 yield msgspec.json.decode(line.rstrip(b",\n"), type=Shard)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 raise ArtifactError(f"{name} is damaged.", "Start over: --fresh") from None
 
 

@@ -117,7 +117,7 @@ def _read_success(folder: Folder) -> Success:
         raise InputError(f"The run in {folder} is not complete.", f"See: shoal infer --status {folder}")
     try:
         return msgspec.json.decode(content, type=Success)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise ArtifactError(f"{SUCCESS} is damaged.", "Remove it, and run the same command again.") from None
 
 

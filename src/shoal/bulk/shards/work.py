@@ -106,7 +106,7 @@ def _read_record(folder: Folder, plan: str, number: int) -> Record:
     name = record_name(number)
     try:
         record = msgspec.json.decode(folder.read(name) or b"", type=Record)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise ArtifactError(f"{name} of {folder} is damaged.", "Remove it, and run the same command again.") from None
     if record.plan != plan:
         raise ArtifactError(

@@ -5,36 +5,42 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any, TypeAlias
 
 from shoal.check.config.trtllm import find_unset_lines
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Node, Repository
-from shoal.environment.targets import LLMAPI
+from shoal.environment.targets import LLMAPI, Release
+from shoal.errors import ArtifactError
 from shoal.repository.config import CONFIG
-from shoal.repository.parameters import ANY, COMPONENT, HOST_INPUTS, find_right_name
+from shoal.repository.parameters import ANY, COMPONENT, HOST_INPUTS, TYPED, find_right_name
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
+REFUSED = Rule("field-unknown-to-target", Severity.ERROR, is_core=True)
 MISSPELT = Rule("misspelt-field", Severity.ERROR, is_core=True)
 TOO_NEW = Rule("field-newer-than-target", Severity.ERROR, is_core=True)
 LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
 PARAMETER = Rule("parameter-misspelt", Severity.WARNING)
+UNUSABLE = Rule("parameter-unusable", Severity.ERROR)
 VALUE = Rule("parameter-value", Severity.ERROR, is_core=True)
 
 # (message, field): the first release of Triton whose schema has the field.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
 Parts: TypeAlias = Sequence[tuple[int, str]]
-_PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
+_PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 _QUOTES = ("'", '"')
 PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
 # Numbers that Python's parser takes: 1_000, +1, 0b1, 0o7.
 _NOT_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d.]*_\w*|\+[\d.]\w*|0[bBoO]\d\w*)")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_COMPONENT_CODE = re.compile(r"\b(from|import) shoal\b")
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 
@@ -61,6 +67,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
         yield from _misspelt(model)
         yield from _values(model, repository)
+        yield from _unusable(model)
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
@@ -133,6 +140,9 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
             where = f"{'.'.join(path) or 'a ModelConfig'}"
             if close:
                 yield MISSPELT.at(place, f"{where} has no field {name}.", f"Write {close[0]}.")
+            elif repository.target and repository.target.release <= _find_schema():
+                what = f"{where} of {repository.target.name} has no field {name}."
+                yield REFUSED.at(place, what, "Remove it.")
             else:
                 yield UNKNOWN.at(
                     place,
@@ -153,10 +163,17 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
                 yield from _unknown(model, child, known[name].message_type, repository, (*path, name))
 
 
+@cache
+def _find_schema() -> Release:
+    """Return the release of Triton whose schema this machine's tritonclient has: 2.51 is of 24.10, one a month."""
+    months = 24 * 12 + 9 + int(metadata.version("tritonclient").split(".")[1]) - 51
+    return months // 12, months % 12 + 1
+
+
 def _misspelt(model: Model) -> Findings:
     """Find parameters with nearly the name of one that shoal reads, unless the model's own code reads them."""
     code = "\n".join(text for _, text in model.sources)
-    scopes = [ANY, model.backend, *([COMPONENT] if re.search(r"\b(from|import) shoal\b", code) else [])]
+    scopes = [ANY, model.backend, *([COMPONENT] if _COMPONENT_CODE.search(code) else [])]
     scopes += [LLMAPI] if LLMAPI in code else []
     for name in model.parameters:
         right = find_right_name(name, scopes, model.parameters)
@@ -166,6 +183,17 @@ def _misspelt(model: Model) -> Findings:
                 f"{model.name} has the parameter {name}, and none called {right}.",
                 f"Write {right}, if that is meant.",
             )
+
+
+def _unusable(model: Model) -> Findings:
+    """Find values of shoal's own parameters that it refuses when it serves the model."""
+    is_ours = model.is_python and any(_COMPONENT_CODE.search(text) for _, text in model.sources)
+    for name, attribute in ({**TYPED, "threads": "threads"} if is_ours else TYPED).items():
+        try:
+            getattr(model.config, attribute)
+        except ArtifactError as error:
+            place = model.at_entry("parameters", key=name, within=("value", "string_value"))
+            yield UNUSABLE.at(place, error.what, error.fix)
 
 
 def _values(model: Model, repository: Repository) -> Findings:

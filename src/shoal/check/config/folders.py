@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from shoal.check.config.checkpoints import DIVIDED, FASTER, PATHS
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries, exists, is_file
 from shoal.component.artifact_files import describe_place
+from shoal.files import read_bytes
 from shoal.repository.config import CONFIG
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)
@@ -17,6 +19,8 @@ MISREAD = Rule("version-folder-misread", Severity.ERROR)
 POLICY = Rule("version-policy-absent", Severity.WARNING)
 FILE = Rule("model-file-missing", Severity.ERROR)
 LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
+LINE_ENDS = Rule("label-line-ends", Severity.ERROR)
+INCOMPLETE = Rule("config-incomplete", Severity.ERROR)
 STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
 
 # Backend: the file names of which it opens one in a version folder, unless default_model_filename is set.
@@ -30,7 +34,7 @@ _FILES = {
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
-def find(model: Model, _: Repository) -> Findings:
+def find(model: Model, repository: Repository) -> Findings:
     """Find mistakes in a model's folder."""
     if not model.is_model_folder:
         yield from _name(model)
@@ -41,9 +45,26 @@ def find(model: Model, _: Repository) -> Findings:
                 "Move it out of the repository.",
             )
             return
+        yield from _completeness(model, is_embedded=repository.target is not None and repository.target.is_embedded)
         yield from _versions(model)
         yield from _labels(model)
     yield from _files(model)
+
+
+def _completeness(model: Model, *, is_embedded: bool) -> Findings:
+    """Find a configuration under another name, and what only a server that completes configurations can load."""
+    if not model.path.exists():
+        places = [path for folder in (model.folder, *model.version_folders) for path in entries(folder)]
+        near = next((path for path in places if path.name.lower().removesuffix(".txt") == CONFIG), None)
+        if near:
+            what = f"Triton does not read {near.relative_to(model.folder.parent)} as the configuration of {model.name}"
+            yield INCOMPLETE.at(Place(near), f"{what}.", f"Rename it: {model.name}/{CONFIG}")
+        elif is_embedded:
+            what = f"{model.name} has no {CONFIG}, and the embedded Triton completes none"
+            yield INCOMPLETE.at(Place(model.folder), f"{what}.", "Write it, with its backend, inputs and outputs.")
+    elif is_embedded and model.message is not None and model.is_undeclared:
+        what = f"{model.name} does not declare its inputs and outputs, and the embedded Triton completes no {CONFIG}"
+        yield INCOMPLETE.at(Place(model.path), f"{what}.", "Write them: input { name: ... data_type: ... dims: ... }")
 
 
 def _name(model: Model) -> Findings:
@@ -102,6 +123,12 @@ def _labels(model: Model) -> Findings:
                 f"failed to open text file for read: {model.name}/{name} does not exist.",
                 f"Put {name} next to {CONFIG}, or remove label_filename.",
             )
+        elif name:
+            with suppress(OSError):
+                if b"\r" in read_bytes(model.folder / name):
+                    what = f"Lines of {model.name}/{name} end with a carriage return, which becomes part of the labels."
+                    fix = f"sed -i 's/\\r$//' {model.folder / name}"
+                    yield LINE_ENDS.at(Place(model.folder / name), what, fix)
 
 
 def _files(model: Model) -> Findings:

@@ -61,7 +61,7 @@ def find(model: Model, repository: Repository) -> Findings:
         )
     yield from _batcher(model)
     yield from _instances(model)
-    yield from _cache(model)
+    yield from _cache(model, is_decoupled=repository.is_decoupled(model.name))
     yield from _backend(model)
     if not model.is_ensemble:
         yield from _spelling(model)
@@ -212,10 +212,9 @@ def _is_in_unreadable(model: Model, repository: Repository) -> bool:
     return any(f'"{model.name}"' in text for text in repository.unreadable_ensembles)
 
 
-def _cache(model: Model) -> Findings:
+def _cache(model: Model, *, is_decoupled: bool) -> Findings:
     if not model.message.response_cache.enable:
         return
-    is_decoupled = model.message.model_transaction_policy.decoupled
     if is_decoupled or model.message.HasField("sequence_batching"):
         how = "'decoupled' transaction policy" if is_decoupled else "sequence batching scheduler"
         yield CACHE.at(

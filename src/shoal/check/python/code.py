@@ -51,7 +51,7 @@ def find(model: Model, repository: Repository) -> Findings:
         if not found:
             yield from _check_missing(source)
         elif len(found) == 1 and isinstance(found[0], ast.ClassDef):
-            yield from _check_methods(source, found[0])
+            yield from _check_methods(source, found[0], is_fixed=model.is_fixed)
         yield from _check_capsules(source)
         yield from _check_opens(source)
         if model.message is not None and not model.is_completed:
@@ -71,9 +71,10 @@ def _check_syntax(place: Place, text: str) -> Findings:
             return
     if isinstance(found, SyntaxError):
         shown = (found.text or "").strip()[:80]
+        reason = found.msg.partition("; use sys.")[0]
         yield SYNTAX.at(
             Place(place.path, found.lineno or 0),
-            f"Python cannot parse it: {found.msg}{f'; the line is: {shown}' if shown else ''}.",
+            f"Python cannot parse it: {reason}{f'; the line is: {shown}' if shown else ''}.",
             "Fix that line; `python -m py_compile model.py` shows the next one.",
         )
 
@@ -109,8 +110,10 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return methods, is_plain and "execute" not in defined and "execute" not in source.words
 
 
-def _check_methods(source: Source, owner: ast.ClassDef) -> Findings:
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
     methods, lacks_execute = _methods(source, owner)
+    if is_fixed:  # the server never calls it
+        methods.pop("auto_complete_config", None)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
         if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):

@@ -126,8 +126,8 @@ def parse(text: str) -> ast.Module | SyntaxError | None:
 def _may_be_newer(error: SyntaxError) -> bool:
     """Whether a newer Python may accept the line of a syntax error, for its nested f-string or its type parameters."""
     line = error.text or ""
-    is_new = error.msg.startswith("f-string") or re.match(r"\s*(type\s+\w+.*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
-    return bool(is_new) and sys.version_info < (3, 12)
+    is_new = re.match(r"\s*(type\s+\w[^=]*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
+    return (bool(is_new) or error.msg.startswith("f-string")) and sys.version_info < (3, 12)
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

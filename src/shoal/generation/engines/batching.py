@@ -80,7 +80,9 @@ def choose_engine(
         faults[WAYS["continuous"]] = f"its rope changes after {turns[0]} tokens"
         del ways["continuous"]
     cases = _make_cases(model, limits, tried)
+    undo = _keep_configurations(model)
     for name, make in ways.items():
+        undo()  # what the way before has changed, such as the attention
         try:
             engine = make()
         except ShoalError as error:
@@ -98,6 +100,19 @@ def choose_engine(
         f"transformers {version} cannot serve {kind}: {'; '.join(f'{other}: {why}' for other, why in faults.items())}.",
         "Use another engine (llm-vllm, or llm-onnx with shoal add-model --decoder), or another model.",
     )
+
+
+def _keep_configurations(model: Any) -> Callable[[], None]:
+    """Return a function that gives the configurations of a model and its parts their present values again."""
+    found = (module.config for module in model.modules() if hasattr(module, "config"))
+    kept = [(config, {**vars(config)}) for config in {id(each): each for each in found}.values()]
+
+    def undo() -> None:
+        for config, values in kept:
+            vars(config).clear()
+            vars(config).update(values)
+
+    return undo
 
 
 def _find(config: Mapping[str, Any], *names: str) -> Iterator[Any]:

@@ -78,6 +78,8 @@ def load_model(
             "Take all files of the same model.",
         )
     model.generation_config = GenerationConfig()
+    if model.config.model_type == "reformer" and model.config.pad_token_id is None:
+        model.config.pad_token_id = 0  # it fills long prompts up to whole chunks, which are masked
     model = model.to(place).eval()
     if quantized != NONE:
         quantize(model, quantized)

@@ -8,6 +8,7 @@ like a field of a tree.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from shoal.check.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.component.artifact_files import describe_bytes
+from shoal.files import parse_json
 from shoal.project.importing.isolated_reader import read_apart, refuse
 from shoal.project.importing.verify_forest import Found
 
@@ -56,6 +58,7 @@ def read_xgboost(content: bytes, name: str) -> Found:
         what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
         said = (*rounds, *said)
     except KeyError as error:
+        _refuse_others(document, name)
         raise refuse(name, f"it has no {error.args[0]}, so it is not a complete XGBoost model", _SAVE) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
@@ -64,6 +67,14 @@ def read_xgboost(content: bytes, name: str) -> Found:
     else:
         model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
     return Found(name, model, what, is_classifier, said, gives_labels=gives_labels)
+
+
+def _refuse_others(document: Mapping[str, Any], name: str) -> None:
+    """Refuse JSON that other libraries write."""
+    if "features_info" in document:
+        raise refuse(name, "it is CatBoost's JSON", 'Save it as ONNX: model.save_model("model.onnx", format="onnx").')
+    if "tree_info" in document:
+        raise refuse(name, "it is what LightGBM's dump_model gives", _SAVE_TEXT)
 
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
@@ -78,6 +89,9 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
     head = read_xgboost_head(learner)
     objective = head.objective
     _check_objective(objective, _XGBOOST, name)
+    attributes = learner.get("attributes")
+    kept = attributes.get("scikit_learn") if isinstance(attributes, dict) else None  # by XGBoost 1.0 to 1.7
+    check_missing(parse_json(kept).get("missing") if isinstance(kept, str) else None, name)
     content = learner["gradient_booster"]
     model = (content["gbtree"] if booster == "dart" else content)["model"]
     trees = model["trees"]
@@ -100,6 +114,20 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
     version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
     what = f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees"
     return what, _XGBOOST[objective], tuple(_notes(learner)), objective == "multi:softmax"
+
+
+def check_missing(missing: Any, name: str) -> None:
+    """Check the value that an estimator of XGBoost takes for a missing one.
+
+    Raises:
+        ArtifactError: it is not NaN.
+    """
+    if missing is not None and not math.isnan(missing):
+        raise refuse(
+            name,
+            f"it treats {missing:g} as a missing value, which its trees do not record",
+            "Train with missing=nan, and send NaN where a value is missing.",
+        )
 
 
 def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> None:

@@ -5,6 +5,7 @@ Also contains the PyTorch modules that are exported.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
-from shoal.encoders.encoder import HEADS, Trunked, describe_revision, pool, published, read_tokenizer
+from shoal.encoders.encoder import HEADS, Trunked, count_positions, describe_revision, pool, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
@@ -30,6 +31,7 @@ EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", 
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""  # activations of heads
+_OTHER_TASK = re.compile(r"For(?!SequenceClassification)[A-Z]")  # in the name of an architecture
 _LEAF = "tokenizer"  # shoal's model folder to copy
 _ONE_TEXT = (
     "note: it takes one text per row, without a second text and without segment ids (token_type_ids are 0). If its head"
@@ -146,6 +148,13 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
         model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
         sentences = read_sentences(place, pinned)
+    other = next((kind for kind in model.config.architectures or () if _OTHER_TASK.search(str(kind))), None)
+    if other and head != EMBEDDING:
+        raise InputError(
+            f"{name} has no trained {head} head for texts: it is a {other}.",
+            "Take a checkpoint that was trained for it, or --head embedding. For its own answers, trace it"
+            " (torch.jit.trace), and add that file: shoal add-model model.pt NAME --input INT64:-1 --input INT64:-1",
+        )
     missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
     if missing and head != EMBEDDING:
         raise InputError(
@@ -219,15 +228,24 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
         notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
     if sentences.width:
         notes.append(f"with the layers after its pooling: {sentences.width} numbers per text")
+    whole = sentences.width or hidden
+    width = min(sentences.size or whole, whole)
+    if width < whole:
+        notes.append(f"the first {width} of {whole} numbers per text: its files for sentence-transformers cut the rest")
     if pooling and sentences.pooling not in ("", pooling):
         notes.append(f"pooling {pooling}, as given: its files for sentence-transformers say {sentences.pooling}")
     pooling = pooling or sentences.pooling
     is_normalised = sentences.is_normalised if normalise is None else normalise
     model.pooler = None  # the pooler's output is not used, and its weights would only add size
     dense = ", and its dense layers" if sentences.width else ""
-    what = f"the embedding, {HEADS[pooling]}{dense}{', of length 1' if is_normalised else ''}"
-    module = Embedder(model, pooling, sentences.dense, is_normalised=is_normalised)
-    return _Made(module, sentences.width or hidden, what, tuple(notes))
+    cut = f", cut to {width} numbers" if width < whole else ""
+    unit = ", of length 1" if is_normalised else ""
+    what = f"the embedding, {HEADS[pooling]}{dense}{f'{cut}{unit}' if normalise else f'{unit}{cut}'}"
+    size = width if width < whole else None
+    module = Embedder(
+        model, pooling, sentences.dense, is_normalised=is_normalised, size=size, cuts_first=bool(normalise)
+    )
+    return _Made(module, width, what, tuple(notes))
 
 
 def _classify(encoder: _Encoder, head: str) -> _Made:
@@ -259,7 +277,8 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
 def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
     """Write the tokenizer's file: ``vocab.txt`` for a WordPiece, else ``tokenizer.json``; return its path."""
     if not encoder.vocabulary:
-        encoder.tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+        text = encoder.tokenizer.backend_tokenizer.to_str(pretty=True)
+        (folder / TOKENIZER).write_text(text, encoding="utf-8")
         return folder / TOKENIZER
     path = folder / VOCABULARY
     path.write_text("".join(f"{token}\n" for token in encoder.vocabulary), encoding="utf-8")
@@ -268,7 +287,7 @@ def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
 
 def _find_length(encoder: _Encoder, wanted: int | None) -> int:
     """Return the maximum number of tokens per text: ``wanted`` if given, else the encoder's own maximum."""
-    known = [int(encoder.model.config.max_position_embeddings), encoder.tokenizer.model_max_length]
+    known = [count_positions(encoder.model), encoder.tokenizer.model_max_length]
     most = int(min(known))
     if wanted is None:
         return min(encoder.sentences.max_length or most, most)
@@ -298,18 +317,33 @@ class Embedder(Trunked):
     """Embedding module: it pools the last hidden states of ``trunk``, a BERT-family model.
 
     ``dense`` are layers on the pooled states, in FP32. ``is_normalised``: each row is divided by its Euclidean length.
+    Rows are cut to ``size`` numbers, as ``encode`` of sentence-transformers does: after its layer Normalize, but before
+    its own option ``normalize_embeddings`` (``cuts_first``).
     """
 
-    def __init__(self, trunk: nn.Module, pooling: str, dense: nn.Module, *, is_normalised: bool) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        pooling: str,
+        dense: nn.Module,
+        *,
+        is_normalised: bool,
+        size: int | None = None,
+        cuts_first: bool = False,
+    ) -> None:
         super().__init__(trunk)
-        self.dense = dense
-        self.pooling, self.is_normalised = pooling, is_normalised
+        self.dense, self.pooling, self.size = dense, pooling, size
+        self.is_normalised, self.cuts_first = is_normalised, cuts_first
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return embeddings, FP32 ``[rows, size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        pooled = self.dense(pool(hidden, mask, self.pooling))
-        return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
+        pooled: Tensor = self.dense(pool(hidden, mask, self.pooling))
+        if self.size and self.cuts_first:
+            pooled = pooled[:, : self.size]
+        if self.is_normalised:
+            pooled = nn.functional.normalize(pooled, dim=1)
+        return pooled[:, : self.size] if self.size else pooled
 
 
 class Headed(Trunked):

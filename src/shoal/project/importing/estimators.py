@@ -8,7 +8,6 @@ some losses.
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError, needs
-from shoal.project.importing.boosters import read_lightgbm, read_xgboost
+from shoal.project.importing.boosters import check_missing, read_lightgbm, read_xgboost
 from shoal.project.importing.isolated_reader import refuse
 from shoal.project.importing.verify_forest import CATEGORICAL, Found, Rows
 
@@ -87,7 +86,7 @@ def import_estimator(estimator: Any) -> Found:
         model,
         f"{what}, {model.num_tree:,} trees",
         is_classifier,
-        ("its score is -score_samples: higher is more unusual",) if is_isolation else (),
+        (),
         _labels(known) if is_classifier else None,
         ask,
         bool(known.__sklearn_tags__().input_tags.allow_nan),
@@ -95,6 +94,8 @@ def import_estimator(estimator: Any) -> Found:
 
 
 def _check_estimator(estimator: Any, what: str) -> None:
+    if (number := getattr(estimator, "n_outputs_", 1)) > 1:
+        raise refuse(what, f"it predicts {number} targets, and FIL supports one", "Train a forest for each.")
     if len(getattr(estimator, "classes_", "ab")) < 2:
         raise refuse(what, f"it has only one class, {estimator.classes_[0]}", "Train it on rows of two classes.")
     for values in _categories(estimator).values():
@@ -205,13 +206,7 @@ def read_xgboost_object(source: Any) -> Found:
     what = f"XGBoost's {type(source).__name__}"
     booster = source
     if hasattr(source, "get_booster"):
-        missing = getattr(source, "missing", None)
-        if missing is not None and not math.isnan(missing):
-            raise refuse(
-                what,
-                f"it treats {missing:g} as a missing value, which its trees do not record",
-                "Train with missing=nan, and send NaN where a value is missing.",
-            )
+        check_missing(getattr(source, "missing", None), what)
         booster = _call(source.get_booster, what)
     found = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
     rounds = booster.num_boosted_rounds()

@@ -151,7 +151,9 @@ def _choose_labels(given: Sequence[str] | None, found: Found, width: int) -> lis
 def _describe(forest: Forest, found: Found, width: int, labels: Sequence[str] | None) -> tuple[str, ...]:
     takes = f"input__0 FP32 [{forest.num_features}]: its number of features"
     if not found.is_classifier:
-        return takes, "output__0 FP32 [1]: its score, as in predict"
+        is_isolation = forest.postprocessor == "exponential_standard_ratio"
+        score = "-score_samples: higher is more unusual" if is_isolation else "as in predict"
+        return takes, f"output__0 FP32 [1]: its score, {score}"
     gives = f"output__0 FP32 [{width}]: the probabilities of its {width} classes, as in predict_proba"
     if labels is None:
         return takes, gives, "the file does not name the classes: give labels, or use their numbers"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.encoders.encoder import POOLINGS
-from shoal.files import read_json
+from shoal.files import open_regular, read_json
 
 _MODULES, _LENGTH, _PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 # modules.json gives each module's class with its import path, which has changed between releases.
@@ -28,8 +28,8 @@ class Sentences:
 
     If ``pooling`` is not known, it is empty, and ``why`` is the reason. ``has_modules``: the files list what comes
     after the encoder. ``dense`` are the layers after the pooling, linear and activation in turns. ``foreign`` says why
-    the encoder cannot be imported at all; empty if it can. ``max_length`` is in tokens, 0 if not given. ``notes`` are
-    for the user.
+    the encoder cannot be imported at all; empty if it can. ``max_length`` is in tokens, 0 if not given. ``size`` is the
+    number of values to which embeddings are cut, None if they are not. ``notes`` are for the user.
     """
 
     pooling: str = ""
@@ -39,6 +39,7 @@ class Sentences:
     is_normalised: bool = False
     foreign: str = ""
     max_length: int = 0
+    size: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -54,14 +55,17 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     settings = _read(place, _LENGTH, revision) or {}
     length = settings.get("max_seq_length")
     max_length, notes = length if isinstance(length, int) else 0, tuple(_find_prompts(place, revision))
+    size = (_read(place, _PROMPTS, revision) or {}).get("truncate_dim")
+    if size is not None and (type(size) is not int or size < 1):
+        return Sentences(foreign=f"its {_PROMPTS} has truncate_dim {size!r:.40}")
     if settings.get("do_lower_case") is True:
         notes += ("note: sentence-transformers puts texts into lower case for it: do so before",)
     if not isinstance(modules, list):
-        return Sentences(max_length=max_length, notes=notes)
+        return Sentences(max_length=max_length, size=size, notes=notes)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     listed = f"its {_MODULES} lists {', '.join(kinds)}"
     if kinds == [_TRANSFORMER]:
-        return Sentences(why=listed, max_length=max_length, notes=notes)
+        return Sentences(why=listed, max_length=max_length, size=size, notes=notes)
     is_normalised = kinds[-1:] == [_NORMALIZE]
     after = list(zip(kinds, modules, strict=True))[2 : len(modules) - is_normalised]
     if kinds[:2] != [_TRANSFORMER, _POOLING] or {kind for kind, _ in after} - {_DENSE, _DROPOUT}:
@@ -81,7 +85,7 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     why = "" if is_known else f"its pooling is {chosen or 'not given'}, which is not known"
     return Sentences(
         chosen if is_known else "", why, has_modules=True, dense=dense, is_normalised=is_normalised,
-        max_length=max_length, notes=notes,
+        max_length=max_length, size=size, notes=notes,
     )  # fmt: skip
 
 
@@ -138,4 +142,6 @@ def _find(place: str, name: str, revision: str | None) -> Path | None:
     from transformers.utils.hub import cached_file
 
     path = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    if path is not None:
+        open_regular(path).close()  # libraries would wait for a pipe
     return None if path is None else Path(path)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.check.torchscript import ForeignError, Script
-from shoal.component.provenance import METADATA, dump_ties, read_archive
+from shoal.component.provenance import read_archive
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.encoders.unbinding import unbind
 from shoal.errors import ArtifactError, InputError
@@ -86,6 +86,8 @@ def _save(source: Any, path: Path) -> Path:
     """Return the path of a TorchScript file; if ``source`` is a module, save it to ``path`` first."""
     import torch
 
+    from shoal.encoders.export import save_script
+
     if isinstance(source, str | Path):
         return Path(source)
     if not isinstance(source, torch.jit.ScriptModule):
@@ -93,9 +95,7 @@ def _save(source: Any, path: Path) -> Path:
             f"A {type(source).__name__} is not a TorchScript module.",
             "Convert it: torch.jit.trace(model.eval(), example_inputs), or torch.jit.script(model.eval()).",
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, but Triton serves it
-        torch.jit.save(source, str(path))
+    save_script(source, path)
     return path
 
 
@@ -105,7 +105,7 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
     If the module was saved in training mode, or its code names a device, the file is a changed copy in ``scratch``. The
     last value is whether the copy uses the device of its inputs in place of one that the code names.
     """
-    import torch
+    from shoal.encoders.export import save_script
 
     try:
         with closing(Script(path)) as script:
@@ -123,9 +123,7 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str], bool]:
         if is_bound:
             unbind(module)
         changed = scratch / f"changed-{FILE}"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            torch.jit.save(module, str(changed), _extra_files={METADATA: dump_ties(ties)} if ties else None)
+        save_script(module, changed, ties)
         with closing(Script(changed)) as script:
             is_unbound = is_bound and not any(script.devices())
         if is_bound:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
+from shoal.files import parse_json, read_json
 from shoal.repository.config import ModelConfig, Step
 from shoal.repository.ensemble_config import make_ensemble
 
@@ -122,12 +122,12 @@ def find_width(parameters: Mapping[str, str], files: Iterable[Path]) -> int:
     It is the length of the first list in the parameters (such as labels) or in the JSON artifacts ``files`` (such as
     means); 4 if there is no list.
     """
-    small = (path for path in sorted(files) if path.stat().st_size < _MAX_BYTES)
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in small)
-    for text in itertools.chain(parameters.values(), texts):
+    reads: list[Callable[[], Any]] = [partial(parse_json, text) for text in parameters.values()]
+    reads += [partial(read_json, path, _MAX_BYTES) for path in sorted(files)]
+    for read in reads:
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = read()
+        except (OSError, ValueError):
             continue
         for each in value.values() if isinstance(value, dict) else [value]:
             if isinstance(each, list) and each:
