@@ -187,7 +187,7 @@ FOREST: list[tuple[str, Fault, str]] = [
 ]
 ENCODER: list[tuple[str, Fault, str]] = [
     ("half", cut(0.5), "model.pt is not a TorchScript file: it is damaged: File is not a zip file"),
-    ("a bit of a weight", flip_weight, "it is damaged: Bad CRC-32 for file 'model/data/2'"),
+    ("a bit of a weight", flip_weight, "it is damaged: Bad CRC-32 for file 'archive/data/2'"),
     ("a state dict", lambda path: torch.save({"a": torch.zeros(3)}, path), "torch.jit.save writes it, not torch.save"),
     ("another zip", zipped(x="1"), "it is a zip archive without code"),
 ]
