@@ -177,11 +177,11 @@ class Thread:
     waited_ns: int
 
     def find_wait(self, before: Thread | None, seconds: float) -> float:
-        """Return how much of the last ``seconds`` the thread waited for a processor or a disk, since ``before``.
+        """Return how much of the last ``seconds`` the thread waited for a processor, since ``before``.
 
         The kernel counts a wait only when it ends: a thread that is to run and has not run since has waited all along.
         """
-        if self.state in "RD" and self.run_ns and (before is None or self.run_ns == before.run_ns):
+        if self.state == "R" and self.run_ns and (before is None or self.run_ns == before.run_ns):
             return seconds
         return (self.waited_ns - before.waited_ns) / 1e9 if before else 0.0
 

@@ -8,6 +8,7 @@ from shoal.gateway.core.quotas import Reservation
 from shoal.gateway.core.relay import Answer, Relay
 from shoal.gateway.core.stream_requests import StreamRequests
 from shoal.gateway.core.traffic import Traffic
+from shoal.gateway.core.turns import Turns
 from shoal.gateway.options import Limits
 from tests.support.configs import ENGINE, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall, FakeUpstream
@@ -26,6 +27,12 @@ class Bench:
         self.requests = StreamRequests(CONFIGS)
         self.relay = Relay(MINE, self.upstream, self.active, self.traffic, self.requests, [("traceparent", "x")])
         self.answers: list[Answer] = []
+
+    def let_wait(self, width: int) -> Turns:
+        """Let so many requests to ``llm`` into the server at a time; return the turns."""
+        turns = self.traffic._turns["llm"] = Turns(width)
+        self.traffic._with_slots = frozenset(["llm"])
+        return turns
 
     @property
     def call(self) -> FakeCall:

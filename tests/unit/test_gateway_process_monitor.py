@@ -12,6 +12,7 @@ import pytest
 from shoal.gateway.control.process_monitor import (
     BATCH_SECONDS,
     HANG_SECONDS,
+    MOST_STARVED,
     PERIOD,
     STUCK_SECONDS,
     ProcessFault,
@@ -159,6 +160,20 @@ def test_a_hang_on_a_busy_machine_is_found_later(bench: Bench, wait: float, seco
     assert bench.now - start == pytest.approx(seconds, rel=0.15, abs=2 * PERIOD)
 
 
+def test_a_batch_that_never_gets_processor_time_ends_at_last(bench: Bench) -> None:
+    start = bench.processes.beacons[A] = bench.now
+    found = Threads(bench, A).look(20 * BATCH_SECONDS, state="R")
+    assert [fault.what for fault in found] == [f"a process of a has been at one batch for {bench.now - start:.0f} s"]
+    assert bench.now - start == pytest.approx(MOST_STARVED * BATCH_SECONDS, rel=0.01)
+
+
+def test_a_thread_that_waits_for_a_device_is_no_excuse(bench: Bench) -> None:
+    threads = Threads(bench, A)
+    bench.look(5)
+    bench.processes.beacons[A] = bench.now
+    assert [fault.what for fault in threads.look(10, state="D")] == ["a process of a hangs"]
+
+
 def test_a_batch_is_judged_by_the_time_that_it_could_use(bench: Bench) -> None:
     start = bench.processes.beacons[A] = bench.now
     assert [fault.kind for fault in Threads(bench, A).look(5000, state="R", run=0.25, wait=0.75)] == ["hangs"]
@@ -183,6 +198,14 @@ def test_a_triton_that_gets_no_processor_time_does_not_hang(bench: Bench) -> Non
     assert not bench.monitor.may_be_late("both", 60.0)
     assert bench.monitor.may_be_late("a", 60.0)
     assert [fault.what for fault in threads.look(STUCK_SECONDS + 1)] == ["Triton hangs with a request to a"]
+
+
+def test_a_model_is_not_excused_by_another_one_that_gets_no_processor_time(bench: Bench) -> None:
+    threads = Threads(bench, A)
+    bench.look(5)
+    bench.waiting = {"onnx": bench.now}
+    assert threads.look(60, state="R") == []
+    assert not bench.monitor.may_be_late("onnx", 60.0)
 
 
 def test_threads_are_read_only_while_something_takes_long(bench: Bench) -> None:

@@ -6,9 +6,11 @@ import asyncio
 
 import grpc  # type: ignore[import-untyped]
 import pytest
+from tritonclient.grpc import service_pb2
 
 from shoal.gateway.core.refusals import RefusedError
 from shoal.gateway.core.turns import Turns
+from tests.support.fake_upstream import FakeCall
 from tests.support.relays import MINE, Bench
 from tests.support.virtual_time import run, settle
 
@@ -16,7 +18,7 @@ from tests.support.virtual_time import run, settle
 def test_requests_wait_for_their_turn() -> None:
     async def work() -> None:
         bench = Bench()
-        bench.traffic._turns["llm"] = Turns(2)
+        bench.let_wait(2)
         with bench.relay as relay:
             reading = asyncio.create_task(bench.read())
             ids = [await bench.send() for _ in range(4)]
@@ -40,7 +42,7 @@ def test_requests_wait_for_their_turn() -> None:
 def test_a_client_that_leaves_waits_for_no_turn() -> None:
     async def work() -> None:
         bench = Bench()
-        bench.traffic._turns["llm"] = Turns(1)
+        bench.let_wait(1)
         with bench.relay as relay:
             reading = asyncio.create_task(bench.read())
             first, second = [await bench.send() for _ in range(2)]
@@ -63,7 +65,7 @@ def test_a_client_that_leaves_waits_for_no_turn() -> None:
 def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
     async def work() -> None:
         bench = Bench()
-        bench.traffic._turns["llm"] = Turns(1)
+        bench.let_wait(1)
         with bench.traffic.turns("llm").enter(MINE), bench.relay as relay:
             reading = asyncio.create_task(bench.read())
             await bench.send()
@@ -89,7 +91,7 @@ def test_a_closed_connection_is_a_lost_request() -> None:
             bench.upstream.fake.stream_stream = lambda _: fail  # type: ignore[assignment, method-assign, return-value]
             with bench.relay:
                 if is_waiting:
-                    bench.traffic._turns["llm"] = Turns(1)
+                    bench.let_wait(1)
                     with bench.traffic.turns("llm").enter(MINE):
                         reading = asyncio.create_task(bench.read())
                         await bench.send()
@@ -101,3 +103,74 @@ def test_a_closed_connection_is_a_lost_request() -> None:
             assert bench.traffic.in_flight("llm") == 0
 
     run(work())
+
+
+def test_a_client_that_leaves_while_all_its_requests_wait() -> None:
+    """Nobody has said yet that no more come, as more prompts of its request would."""
+
+    async def work() -> None:
+        bench = Bench()
+        with bench.let_wait(1).enter(MINE), bench.relay as relay:
+            reading = asyncio.create_task(bench.read())
+            for _ in range(4):
+                await bench.send()
+            relay.leave()
+            await asyncio.wait_for(reading, 1)
+        assert bench.traffic.in_flight("llm") == 0
+
+    run(work())
+
+
+def test_a_request_that_is_being_sent_when_its_client_leaves_is_stopped() -> None:
+    async def work() -> None:
+        bench, sent = Bench(), asyncio.Event()
+
+        async def write(self: FakeCall, message: bytes) -> None:
+            if self.written:
+                await sent.wait()
+            self.written.append(message)
+
+        turns = bench.let_wait(2)
+        with pytest.MonkeyPatch.context() as patch, bench.relay as relay:
+            patch.setattr(FakeCall, "write", write)
+            reading = asyncio.create_task(bench.read())
+            first = await bench.send()
+            with turns.enter(MINE):
+                second = await bench.send()
+            await settle()  # its turn has come, and it waits within ``write``
+            relay.leave()
+            assert list(relay.unanswered) == [first, second]
+            assert not bench.call.cancelled()
+            sent.set()
+            await relay.finish()
+            for own_id in (first, second):
+                bench.call.say(own_id, is_final=True)
+            bench.call.finish()
+            await reading
+        assert not turns._sent
+
+    run(work())
+
+
+def test_requests_of_a_stream_keep_their_order() -> None:
+    async def work() -> None:
+        bench = Bench()
+        turns = bench.let_wait(2)
+        with bench.relay:
+            reading = asyncio.create_task(bench.read())
+            with turns.enter(MINE), turns.enter(MINE):
+                early = await bench.send()
+            late = await bench.send()  # its turn has come as well, before the other's task has run
+            await settle()
+            written = [service_pb2.ModelInferRequest.FromString(each).id for each in bench.call.written]
+            assert written == [early, late]
+            reading.cancel()
+
+    run(work())
+
+
+def test_streams_to_models_without_slots_take_no_turns() -> None:
+    traffic = Bench().traffic
+    traffic._turns["plain"] = Turns(1)
+    assert traffic.stream_turns("plain")._width == 0
+    assert traffic.turns("plain")._width == 1

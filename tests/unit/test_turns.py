@@ -145,6 +145,7 @@ def test_places_are_kept_free_for_those_that_have_few() -> None:
         turns._sent.clear()
         clock.now += 11
         assert len(fill(MANY_SENDER)) == 20, "nobody else has asked for long"
+        assert len(turns._asked) == 1, "callers of former times are forgotten"
 
     run(work())
 

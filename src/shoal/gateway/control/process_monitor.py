@@ -23,6 +23,7 @@ from shoal.server.launch import Server
 PERIOD = 0.2  # seconds between two checks
 HANG_SECONDS = 1.5  # busy without processor time; a model that waits for something else sets hang_seconds
 BATCH_SECONDS = 300.0  # that a batch may take
+MOST_STARVED = 10  # times as long, on a machine on which its process hardly runs
 STUCK_SECONDS = 5.0  # for a request to wait while no process of its model is busy
 SILENCE = 0.02  # of a processor: background threads of a hanging process use less
 
@@ -131,10 +132,10 @@ class ProcessMonitor:
             wait = self._waits.setdefault(name, Wait(since))
             if wait.since != since:
                 wait = self._waits[name] = Wait(since)
-            elif now - since > PERIOD:
-                usable = self._find_usable(process.pid, *(stub.pid for stub in self.stubs))
-                wait.usable, wait.starved = wait.usable + usable, wait.starved + self._seconds - usable
             known = self._members.get(name, set()) | {name}
+            if wait.since == since and now - since > PERIOD:
+                usable = self._find_usable(process.pid, *(stub.pid for stub in self.stubs if stub.model in known))
+                wait.usable, wait.starved = wait.usable + usable, wait.starved + self._seconds - usable
             has_beacons = known - {name} <= self._expected.keys() if name in self._members else name in self._expected
             if has_beacons and not known & busy and min(wait.usable, now - answered) > STUCK_SECONDS:
                 return [ProcessFault("", "server", f"Triton hangs with a request to {name}")]
@@ -161,8 +162,9 @@ class ProcessMonitor:
         stub.samples.append((stub.clock, process))
         while stub.clock - stub.samples[0][0] > limit and stub.clock - stub.samples[1][0] > limit:
             stub.samples.popleft()
-        if beacon is not None and seconds > max(BATCH_SECONDS, limit):
-            what = f"a process of {stub.model} has been at one batch for {seconds:.0f} s"
+        most, passed = max(BATCH_SECONDS, limit), now - max(since, self._since) if since else 0.0
+        if beacon is not None and (seconds > most or passed > MOST_STARVED * most):
+            what = f"a process of {stub.model} has been at one batch for {passed:.0f} s"
             return ProcessFault(stub.model, "hangs", what)
         siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
         is_late = seconds > limit and (beacon is not None or all(_is_silent(each, limit) for each in siblings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 from aiohttp import web
 
@@ -42,7 +43,7 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is
         relay.drop = drop
         connection = request.transport.get_protocol() if request.transport is not None else None
         if isinstance(connection, Connection):
-            relay.unread_seconds = connection.unread_seconds
+            relay.unread_seconds = partial(connection.unread_seconds, is_by_choice=True)
         leaving = asyncio.create_task(_wait_left(connection, relay))
         try:
             yield relay

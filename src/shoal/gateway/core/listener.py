@@ -31,7 +31,8 @@ _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
 # of all answers: no name and version of the HTTP library, and no types that browsers guess
 _HEADERS = {"Server": "shoal", "X-Content-Type-Options": "nosniff"}
-_ACKED = struct.Struct("120xQ")  # of Linux's tcp_info: tcpi_bytes_acked
+_TCP_INFO = struct.Struct("24xI92xQ")  # of Linux's tcp_info: tcpi_unacked and tcpi_bytes_acked
+_UNSENT_BYTES = struct.Struct("i")
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
@@ -46,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._behind, self._limits, self._socket = behind, limits, accepted
         self._transport: asyncio.Transport | None = None
         self._is_idle = False
-        self._read, self._read_at = -1, time.monotonic()
+        self._read, self._read_at = 1, time.monotonic()
         self._deadline = time.monotonic() + limits.head_seconds
         self.ended = asyncio.Event()
 
@@ -83,21 +84,23 @@ class Connection(asyncio.Protocol):
                 with contextlib.suppress(OSError):  # the client has reset it
                     self._socket.shutdown(socket.SHUT_RDWR)
 
-    def unread_seconds(self, now: float | None = None) -> float:
+    def unread_seconds(self, now: float | None = None, *, is_by_choice: bool = False) -> float:
         """Return for how many seconds the client has read nothing of what was sent; 0 if it has read everything.
 
         The kernel knows: a client that does not read confirms no more bytes once its own kernel's buffer is full.
+        ``is_by_choice``: 0, too, while packets are not confirmed, which may be lost on their way.
         """
         now = time.monotonic() if now is None else now
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
-            unsent = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            (unsent,) = _UNSENT_BYTES.unpack(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(_UNSENT_BYTES.size)))
         except OSError:  # the connection has ended
             return 0.0
-        (read,) = _ACKED.unpack(info.ljust(_ACKED.size, b"\0"))
-        if read != self._read or not any(unsent):
+        on_the_way, read = _TCP_INFO.unpack(info.ljust(_TCP_INFO.size, b"\0"))
+        read = read or -unsent  # some kernels do not count
+        if read != self._read or not unsent:
             self._read, self._read_at = read, now
-        return now - self._read_at
+        return 0.0 if is_by_choice and on_the_way else now - self._read_at
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""

@@ -125,12 +125,11 @@ def keyless(retry_after: float = 0.0) -> RefusedError:
 
 
 def kept(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
-    """Return those headers or metadata that are passed on to Triton: tracing headers and request id, once each.
+    """Return those headers or metadata that are passed on to Triton: tracing headers and request id.
 
     Values that gRPC does not carry, or longer than 1,024 characters, are dropped: with them, grpc's call never begins.
     """
-    found = {key: value for key, value in metadata or () if key in HEADERS and _CARRIED.fullmatch(value)}
-    return tuple(found.items())
+    return tuple((key, value) for key, value in metadata or () if key in HEADERS and _CARRIED.fullmatch(value))
 
 
 # --- Triton's words --------------------------------------------------------------------------------------------------

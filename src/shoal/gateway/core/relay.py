@@ -85,7 +85,7 @@ class Relay(Stream):
         self._calls: dict[bool, Any] = {}  # by whether its models are decoupled
         self._second: asyncio.Task[None] | None = None  # reads the call that began last, if there are two
         self._failure: Exception | None = None  # of that call
-        self._waiting: dict[str, asyncio.Task[None]] = {}  # send a request each when its turn comes
+        self._waiting: dict[str, tuple[Turn, asyncio.Task[None]]] = {}  # tasks that send a request in its turn
         self._sending = asyncio.Lock()  # a call takes one message at a time
         self._finishing: asyncio.Task[None] | None = None
         self._is_finished = self._is_over = False
@@ -99,7 +99,7 @@ class Relay(Stream):
         for own_id in list(self.unanswered):
             self._settle(own_id, is_done=False)
         self._is_over = True
-        for task in self._waiting.values():
+        for _turn, task in self._waiting.values():
             task.cancel()
         self._cancel()
         if self._second is not None:
@@ -142,11 +142,10 @@ class Relay(Stream):
             if held is not None:
                 ends.enter_context(held)
             admitted = ends.enter_context(self._traffic.admit(model, num_bytes, self.caller))
-            turn = ends.enter_context(self._traffic.turns(model).enter(self.caller))
+            turn = ends.enter_context(self._traffic.stream_turns(model).enter(self.caller))
             request = ends.enter_context(
                 self._requests.begin(
-                    model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted,
-                    caller=self.caller, upstream=self._upstream,
+                    model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, caller=self.caller,
                 )
             )  # fmt: skip
             request.admitted, request.ends = admitted, ends.pop_all()
@@ -154,11 +153,11 @@ class Relay(Stream):
         self.models.add(model)
         self.num_sent += 1
         self.moved = time.monotonic()
-        if turn.begun.done():
+        if turn.has_place and not self._waiting:
             await self._write(request, message)
-        else:
+        else:  # also behind another one, whose turn may have come just now
             sending = self._write_in_turn(turn, request, message)
-            self._waiting[request.own_id] = asyncio.create_task(sending)
+            self._waiting[request.own_id] = turn, asyncio.create_task(sending)
         if self.has_left:
             self._drop_waiting()
             self._requests.stop(request)
@@ -176,6 +175,7 @@ class Relay(Stream):
                 await self.finish()
 
     async def _write(self, request: StreamRequest, message: bytes) -> None:
+        request.upstream = self._upstream
         try:
             async with self._sending:
                 call = self._calls.get(request.is_decoupled) or self._begin(is_decoupled=request.is_decoupled)
@@ -193,8 +193,10 @@ class Relay(Stream):
 
     def _drop_waiting(self) -> None:
         """Forget the requests that wait for their turn, because the client has left."""
-        while self._waiting:
-            own_id, task = self._waiting.popitem()
+        for own_id, (turn, task) in [*self._waiting.items()]:
+            if turn.has_place:  # it is being sent, and to cancel that would end the whole call
+                continue
+            del self._waiting[own_id]
             task.cancel()
             self.dropped.append(self.unanswered[own_id])
             self.num_sent -= 1
@@ -325,7 +327,7 @@ class Relay(Stream):
             return
         self.has_left = True
         self._drop_waiting()
-        if self._is_finished:  # for which the waiting ones were waited for
+        if self._is_finished or not self._calls:  # nothing may be left to read
             self._finishing = asyncio.ensure_future(self.finish())
         for request in self.unanswered.values():
             self._requests.stop(request)

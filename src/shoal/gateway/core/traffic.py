@@ -52,6 +52,7 @@ class Traffic:
             name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
             for name in (*models, "")
         }
+        self._with_slots, self._without_turns = frozenset(slots or ()), Turns(0)
         self._turns = {
             name: Turns((widths or {}).get(name, 0), _leave_free((slots or {}).get(name, 0))) for name in self._models
         }
@@ -148,6 +149,13 @@ class Traffic:
     def turns(self, model: str) -> Turns:
         """Return the turns of callers to send a request to a model."""
         return self._turns.get(model, self._turns[""])
+
+    def stream_turns(self, model: str) -> Turns:
+        """Return the same for requests within streams: only models with ``slots`` have turns there.
+
+        Of others, it is not known how many such requests they compute at once, or whether these ever end.
+        """
+        return self.turns(model) if model in self._with_slots else self._without_turns
 
     @contextmanager
     def reserve_stream(self, caller: Caller) -> Iterator[None]:

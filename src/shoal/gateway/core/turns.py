@@ -50,8 +50,7 @@ class Turns:
         """Return the next turn of a caller, which is given back at the end of the context, even if it has not come."""
         turn = Turn(caller.id)
         if self._shared:
-            self._asked.pop(turn.caller, None)
-            self._asked[turn.caller] = self._clock()
+            self._note_asked(turn.caller)
         self._waiting.setdefault(turn.caller, deque()).append(turn)
         try:
             self._begin_turns([turn.caller])
@@ -73,9 +72,10 @@ class Turns:
 
     def _begin_turns(self, names: Collection[str]) -> None:
         """Begin the turns that these callers wait for, as far as there are places."""
+        several = len(self._sent.keys() | self._waiting.keys())  # a turn that begins does not change it
         for name in names:
             waiting = self._waiting[name]
-            while waiting and self._has_place(name):
+            while waiting and self._has_place(name, several):
                 turn = waiting.popleft()
                 self._sent[name] += 1
                 turn.has_place = True
@@ -84,16 +84,20 @@ class Turns:
             if not waiting:
                 del self._waiting[name]
 
-    def _has_place(self, name: str) -> bool:
+    def _has_place(self, name: str, several: int) -> bool:
         if not self._width:
             return True
-        sent, callers = self._sent[name], len(self._sent.keys() | self._waiting.keys())
-        if sent >= max(1, -(-self._width // callers)):
+        sent = self._sent[name]
+        if sent >= max(1, -(-self._width // several)):
             return False
         if not self._shared or self._sent.total() < self._shared:
             return True
-        oldest = self._clock() - _RECENT_SECONDS
-        while (first := next(iter(self._asked), None)) is not None and self._asked[first] < oldest:
+        recent = len(self._asked.keys() | self._sent.keys() | self._waiting.keys())
+        return recent == 1 or sent < max(1, self._shared // recent)
+
+    def _note_asked(self, caller: str) -> None:
+        now = self._clock()
+        self._asked.pop(caller, None)
+        self._asked[caller] = now
+        while now - self._asked[first := next(iter(self._asked))] > _RECENT_SECONDS:
             del self._asked[first]
-        several = len(self._asked.keys() | self._sent.keys() | self._waiting.keys())
-        return several == 1 or sent < max(1, self._shared // several)

@@ -188,6 +188,9 @@ class ApiFront:
         with self._gate.reserve_memory(caller) as held:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
             if len(body) > SMALL:
+                if (COPIES + 1) * len(body) > self._gate.traffic.memory.share:
+                    what = f"The request has {len(body)} bytes, of which each takes {COPIES + 1} of memory"
+                    raise RefusedError(Why.LARGE, f"{what}: more than this server has for one client. Send less.")
                 self._gate.traffic.grow(held, COPIES * len(body))
             work = partial(decode, kind, body)
             asked = await work_apart(work, len(body))

@@ -94,6 +94,8 @@ class Generate:
                 async for answer in relay:
                     with relay.write():
                         await output.take(answer, given_id)
+            if is_whole and has_left(request):  # perhaps before its request was sent
+                raise ConnectionResetError
             return await output.finish()
         except FailedError as error:
             raise RefusedError(Why.WRONG, error.message) from None
