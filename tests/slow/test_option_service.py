@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,19 +91,20 @@ def look_at_waiting(s: Running) -> bool:
 
 
 def look_at_streams(s: Running) -> list[str]:
-    """Open several streams at once."""
-    found = []
+    """Open several streams at once, some of which may wait for their turn; return the statuses of those refused."""
+    body, (host, port) = json.dumps({"COUNT": 100, "DELAY": 0.2}).encode(), s.service.http.split(":")
+    head = f"POST /v2/models/count/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
     with ExitStack() as held:
-        for _ in range(8):
-            body = json.dumps({"COUNT": 100, "DELAY": 0.2}).encode()
-            request = urllib.request.Request(f"http://{s.service.http}/v2/models/count/generate_stream", body)
-            try:
-                stream = held.enter_context(closing(urllib.request.urlopen(request, timeout=30)))
-                found.append(stream.readline().decode()[:20])
-            except urllib.error.HTTPError as error:
-                with error:
-                    found.append(f"{error.code}")
-    return found
+        opened = [held.enter_context(closing(socket.create_connection((host, int(port))))) for _ in range(8)]
+        for each in opened:
+            each.sendall(head.encode() + body)
+        time.sleep(2)
+        found = []
+        for each in opened:
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                found.append(each.recv(12).decode())
+    return [status for status in found if not status.endswith("200")]
 
 
 def look_at_unread(s: Running) -> bool:

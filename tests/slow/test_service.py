@@ -207,7 +207,7 @@ def test_too_many_restarts_are_followed_by_pauses(home: Path) -> None:
             page = service.get("/health/ready")[1]
             service.wait(is_ready=True, seconds=30)
         assert "started again after a pause" in page
-        assert any("ended 2 times within ten minutes" in entry["message"] for entry in service.entries())
+        assert any("replaced 2 times within ten minutes" in entry["message"] for entry in service.entries())
 
 
 def test_files_left_by_a_killed_service(home: Path) -> None:

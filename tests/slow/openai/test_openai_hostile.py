@@ -40,7 +40,9 @@ class Served:
     @property
     def silence(self) -> float:
         """Seconds of the longest silence."""
-        return float(self._ticks.read_text(encoding="ascii"))
+        while not (text := self._ticks.read_text(encoding="ascii")):  # it is being written
+            time.sleep(0.001)
+        return float(text)
 
 
 @pytest.fixture(scope="module")
