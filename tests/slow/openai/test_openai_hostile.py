@@ -118,7 +118,8 @@ def test_hostile_requests_leave_no_trace(
     )  # fmt: skip
     assert not alone.failures + beside.failures
     assert not {name for name in outcomes if name in ("500", "silent", "UNKNOWN", "INTERNAL")}, outcomes
-    assert outcomes["200"] > 0 < outcomes["400"], outcomes
+    assert "400" in outcomes, outcomes
+    assert "200" in outcomes or (what == "bodies" and not scale.is_full), outcomes  # few bodies may all be refused
     assert service.metric("shoal_restarts_total") == service.metric("shoal_in_flight") == 0
     assert silence < MOST_SILENCE
     assert more < MORE_MIB
