@@ -89,5 +89,5 @@ def test_copies_of_a_body_are_reserved_before_it_is_decoded(size: int) -> None:
             reply = await client.post("/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
             return reply.status
 
-    assert asyncio.run(post()) == (404 if len(body) * 9 <= 2**20 else 429)
+    assert asyncio.run(post()) == (404 if len(body) * 9 <= 2**20 else 413)
     assert gate.traffic.memory.taken == 0
