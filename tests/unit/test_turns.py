@@ -117,7 +117,7 @@ def test_how_many_are_in_triton() -> None:
 
 
 def test_places_are_kept_free_for_those_that_have_few() -> None:
-    """Of 16 slots, 20 are sent for one caller alone, and 14 beside callers that asked within ten seconds."""
+    """One caller alone has 20 requests sent to 16 slots, and 14 beside callers that asked within ten seconds."""
 
     async def work() -> None:
         clock = Clock()
