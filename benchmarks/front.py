@@ -25,9 +25,9 @@ import typer
 from records import dumps, write_record
 
 from shoal import Client, serve
-from shoal.bench.load import Load, closed_loop
-from shoal.gateway.key_file import KeyFile
-from shoal.machine import describe_machine, library_versions
+from shoal.lab.bench.load import Load, closed_loop
+from shoal.serving.gateway.callers.key_file import KeyFile
+from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.pairs import make_pair

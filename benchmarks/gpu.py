@@ -23,20 +23,20 @@ import typer
 from records import dumps, write_record
 
 from shoal import Pipeline, compose, load
-from shoal.component.artifact_files import sha256
-from shoal.component.ledger import CONTROL, DOWN
-from shoal.component.tensors import Device
-from shoal.encoders.export import export_encoder
-from shoal.local import load_component
-from shoal.machine import describe_machine, library_versions
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import load_component
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.ledger import CONTROL, DOWN
+from shoal.kit.component.tensors import Device
+from shoal.kit.encoders.export import export_encoder
+from shoal.kit.text.device import upload
+from shoal.kit.text.tokens import WordPiece, read_vocabulary
 from shoal.readability.corpus import Corpus, find_corpus
 from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.train import Preset, train
-from shoal.repository.config import read_config
-from shoal.repository.placement import Plan
-from shoal.text.device import upload
-from shoal.text.tokens import WordPiece, read_vocabulary
+from shoal.system.machine import describe_machine, library_versions
 
 ENSEMBLE = "ensemble_all"
 LIBRARIES = ("numpy", "torch", "cupy-cuda13x", "pylibcudf-cu13", "nvforest-cu13", "treelite", "tokenizers")
@@ -197,7 +197,7 @@ def steps(repository: Path, texts: list[str], repeats: int) -> dict[str, Any]:
 
 def wordpiece_rate(artifacts: Path, texts: list[str]) -> float:
     """Normalised text to token ids, 64 MiB of it: GB a second, with the guard row and the widening to INT64."""
-    from shoal.text.gpu_text import GpuText
+    from shoal.kit.text.gpu_text import GpuText
 
     device = Device("gpu", 0)
     device.prepare()

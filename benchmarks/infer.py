@@ -28,16 +28,16 @@ import typer
 from records import write_record
 
 from shoal import Client, compose, serve
-from shoal.bulk.files import infer_to_file
-from shoal.bulk.inputs import make_feed
-from shoal.bulk.output_formats import make_format
-from shoal.bulk.scoring import served
-from shoal.machine import describe_machine, library_versions
+from shoal.clients.bulk.files import infer_to_file
+from shoal.clients.bulk.inputs import make_feed
+from shoal.clients.bulk.output_formats import make_format
+from shoal.clients.bulk.scoring import served
+from shoal.clients.bulk.tables import scan_table
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.train import Preset, train
-from shoal.server.launch import Server
-from shoal.tables import scan_table
+from shoal.serving.server.launch import Server
+from shoal.system.machine import describe_machine, library_versions
 
 ENSEMBLE = "ensemble_all"
 SETTINGS = ((1, 8), (1, 16), (8, 2), (8, 4), (16, 2), (32, 2))  # texts a request, requests at a time

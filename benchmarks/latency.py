@@ -24,10 +24,10 @@ import typer
 from records import write_record
 
 from shoal import Client, compose, load, serve
-from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.train import Preset, train
+from shoal.system.machine import describe_machine, library_versions
 
 ENSEMBLE = "ensemble_all"
 NUM_A_TURN = 10

@@ -22,9 +22,10 @@ from typing import Annotated, Any
 import typer
 from records import dumps
 
-from shoal.check import Finding, Severity, check
-from shoal.check.models import Model, Repository
-from shoal.check.repositories import read_repository
+from shoal.authoring.check.families import check
+from shoal.authoring.check.findings import Finding, Severity
+from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.check.repositories import read_repository
 from shoal.errors import ShoalError
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -25,10 +25,10 @@ import typer
 from records import dumps, write_record
 from transformers import AutoTokenizer
 
-from shoal.generation.engines.loading import load_model
-from shoal.generation.weights import find_weights
-from shoal.machine import describe_machine, library_versions
+from shoal.kit.generation.engines.loading import load_model
+from shoal.kit.generation.weights import find_weights
 from shoal.readability.corpus import read_passages
+from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.slow.test_quantised import weigh

@@ -32,13 +32,13 @@ from records import dumps, write_record
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from shoal.composition.compose import compose
-from shoal.local import load
-from shoal.machine import describe_machine, library_versions
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import load
 from shoal.readability.corpus import find_corpus
 from shoal.readability.evaluate import ENSEMBLE, OUTPUTS
 from shoal.readability.evaluation import BLEND
-from shoal.repository.placement import Plan
+from shoal.system.machine import describe_machine, library_versions
 
 CORES = os.cpu_count() or 1
 TEXTS = 24  # in a turn

@@ -34,12 +34,12 @@ import numpy as np
 import typer
 from records import dumps, write_record
 
-from shoal.bench.load import closed_loop
-from shoal.composition.compose import compose
-from shoal.llm.tiny import make_tiny
-from shoal.machine import describe_machine, library_versions
+from shoal.authoring.composition.compose import compose
+from shoal.lab.bench.load import closed_loop
+from shoal.lab.tiny_llm import make_tiny
 from shoal.readability.corpus import find_corpus
-from shoal.server.launch import find_ports
+from shoal.serving.server.launch import find_ports
+from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.service import Service

@@ -26,13 +26,13 @@ import typer
 from records import dumps, write_record
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shoal.generation import answering
-from shoal.generation.choosing import Chooser, choose
-from shoal.generation.contract import TokenRequest
-from shoal.generation.sampling import Sampling
-from shoal.llm.tiny import make_tiny
-from shoal.machine import describe_machine, library_versions
-from shoal.project.importing.add_model import add_model
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.kit.generation import answering
+from shoal.kit.generation.choosing import Chooser, choose
+from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.sampling import Sampling
+from shoal.lab.tiny_llm import make_tiny
+from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of

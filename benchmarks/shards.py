@@ -25,10 +25,10 @@ import typer
 from records import write_record
 
 from shoal import compose
-from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.train import Preset, train
+from shoal.system.machine import describe_machine, library_versions
 
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "it", "was", "cat", "because", "knowledge", "precondition")
 FILES = 8
@@ -39,7 +39,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component import Component
+from shoal import Component
 
 
 class Nothing(Component):

@@ -30,9 +30,9 @@ import typer
 from records import dumps, write_record
 
 from shoal import serve
-from shoal.client.calls import Call, Method
-from shoal.client.grpc_transport import to_grpc
-from shoal.machine import describe_machine, library_versions
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.grpc_transport import to_grpc
+from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.planted import write

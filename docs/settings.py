@@ -1,4 +1,4 @@
-"""Writer of the places that repeat the table ``shoal.generation.sampling.SETTINGS``: ``python docs/settings.py``.
+"""Writer of the places that repeat the table ``shoal.kit.generation.sampling.SETTINGS``: ``python docs/settings.py``.
 
 These are the tensors in ``config.pbtxt``, the types of the client's settings, and the table in language-models.md. Each
 place stands between two lines: ``settings: KIND`` and ``end of settings``.
@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.generation.sampling import SETTINGS, Setting
+from shoal.kit.generation.sampling import SETTINGS, Setting
 
 ROOT = Path(__file__).parents[1]
 FILES = (
     "docs/language-models.md", "ensembles/llm/config.pbtxt", "models/llamav2/config.pbtxt",
     "models/llm-hf/config.pbtxt", "models/llm-onnx/config.pbtxt", "models/llm-vllm/config.pbtxt",
-    "models/llm_bls/config.pbtxt", "preprocess/prompt/config.pbtxt", "src/shoal/llm/client.py",
+    "models/llm_bls/config.pbtxt", "preprocess/prompt/config.pbtxt", "src/shoal/clients/llm/client.py",
 )  # fmt: skip
 _BLOCK = re.compile(
     r"^( *)((?:#|<!--) settings: ([\w ]+) \(.*\n)(?:.*\n)*?( *(?:#|<!--) end of settings)", re.MULTILINE

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from benchmarks.records import RESULTS, write_record
-from shoal.client.client import Client
-from shoal.machine import describe_machine, library_versions
-from shoal.server.launch import Server
+from shoal.clients.client.client import Client
+from shoal.serving.server.launch import Server
+from shoal.system.machine import describe_machine, library_versions
 from tests.support.report import Regions, Report
 from tests.support.secured import VARIABLE
 
@@ -69,7 +69,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             known = tmp_path_factory.mktemp("processor") / "cpuinfo"
             text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
             known.write_text(re.sub(r" (avx512|amx|avx_vnni)\w*", "", text), encoding="utf-8")
-            patch.setattr("shoal.machine._CPUS", known)
+            patch.setattr("shoal.system.machine._CPUS", known)
         yield
 
 
@@ -77,7 +77,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def fp32() -> Iterator[None]:
     """Tests compute in FP32 on every machine, and so are their tolerances; those about BF16 say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.repository.placement.computes_bf16", lambda: False)
+        patch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: False)
         patch.setattr("shoal.readability.fit.has_fast_bf16", lambda device: False)
         yield
 

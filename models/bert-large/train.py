@@ -16,7 +16,7 @@ import typer
 # Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from shoal.encoders.encoder import FULL_SIZE_ENCODER
+from shoal.kit.encoders.encoder import FULL_SIZE_ENCODER
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.train import Preset, train

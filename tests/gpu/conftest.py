@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.composition.compose import compose
-from shoal.local import Pipeline, load
-from shoal.repository.placement import Plan
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import Pipeline, load
 
 GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
 

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.tensors import Device
-from shoal.composition.compose import compose
-from shoal.local import Pipeline, load
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import Pipeline, load
+from shoal.kit.component.tensors import Device
+from shoal.kit.text.device import Ragged, upload
+from shoal.kit.text.tokens import read_vocabulary
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
 from shoal.readability.fit import EncoderSettings
@@ -21,9 +24,6 @@ from shoal.readability.forest import export_forest, forest_inputs, has_cuml, tra
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading
 from shoal.readability.train import Preset, train
-from shoal.repository.placement import Plan
-from shoal.text.device import Ragged, upload
-from shoal.text.tokens import read_vocabulary
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 from tests.support.emulation import EmulatedText, to_strings
@@ -130,7 +130,7 @@ def test_cuml_trains_a_forest_that_is_served(bundle: Bundle, texts: list[str], a
         pytest.skip("cuML is not installed: pip install 'shoal[gpu-train]'")
     import shutil
 
-    from shoal.component.artifact_files import sha256
+    from shoal.kit.component.artifact_files import sha256
 
     sample = texts[:300]
     features = forest_inputs(bundle, sample)

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component import Context, Device
-from shoal.component.spec import ModelSpec
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import SetupError
-from shoal.llm.tiny import make_tiny
-from shoal.repository.loading import component_class
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ModelSpec
+from shoal.kit.component.tensors import Device
+from shoal.lab.tiny_llm import make_tiny
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.client.copies import Copies, read_metrics
-from shoal.component.ledger import ACROSS, DOWN, UP, Edge
-from shoal.component.tensors import Device
+from shoal.clients.client.client import Client
+from shoal.clients.client.copies import Copies, read_metrics
+from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
-from shoal.local import Pipeline
-from shoal.server.launch import serve
+from shoal.kit.component.ledger import ACROSS, DOWN, UP, Edge
+from shoal.kit.component.tensors import Device
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 

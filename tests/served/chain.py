@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-from shoal.composition.compose import compose
-from shoal.composition.ensemble import Ensemble
-from shoal.repository.config import write_config
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.ensemble import Ensemble
+from shoal.authoring.repository.config import write_config
 from tests.support.pieces import leaf, vocabulary
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.server.launch import Server, serve
+from shoal.serving.server.launch import Server, serve
 from tests.served.chain import compose_chain
 from tests.served.imported import IMPORTED, make_project
 from tests.support.counts import write_counts

@@ -13,14 +13,14 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from shoal.client.aio import AsyncClient
-from shoal.client.calls import Answer
-from shoal.client.client import Client
-from shoal.client.failures import CallError
-from shoal.client.grpc_transport import ChannelPool
+from shoal.clients.client.aio import AsyncClient
+from shoal.clients.client.calls import Answer
+from shoal.clients.client.client import Client
+from shoal.clients.client.failures import CallError
+from shoal.clients.client.grpc_transport import ChannelPool
+from shoal.clients.local import Pipeline
 from shoal.errors import InputError
-from shoal.local import Pipeline
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 from tests.support.ways import WAYS, connect, url_of
 
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 from tests.support.commands import Shoal
 
 

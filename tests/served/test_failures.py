@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.calls import Call, Method
-from shoal.client.client import Client
-from shoal.client.failures import SECURE, Kind, grpc_failure, strip
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.client import Client
+from shoal.clients.client.failures import SECURE, Kind, grpc_failure, strip
+from shoal.clients.local import Pipeline
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.local import Pipeline
-from shoal.server.launch import Server, find_ports
+from shoal.serving.server.launch import Server, find_ports
 from tests.conftest import as_bytes
 from tests.support.ways import WAYS, Relay, answering, connect, url_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.component.tensors import Array
-from shoal.local import Pipeline, load
-from shoal.server.launch import Server
+from shoal.clients.client.client import Client
+from shoal.clients.local import Pipeline, load
+from shoal.kit.component.tensors import Array
+from shoal.serving.server.launch import Server
 from tests.conftest import Scale
 from tests.unit.test_claims import Record, batches
 

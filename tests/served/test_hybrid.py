@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.placement import Plan
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.client.copies import Copies, read_metrics
-from shoal.component.ledger import BATCHES, ROWS
-from shoal.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.client.copies import Copies, read_metrics
+from shoal.clients.local import Pipeline, load
 from shoal.errors import InputError, ServerError
-from shoal.local import Pipeline, load
-from shoal.repository.manifest import read_manifest
-from shoal.repository.placement import Plan
-from shoal.server.launch import Server
+from shoal.kit.component.ledger import BATCHES, ROWS
+from shoal.serving.server.launch import Server
 
 TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered.", "漢字 🐟"]
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.server.launch import Server
+from shoal.clients.client.client import Client
+from shoal.serving.server.launch import Server
 from tests.served.imported import IMPORTED
 from tests.support.imports import here
 

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
+from shoal.clients.local import Pipeline
 from shoal.errors import InputError, ShoalError
-from shoal.local import Pipeline
 from shoal.readability.preprocess_config import Bundle
-from shoal.server.launch import Server, find_ports
+from shoal.serving.server.launch import Server, find_ports
 
 ENSEMBLE = "ensemble_all"
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

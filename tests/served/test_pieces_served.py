@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.check import check
-from shoal.client.client import Client
+from shoal.authoring.check.families import check
+from shoal.clients.client.client import Client
+from shoal.clients.local import Pipeline, load
 from shoal.errors import InputError
-from shoal.local import Pipeline, load
 from tests.support.pieces import PIECES
 
 INPUTS: dict[str, Any] = {

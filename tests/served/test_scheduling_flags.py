@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.sizes import find_launch_flags
+from shoal.clients.client.client import Client
 from shoal.errors import ServerError
-from shoal.repository.manifest import read_manifest
-from shoal.repository.placement import Plan
-from shoal.repository.sizes import find_launch_flags
-from shoal.server.container import container_command
-from shoal.server.launch import serve
+from shoal.serving.server.container import container_command
+from shoal.serving.server.launch import serve
 from tests.support.planted import config, write
 
 COUNTS = """import time

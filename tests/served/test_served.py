@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.client.client import Client
+from shoal.clients.local import Pipeline, load
 from shoal.errors import InputError
-from shoal.local import Pipeline, load
-from shoal.repository.placement import Plan
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 \0 שלום"]
 

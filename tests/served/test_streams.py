@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.aio import AsyncClient
-from shoal.client.client import Client
+from shoal.clients.client.aio import AsyncClient
+from shoal.clients.client.client import Client
 from shoal.errors import InputError
-from shoal.server.launch import Server, find_ports
+from shoal.serving.server.launch import Server, find_ports
 from tests.served.test_client import num_files
 from tests.support.commands import Shoal
 from tests.support.ways import WAYS, Relay, connect, url_of
@@ -184,10 +184,7 @@ def test_infer_prints_answers_as_they_come(shoal: Shoal, server: Server) -> None
         '{"text": "0 "}', '{"text": "1 "}', '{"text": "2 "}'
     ]  # fmt: skip
     lines = shoal("infer", "--stream", "--model", "counts", "COUNT=2", "--url", server.grpc_url, "--set", "SIZE=0")
-    assert [json.loads(line) for line in lines.splitlines()] == [
-        {"number": 0, "text": "0"},
-        {"number": 1, "text": "1"},
-    ]
+    assert [json.loads(line) for line in lines.splitlines()] == [{"number": 0, "text": "0"}, {"number": 1, "text": "1"}]
     for arguments, message in [
         (("COUNT=2", "FAIL=1"), r"It failed at 1\."),
         (("COUNT=[1,2]",), "--stream takes one row; there are 2"),

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
 from tests.support.service import Service, make_repository
 
 X = {"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3]}

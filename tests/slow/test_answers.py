@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import shoal
-from shoal.composition.compose import compose
-from shoal.generation import Piece, join_pieces
-from shoal.llm import Llm
-from shoal.repository.config import read_config, write_config
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.clients.llm.client import Llm
+from shoal.kit.generation.pieces import Piece, join_pieces
 from tests.conftest import Scale
 from tests.slow.test_engine import TIE
 from tests.support.imports import add

@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 import shoal
-from shoal.check import check
-from shoal.client.client import Client
-from shoal.llm.tiny import make_tiny
-from shoal.repository.manifest import MANIFEST
+from shoal.authoring.check.families import check
+from shoal.authoring.repository.manifest import MANIFEST
+from shoal.clients.client.client import Client
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.service import Service
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered."]

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.run import write
-from shoal.bench.tables import write_page
-from shoal.composition.compose import compose
-from shoal.repository.placement import Plan
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.lab.bench.run import write
+from shoal.lab.bench.tables import write_page
 from tests.support.bulk import MODEL_FOLDERS
 from tests.unit.test_bench import check_record
 from tests.unit.test_bench_advice import BATCHING, put, run, write_repository

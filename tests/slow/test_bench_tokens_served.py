@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
 from shoal.errors import InputError
-from shoal.llm.tiny import make_tiny
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
 from tests.support.service import Service
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.encoders.encoder import _locate
-from shoal.encoders.packaged import SMALL_ENCODER
-from shoal.local import load
+from shoal.authoring.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.local import load
+from shoal.kit.encoders.encoder import _locate
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import Corpus
-from shoal.server.launch import serve
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.support.once import ROOT
 

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shoal import Client
-from shoal.composition.compose import compose
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from shoal.server.launch import serve
+from shoal.authoring.composition.compose import compose
+from shoal.clients.llm.client import Llm
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_tensorrt_llm import FOLDERS, PROMPTS, SWAP
 from tests.support.once import ROOT

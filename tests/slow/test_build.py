@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from shoal.environment.archive import unpack
-from shoal.environment.building import Built, build, pack, read_built
-from shoal.environment.inspection import inspect
-from shoal.environment.spec import Request
+from shoal.authoring.environment.archive import unpack
+from shoal.authoring.environment.building import Built, build, pack, read_built
+from shoal.authoring.environment.inspection import inspect
+from shoal.authoring.environment.spec import Request
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.paths import alone
+from shoal.system.paths import alone
 from tests.support.environments import NUMPY_1, NUMPY_2, RUNNING, WHEELS, Venvs, skip_without
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()", "env", "build"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.report import find_faults
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.report import find_faults
 from tests.support.buckets import Store, download, upload
 from tests.unit.test_bulk_shards import command, run, write_inputs
 

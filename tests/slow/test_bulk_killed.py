@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.files import partial_path
-from shoal.bulk.scoring import WINDOW, local
 from shoal.cli import app
+from shoal.clients.bulk.files import partial_path
+from shoal.clients.bulk.scoring import WINDOW, local
+from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
-from shoal.local import Pipeline
 from tests.conftest import Scale
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.files import partial_path
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.report import find_faults
 from shoal.cli import app
+from shoal.clients.bulk.files import partial_path
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.report import find_faults
+from shoal.clients.local import Pipeline
 from shoal.errors import InputError, ServerError
-from shoal.local import Pipeline
-from shoal.server.launch import find_ports, serve
+from shoal.serving.server.launch import find_ports, serve
 from tests.support.bulk import write_texts
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from shoal.check import Finding, check
+from shoal.authoring.check.families import check
+from shoal.authoring.check.findings import Finding
 from shoal.errors import ShoalError
 from tests.conftest import Scale
 from tests.support.mutants import SMALL, mutate

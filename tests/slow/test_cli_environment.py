@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.environment.building import Built
+from shoal.authoring.environment.building import Built
 from shoal.errors import InputError, ShoalError
 from tests.support.environments import NUMPY_1, RUNNING, WHEELS, Venvs
 from tests.support.once import ROOT

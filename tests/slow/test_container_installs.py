@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from shoal.composition.compose import compose
-from shoal.environment.engines import find_python
-from shoal.environment.targets import find_target
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.environment.engines import find_python
+from shoal.authoring.environment.targets import find_target
+from shoal.authoring.repository.placement import Plan
 from shoal.errors import ShoalError
-from shoal.repository.placement import Plan
-from shoal.server.container import container_command
+from shoal.serving.server.container import container_command
 from tests.conftest import Scale
 from tests.support.containers import find_installed, write_weights
 from tests.support.environments import skip_without

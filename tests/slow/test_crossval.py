@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.encoders.encoder import POOLINGS
+from shoal.kit.encoders.encoder import POOLINGS
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability import encoder as encoders
 from shoal.readability import forest
 from shoal.readability.batches import OnStep
@@ -21,7 +22,6 @@ from shoal.readability.evaluation import MEAN, rmse
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds
 from shoal.readability.work import Work
-from shoal.text.tokens import WordPiece
 
 NUM_FOLDS = 3
 

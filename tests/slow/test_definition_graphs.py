@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.check import Severity, check
-from shoal.composition.ensemble import Tensor, check_fits
+from shoal.authoring.check.families import check
+from shoal.authoring.check.findings import Severity
+from shoal.authoring.composition.ensemble import Tensor, check_fits
+from shoal.authoring.repository.config import ModelConfig, read_config
 from shoal.errors import InputError
-from shoal.repository.config import ModelConfig, read_config
 from tests.conftest import Scale
 from tests.support.projects import define, write_project
 

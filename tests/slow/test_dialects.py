@@ -10,11 +10,12 @@ from typing import Any, Literal
 import pytest
 
 import shoal
+from shoal.clients.llm.client import AsyncLlm, Llm
+from shoal.clients.llm.dialects import Vllm
 from shoal.errors import InputError
-from shoal.generation.sampling import SETTINGS as ALL
-from shoal.llm import AsyncLlm, Llm, Piece
-from shoal.llm.dialects import Vllm
-from shoal.server.launch import Server
+from shoal.kit.generation.pieces import Piece
+from shoal.kit.generation.sampling import SETTINGS as ALL
+from shoal.serving.server.launch import Server
 from tests.support.planted import write
 
 CODE = '''

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation import Sampling, TokenRequest
-from shoal.generation.choosing import Chooser, choose
-from shoal.generation.contract import pack_words
-from shoal.llm.tiny import CONTEXT, make_tiny
+from shoal.kit.generation.choosing import Chooser, choose
+from shoal.kit.generation.contract import TokenRequest, pack_words
+from shoal.kit.generation.sampling import Sampling
+from shoal.lab.tiny_llm import CONTEXT, make_tiny
 from tests.conftest import Scale
 from tests.support.families import make_family
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of

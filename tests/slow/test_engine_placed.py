@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import local
-from shoal.client.client import Client
-from shoal.component import Device
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.placement import Plan
+from shoal.clients import local
+from shoal.clients.client.client import Client
+from shoal.clients.local import load
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.generation.contract import pack_words
-from shoal.generation.engines import loading
-from shoal.generation.weights import find_weights
-from shoal.llm.tiny import make_tiny
-from shoal.local import load
-from shoal.repository.config import ModelConfig
-from shoal.repository.placement import Plan
-from shoal.server.launch import serve
+from shoal.kit.component.tensors import Device
+from shoal.kit.generation.contract import pack_words
+from shoal.kit.generation.engines import loading
+from shoal.kit.generation.weights import find_weights
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_engine import prompts, wait_for
 from tests.support.accelerator import PretendedDevice
@@ -152,7 +152,7 @@ def test_with_kind_model_it_takes_what_is_there(monkeypatch: pytest.MonkeyPatch)
         prepared.append(index)
         return 3
 
-    monkeypatch.setattr("shoal.component.tensors._prepare_torch", prepare)
+    monkeypatch.setattr("shoal.kit.component.tensors._prepare_torch", prepare)
     assert loading.find_place(Device("model", 0, "engine")) == "cuda:0"
     assert loading.find_place(Device("gpu", 2, "engine")) == "cuda:2"
     assert prepared == [0, 2]

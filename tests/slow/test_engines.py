@@ -9,21 +9,21 @@ import numpy as np
 import onnx
 import pytest
 
-from shoal.check import check
-from shoal.client.client import Client
-from shoal.component.artifact_files import sha256
-from shoal.component.provenance import METADATA, dump_ties
-from shoal.composition.artifacts import read_onnx
-from shoal.composition.compose import compose
-from shoal.encoders.export import export_encoder
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.artifacts import read_onnx
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.client.client import Client
+from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError, InputError
-from shoal.local import load, load_component
-from shoal.paths import shipped_root
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.provenance import METADATA, dump_ties
+from shoal.kit.encoders.export import export_encoder
 from shoal.readability.encoder import load_encoder
-from shoal.repository.config import read_config
-from shoal.repository.manifest import read_manifest
-from shoal.repository.placement import Plan
-from shoal.server.launch import serve
+from shoal.serving.server.launch import serve
+from shoal.system.paths import shipped_root
 
 TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered. " * 12]
 
@@ -40,7 +40,7 @@ def leaves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: Path) -> None:
-    from shoal.encoders.packaged import SMALL_ENCODER
+    from shoal.kit.encoders.packaged import SMALL_ENCODER
 
     encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean")
     own = tmp_path / "artifacts"
@@ -107,7 +107,7 @@ def test_an_encoder_for_another_vocabulary_is_neither_composed_nor_started(
 def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     leaves: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
     save_onnx(own / "model.onnx", {})
     assert read_onnx(own / "model.onnx") == {}
     repository = compose("ensemble_all", tmp_path / "made", artifacts=own, projects=[leaves])
@@ -117,13 +117,7 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
 
 
 def write_times(
-    folder: Path,
-    path: str,
-    factor: float,
-    more: str = "",
-    *,
-    shape: tuple[int, ...] = (4,),
-    dims: str = "dims: [ 4 ]",
+    folder: Path, path: str, factor: float, more: str = "", *, shape: tuple[int, ...] = (4,), dims: str = "dims: [ 4 ]"
 ) -> None:
     """A model on ONNX Runtime that multiplies by ``factor``, or by its input K; its file is at ``path`` in ``1/``."""
     file = folder / "1" / path

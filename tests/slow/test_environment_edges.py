@@ -16,14 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.composition.compose import compose
-from shoal.environment.archive import unpack
-from shoal.environment.building import Built, build, is_whole, read_built
-from shoal.environment.engines import run, without_secrets
-from shoal.environment.fit import find_misfits
-from shoal.environment.inspection import inspect
-from shoal.environment.spec import Request
-from shoal.environment.targets import find_target
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.environment.archive import unpack
+from shoal.authoring.environment.building import Built, build, is_whole, read_built
+from shoal.authoring.environment.engines import run, without_secrets
+from shoal.authoring.environment.fit import find_misfits
+from shoal.authoring.environment.inspection import inspect
+from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import RUNNING, Venvs
 
@@ -92,7 +92,7 @@ def test_whatever_ends_a_tool_ends_what_it_started(tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\nwait\n", encoding="utf-8")
     script.chmod(0o755)
     code = (
-        "import signal, sys; from pathlib import Path; from shoal.environment.engines import run;"
+        "import signal, sys; from pathlib import Path; from shoal.authoring.environment.engines import run;"
         "signal.signal(signal.SIGTERM, signal.default_int_handler);"
         "run([sys.argv[1]], log=Path(sys.argv[2]), what='It')"
     )
@@ -131,7 +131,7 @@ def test_a_full_disk_while_composing(artifacts: Path, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shoal.composition.compose.write_config", full)
+    monkeypatch.setattr("shoal.authoring.composition.compose.write_config", full)
     with pytest.raises(SetupError, match="repository cannot be written: No space left on device"):
         compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     assert list(tmp_path.iterdir()) == []

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.environment.archive import unpack
-from shoal.environment.building import Built, build
-from shoal.environment.engines import find_python
-from shoal.environment.spec import Request
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.environment.archive import unpack
+from shoal.authoring.environment.building import Built, build
+from shoal.authoring.environment.engines import find_python
+from shoal.authoring.environment.spec import Request
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.client.client import Client
+from shoal.clients.local import Pipeline
 from shoal.errors import ArtifactError, InputError, ServerError
-from shoal.local import Pipeline
-from shoal.repository.config import read_config
-from shoal.repository.placement import Plan
-from shoal.server.launch import serve
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.support.channel import build_channel
 from tests.support.environments import NUMPY_2, WHEELS, Venvs, find_stub, skip_without

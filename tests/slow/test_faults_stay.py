@@ -53,7 +53,7 @@ def failing_start(service: Service, told: Path, *, is_killed: bool) -> Iterator[
     yield
     if is_killed:
         assert wait_until(lambda: bool({server.pid for server in service.servers()} - before), 30)
-        time.sleep(random.uniform(0, 0.5))
+        time.sleep(random.uniform(0, 0.2))  # it loads its models for about half a second
         for server in service.servers():
             if server.pid not in before:
                 os.kill(server.pid, signal.SIGKILL)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.fill import fill_template
 from shoal.cli import app
-from shoal.composition.fill import fill_template
 from shoal.errors import ShoalError
 
 OWN = "SHOAL_TENSORRTLLM_BACKEND"

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from shoal.errors import InputError
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability import encoder as encoders
 from shoal.readability import fit
 from shoal.readability.batches import encode, predict
 from shoal.readability.corpus import Corpus
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.work import Checkpoint
-from shoal.text.tokens import WordPiece
 
 SETTINGS = EncoderSettings(max_epochs=15, learning_rate=1e-3)
 

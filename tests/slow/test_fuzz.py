@@ -16,8 +16,8 @@ import tritonclient.grpc.service_pb2 as protocol
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.server.launch import Server
-from shoal.server.orphans import find_prefix
+from shoal.serving.server.launch import Server
+from shoal.serving.server.orphans import find_prefix
 from tests.conftest import Scale
 from tests.support.mutations import Request, Tensor, floats, with_lengths
 from tests.support.wires import SECRETS, Answer, Attack, Wires, attack, http, to_protobuf

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from shoal.composition.compose import compose
-from shoal.gateway.key_file import KeyFile
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.gateway.callers.key_file import KeyFile
 from tests.conftest import Scale
 from tests.support.service import Service
 

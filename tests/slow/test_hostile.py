@@ -31,7 +31,7 @@ INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCIn
 KILLER = """
 import os
 
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 
 class Killer(Component):
@@ -54,7 +54,7 @@ parameters { key: "public" value { string_value: "true" } }
 """
 # Gives its texts back, of which there may be none.
 ECHO = """
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 
 class Echo(Component):

@@ -39,7 +39,7 @@ RESERVED = [
 ]  # fmt: skip
 
 TEXTS = """
-from shoal.component import Component, InputError
+from shoal import Component, InputError
 
 
 class Texts(Component):

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
-from shoal.check import check
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.encoders.encoder import _locate
-from shoal.encoders.packaged import SMALL_ENCODER
-from shoal.local import load
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.clients.client.client import Client
+from shoal.clients.local import load
+from shoal.kit.encoders.encoder import _locate
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import Corpus
-from shoal.repository.config import read_config
-from shoal.server.launch import serve
+from shoal.serving.server.launch import serve
 from tests.support.imports import add
 from tests.unit.test_import_encoders import ask, embed, pipeline
 

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
+from shoal.clients.keys import make_key
 from shoal.errors import ShoalError
-from shoal.gateway.key_file import KeyFile
-from shoal.keys import make_key
-from shoal.processes import processes
+from shoal.serving.gateway.callers.key_file import KeyFile
+from shoal.system.processes import processes
 from tests.support.service import Service, make_repository, wait_until
 from tests.support.speaking import write_speaking
 

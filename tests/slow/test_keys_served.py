@@ -22,16 +22,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.client.copies import read_metrics
-from shoal.client.failures import RestrictedError
+from shoal.clients.client.client import Client
+from shoal.clients.client.copies import read_metrics
+from shoal.clients.client.failures import RestrictedError
+from shoal.clients.keys import make_key
 from shoal.errors import ServerError, ShoalError
-from shoal.gateway.control.health import Health
-from shoal.gateway.core.callers import Scope
-from shoal.gateway.key_file import KeyFile
-from shoal.gateway.v1.front import ApiFront
-from shoal.gateway.v2.http_front import HttpFront
-from shoal.keys import make_key
+from shoal.serving.gateway.callers.callers import Scope
+from shoal.serving.gateway.callers.key_file import KeyFile
+from shoal.serving.gateway.control.health import Health
+from shoal.serving.gateway.v1.front import ApiFront
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.counting import write_counting
 from tests.support.service import Service, make_repository, wait_until
 from tests.unit.test_gateway_routes import make_gate

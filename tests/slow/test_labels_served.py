@@ -13,9 +13,9 @@ import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.project.scaffold.pipelines import draft_pipeline
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.scaffold.pipelines import draft_pipeline
+from shoal.clients.client.client import Client
 from tests.support.apis import post
 from tests.support.grown import NAMES, SERVED
 from tests.support.imports import add

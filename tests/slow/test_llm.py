@@ -22,14 +22,14 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import shoal
-from shoal.client.aio import AsyncClient
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.clients.client.aio import AsyncClient
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import AsyncLlm, Llm
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.generation import join_pieces
-from shoal.llm import AsyncLlm, Llm, Piece
-from shoal.llm.tiny import CONTEXT, make_tiny
-from shoal.repository.config import read_config, write_config
+from shoal.kit.generation.pieces import Piece, join_pieces
+from shoal.lab.tiny_llm import CONTEXT, make_tiny
 from tests.conftest import Scale
 from tests.slow.test_engine import TIE, check_equal, expect
 from tests.slow.test_vllm import make_repository
@@ -454,7 +454,7 @@ def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokeniz
 
 
 def test_quickstart(shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.llm.quickstart._STEPS", 2)
+    monkeypatch.setattr("shoal.lab.llm_quickstart._STEPS", 2)
     printed = shoal("quickstart", "--llm", "--out", tmp_path / "build")
     assert "What do fish do?" in printed
     assert f"next: shoal serve {tmp_path / 'build' / 'repository'}" in printed

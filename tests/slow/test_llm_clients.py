@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from shoal import AsyncClient, Client, Pipeline, load
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.llm.client import AsyncLlm, Llm
+from shoal.clients.llm.dialects import Messages
 from shoal.errors import InputError
-from shoal.llm import AsyncLlm, Llm, Piece
-from shoal.llm.dialects import Messages
-from shoal.llm.tiny import make_tiny
+from shoal.kit.generation.pieces import Piece
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
 from tests.support.service import Service
 

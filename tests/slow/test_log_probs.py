@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 import shoal
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
 from shoal.errors import InputError
-from shoal.generation import Piece, join_pieces
-from shoal.generation.contract import LOG_PROB_OUTPUTS
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
+from shoal.kit.generation.contract import LOG_PROB_OUTPUTS
+from shoal.kit.generation.pieces import Piece, join_pieces
+from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
 from tests.slow.test_vllm import make_repository
 from tests.slow.test_whole import make_config, stack

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc.service_pb2 as protocol
 
-from shoal.local import Pipeline
-from shoal.server.launch import Server
+from shoal.clients.local import Pipeline
+from shoal.serving.server.launch import Server
 from tests.conftest import Scale, as_bytes
 from tests.support.mutations import floats, with_lengths
 from tests.support.wires import Answer, Attack, Wires, http

@@ -15,14 +15,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import shoal
-from shoal.check import check
-from shoal.composition.weights import wants
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.weights import wants
+from shoal.authoring.project.scaffold.clone import draft_like
+from shoal.authoring.project.scaffold.names import class_name, parse_tensor
+from shoal.authoring.project.scaffold.skeletons import draft_component
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ShoalError
-from shoal.project.scaffold.clone import draft_like
-from shoal.project.scaffold.names import class_name, parse_tensor
-from shoal.project.scaffold.skeletons import draft_component
-from shoal.repository.config import read_config
-from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 

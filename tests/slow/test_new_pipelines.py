@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.project.scaffold.pipelines import draft_pipeline
+from shoal.authoring.project.scaffold.skeletons import draft_model
+from shoal.authoring.repository.config import read_config
 from shoal.errors import InputError
-from shoal.project.scaffold.pipelines import draft_pipeline
-from shoal.project.scaffold.skeletons import draft_model
-from shoal.repository.config import read_config
 from tests.support.imports import script
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 

@@ -25,9 +25,10 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from shoal import Client
-from shoal.composition.compose import compose
-from shoal.llm import Llm, Piece
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.clients.llm.client import Llm
+from shoal.kit.generation.pieces import Piece
+from shoal.lab.tiny_llm import make_tiny
 from tests.slow.test_tensorrt_llm import SWAP
 from tests.support.service import Service
 

@@ -22,13 +22,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 import shoal
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository.config import read_config
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from shoal.project.importing.add_model import add_model
-from shoal.repository.config import read_config
+from shoal.lab.tiny_llm import make_tiny
 from tests.slow import test_engine
 from tests.support.imports import add
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
@@ -43,7 +43,9 @@ LONG = 900  # tokens: two pieces of a prompt
 @pytest.fixture(scope="module")
 def tiny() -> Path:
     """A model that was trained to answer six questions."""
-    return once("tiny-llm", lambda folder: make_tiny(folder, steps=150), depends_on=[ROOT / "src/shoal/llm/tiny.py"])
+    return once(
+        "tiny-llm", lambda folder: make_tiny(folder, steps=150), depends_on=[ROOT / "src/shoal/lab/tiny_llm.py"]
+    )
 
 
 @pytest.fixture(scope="module")

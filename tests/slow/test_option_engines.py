@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shoal.component import Context
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import ShoalError
-from shoal.generation.engines import vllm
-from shoal.generation.engines.vllm import VllmEngine
-from shoal.llm.tiny import make_tiny
-from shoal.repository.loading import component_class
+from shoal.kit.component.context import Context
+from shoal.kit.generation.engines import vllm
+from shoal.kit.generation.engines.vllm import VllmEngine
+from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import as_bytes
 from tests.support.imports import add
 from tests.support.llm import engine_spec, open_seats, token_inputs, tokens_of

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal.composition.compose import compose
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.options import PRINTED, Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted import write
 from tests.support.projects import write_model

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
 from tests.support.counting import write_counting
 from tests.support.options import Elsewhere

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.readability import train as training
 from shoal.readability.corpus import Corpus
-from shoal.server.runtime import find_runtime
+from shoal.serving.server.runtime import find_runtime
 from tests.support.artifacts import TINY
 from tests.support.environments import WHEELS
 from tests.support.options import PRINTED, Both, Elsewhere, Shoal, Table, check_both, rows
@@ -80,7 +80,7 @@ def _moments() -> Iterator[None]:
         patch.delenv("SHOAL_DATA_DIR", raising=False)
         patch.setenv("PIP_FIND_LINKS", str(WHEELS))
         patch.setenv("PIP_NO_INDEX", "1")
-        patch.setattr("shoal.llm.quickstart._STEPS", 2)
+        patch.setattr("shoal.lab.llm_quickstart._STEPS", 2)
         yield
 
 

@@ -18,9 +18,9 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.llm.tokens import open_tokenizer
 from shoal.errors import ArtifactError
-from shoal.llm.tokens import open_tokenizer
 from tests.support.counter import make_counter
 from tests.support.imports import add
 from tests.support.llm import ENGINE, token_inputs

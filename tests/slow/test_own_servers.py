@@ -14,25 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.client import Client
-from shoal.client.copies import read_metrics
-from shoal.component.ledger import BATCHES, ROWS
-from shoal.composition.compose import compose
-from shoal.composition.warmup import NUM_CALLS
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.warmup import NUM_CALLS
+from shoal.authoring.repository.manifest import MANIFEST
+from shoal.clients.client.client import Client
+from shoal.clients.client.copies import read_metrics
+from shoal.clients.local import Pipeline
 from shoal.errors import ServerError
-from shoal.local import Pipeline
-from shoal.repository.manifest import MANIFEST
-from shoal.server.launch import serve
+from shoal.kit.component.ledger import BATCHES, ROWS
+from shoal.serving.server.launch import serve
 from tests.served.test_failures import failure
 from tests.served.test_hybrid import TEXTS, settled
-from tests.support.faults import (
-    BUNDLE,
-    ENCODER,
-    EVERYWHERE,
-    FOREST,
-    MODELS,
-    WEIGHT,
-)  # fmt: skip
+from tests.support.faults import BUNDLE, ENCODER, EVERYWHERE, FOREST, MODELS, WEIGHT  # fmt: skip
 from tests.support.once import ROOT
 from tests.support.ways import url_of, write_models
 from tests.unit.test_artifacts import linked, said_of

@@ -12,18 +12,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import as_config, read_config
+from shoal.authoring.repository.engine_memory import EngineMemory, find_engine_memory
+from shoal.authoring.repository.placement import Instances, Plan, Tuning
 from shoal.cli import app
-from shoal.composition.compose import compose
+from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.generation.engines.loading import load_model
-from shoal.generation.engines.quantising import quantize
-from shoal.generation.weights import find_weights
-from shoal.llm.tiny import make_tiny
-from shoal.local import load
-from shoal.machine import Gpu
-from shoal.repository.config import as_config, read_config
-from shoal.repository.engine_memory import EngineMemory, find_engine_memory
-from shoal.repository.placement import Instances, Plan, Tuning
+from shoal.kit.generation.engines.loading import load_model
+from shoal.kit.generation.engines.quantising import quantize
+from shoal.kit.generation.weights import find_weights
+from shoal.lab.tiny_llm import make_tiny
+from shoal.system.machine import Gpu
 from tests.support.families import make_family
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.torchao import add_torchao
@@ -215,7 +215,7 @@ def test_several_models_on_one_card_and_on_three(folder: Path, tmp_path: Path, m
     memory = compute(folder)
     one = memory.weights + memory.cache + memory.logits
     cards = [Gpu("H100", f"GPU-{number}", int(2.5 * one)) for number in range(3)]
-    monkeypatch.setattr("shoal.repository.engine_memory.find_gpus", lambda: cards)
+    monkeypatch.setattr("shoal.authoring.repository.engine_memory.find_gpus", lambda: cards)
 
     def compose_on(count: int, *gpus: int) -> Path:
         plan = Plan(placement="gpu", gpus=(0, 1, 2))

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from shoal.readability.corpus import read_passages
-from shoal.server.launch import find_ports
+from shoal.serving.server.launch import find_ports
 from tests.support.environments import WHEELS
 from tests.support.once import ROOT
 from tests.unit.test_pages import BLOCK, README

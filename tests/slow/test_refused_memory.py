@@ -24,7 +24,7 @@ SLACK_MIB = 64.0  # 500 requests of 32 MiB are 16,000
 CODE = """
 import numpy as np
 
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 from shoal.errors import InputError
 
 

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import shoal
-from shoal.composition.compose import compose
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
 from tests.slow.test_whole import ROWS, make_config, prompts, stack
 from tests.support.imports import add

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.client.calls import NO_LIMIT
-from shoal.client.client import Client
+from shoal.authoring.repository.manifest import MANIFEST
+from shoal.clients.client.calls import NO_LIMIT
+from shoal.clients.client.client import Client
+from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.local import load
-from shoal.repository.manifest import MANIFEST
-from shoal.server.checks import check_repository
-from shoal.server.launch import find_cause, serve
+from shoal.serving.server.checks import check_repository
+from shoal.serving.server.launch import find_cause, serve
 from tests.support.service import make_repository
 from tests.support.ways import WAYS, connect, url_of
 
@@ -178,7 +178,7 @@ def test_a_server_with_other_restrictions(tmp_path: Path, monkeypatch: pytest.Mo
     repository = make_repository(tmp_path)
     x = np.arange(10, dtype=np.float32)[:, None]
     for restricted in ("shared-memory", "model-config,model-repository"):
-        monkeypatch.setattr("shoal.server.launch.RESTRICTED", restricted)
+        monkeypatch.setattr("shoal.serving.server.launch.RESTRICTED", restricted)
         with serve(repository) as server:
             for way in WAYS:
                 with connect(way, url_of(server, way)) as client:
@@ -198,7 +198,7 @@ def test_a_server_with_other_restrictions(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_server_that_does_not_end_is_killed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = regions()
     running = serve(repository)
-    monkeypatch.setattr("shoal.server.launch.EXIT_SECONDS", -9.9)
+    monkeypatch.setattr("shoal.serving.server.launch.EXIT_SECONDS", -9.9)
     os.kill(running._process.pid, signal.SIGSTOP)
     running.stop()
     assert running.wait() == -signal.SIGKILL

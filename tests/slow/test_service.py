@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.client.failures import UnknownModelError
-from shoal.server.orphans import clean_up
+from shoal.clients.client.failures import UnknownModelError
+from shoal.serving.server.orphans import clean_up
 from tests.conftest import Scale
 from tests.support.planted import write
 from tests.support.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
@@ -39,7 +39,7 @@ def serve(home: Path, *arguments: object) -> Service:
 LENGTHS = """
 import numpy as np
 
-from shoal.component import Component
+from shoal import Component
 
 
 class Lengths(Component):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.processes import find_process
+from shoal.system.processes import find_process
 from tests.conftest import Scale
 from tests.support.service import Callers, Service, make_repository
 

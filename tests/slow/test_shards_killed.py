@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.plan import SUCCESS
-from shoal.bulk.shards.report import find_faults
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.plan import SUCCESS
+from shoal.clients.bulk.shards.report import find_faults
 from tests.conftest import Scale
 from tests.support.bulk import WORDS
 from tests.unit.test_bulk_shards import children, read_files, wait_until
@@ -292,10 +292,10 @@ def test_a_plan_of_many_rows(tmp_path: Path, scale: Scale, record: Callable[...,
     code = f"""
 import json, time
 from pathlib import Path
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.plan import ShardReader, make_plan
-from shoal.bulk.shards.report import read_status
-from shoal.bulk.shards.work import Record, record_name
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.plan import ShardReader, make_plan
+from shoal.clients.bulk.shards.report import read_status
+from shoal.clients.bulk.shards.shard_task import Record, record_name
 import msgspec
 start = time.monotonic()
 folder = open_folder({str(tmp_path / "out")!r})
@@ -317,8 +317,8 @@ print(json.dumps([plan.rows, plan.shards, seconds, most, status["rows"], time.mo
     assert most < 300
     code = f"""
 from pathlib import Path
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.plan import ShardReader
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.plan import ShardReader
 reader = ShardReader(open_folder({str(tmp_path / "out")!r}))
 for number in (0, {shards - 1}):
     assert reader.find(number).number == number

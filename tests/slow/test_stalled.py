@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.processes import find_process, processes
+from shoal.system.processes import find_process, processes
 from tests.conftest import Scale
 from tests.support.counts import write_counts
 from tests.support.half import Half
@@ -308,7 +308,9 @@ def test_a_start_ends_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     service = Service(repository, tmp_path / "log")
     (folder,) = find_folders(service.process.pid)
     (server,), (stub, *_) = service.servers(), service.stubs()
-    (watcher,) = [each for each in processes() if each.arguments()[-2:] == ["shoal.server.orphans", str(folder)]]
+    (watcher,) = [
+        each for each in processes() if each.arguments()[-2:] == ["shoal.serving.server.orphans", str(folder)]
+    ]
     os.kill(stub.pid, signal.SIGSTOP)
     for pid in (watcher.pid, service.process.pid, server.pid):
         os.kill(pid, signal.SIGKILL)

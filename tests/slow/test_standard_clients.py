@@ -20,7 +20,7 @@ from tritonclient.http import aio as triton_http_aio
 from tritonclient.utils import InferenceServerException
 
 import shoal
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 from tests.support.once import ROOT
 from tests.support.service import Service, make_repository
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor import examine
+from shoal.cli.doctor import examine
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.machine import VISIBLE
-from shoal.server import checks
-from shoal.server.launch import Server
-from shoal.server.orphans import make_folder
-from shoal.server.runtime import find_runtime
+from shoal.serving.server import checks
+from shoal.serving.server.launch import Server
+from shoal.serving.server.orphans import make_folder
+from shoal.serving.server.runtime import find_runtime
+from shoal.system.machine import VISIBLE
 from tests.support.service import SHOAL, make_repository
 
 SECONDS = 5

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 from tests.conftest import Scale
 from tests.support.counting import write_counting
 from tests.support.service import Service

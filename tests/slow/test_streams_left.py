@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from shoal.client.aio import AsyncClient
-from shoal.client.client import Client
+from shoal.clients.client.aio import AsyncClient
+from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError
 from tests.served.test_streams import numbers, wait_for
 from tests.support.counts import write_counts

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from shoal.client.client import Client
-from shoal.environment.stub import served_model
+from shoal.authoring.environment.stub import served_model
+from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.processes import find_descendants, find_process, processes
+from shoal.system.processes import find_descendants, find_process, processes
 from tests.conftest import Scale
 from tests.slow.test_streams import MODELS, ask, expected
 from tests.support.counting import write_counting

@@ -10,12 +10,12 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
+from shoal.authoring.composition.compose import compose
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
 from shoal.errors import InputError
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.apis import connect, post
 from tests.support.service import Service
 

@@ -29,13 +29,14 @@ from tritonclient.utils import np_to_triton_dtype
 
 import shoal
 from shoal import Client
-from shoal.component.spec import TensorSpec
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.llm.client import AsyncLlm, Llm
+from shoal.clients.llm.dialects import TensorrtLlm
 from shoal.errors import InputError, ShoalError
-from shoal.llm import AsyncLlm, Llm, Piece
-from shoal.llm.dialects import TensorrtLlm
-from shoal.llm.tiny import make_tiny
-from shoal.server.launch import serve
+from shoal.kit.component.spec import TensorSpec
+from shoal.kit.generation.pieces import Piece
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.server.launch import serve
 from tests.slow.test_llm import SENTENCES
 from tests.support.once import ROOT
 from tests.support.service import Service

@@ -17,10 +17,10 @@ import pytest
 
 import shoal
 from shoal import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config, write_config
 from shoal.errors import ShoalError
-from shoal.llm.tiny import make_tiny
-from shoal.repository.config import read_config, write_config
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
 from tests.support.imports import add
 from tests.support.llm import token_inputs

@@ -18,10 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.client.copies import read_metrics
+from shoal.clients.client.client import Client
+from shoal.clients.client.copies import read_metrics
 from shoal.errors import ServerError, ShoalError
-from shoal.gateway.key_file import KeyFile
+from shoal.serving.gateway.callers.key_file import KeyFile
 from tests.support.counting import write_counting
 from tests.support.pairs import make_pair
 from tests.support.service import Service, make_repository, wait_until

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.artifact_files import sha256
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
 from shoal.errors import InputError
+from shoal.kit.component.artifact_files import sha256
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
 from shoal.readability.fit import EncoderSettings
@@ -38,7 +38,7 @@ train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=FOLDS, save_ever
 
 
 def test_another_encoder_serves_in_the_same_slot(tiny_bert: Path, passages: Corpus, tmp_path: Path) -> None:
-    from shoal.local import load
+    from shoal.clients.local import load
 
     stages: dict[str, tuple[int, int]] = {}
     report = train(

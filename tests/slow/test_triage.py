@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.check import check
-from shoal.local import Pipeline
-from shoal.repository.config import read_config
+from shoal.authoring.check.families import check
+from shoal.authoring.repository.config import read_config
+from shoal.clients.local import Pipeline
 from tests.support.once import ROOT
 
 EXAMPLE = ROOT / "examples" / "triage"

@@ -14,22 +14,22 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bench.tune import PLAN, tune
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.placement import Plan
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.component.artifact_files import sha256
-from shoal.composition.compose import compose
-from shoal.encoders.quantize import FILE, add_errors, read_record
+from shoal.clients.client.client import Client
+from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.local import load
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.encoders.quantize import FILE, add_errors, read_record
+from shoal.lab.tune import PLAN, tune
 from shoal.readability.corpus import Corpus
 from shoal.readability.train import train
 from shoal.readability.tuning import tune_artifacts
-from shoal.repository.config import read_config
-from shoal.repository.manifest import read_manifest
-from shoal.repository.placement import Plan
-from shoal.server.launch import serve
+from shoal.serving.server.launch import serve
 from tests.support.artifacts import TINY
 
 INT8 = Plan(dtype="int8")

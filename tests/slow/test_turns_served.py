@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
-from shoal.gateway.key_file import KeyFile
+from shoal.serving.gateway.callers.key_file import KeyFile
 from tests.support.service import Service, make_repository
 
 SECONDS = 30.0

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.manifest import MANIFEST
 from shoal.cli import app
-from shoal.client.client import Client
-from shoal.client.failures import UnknownModelError
-from shoal.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.client.failures import UnknownModelError
+from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError
-from shoal.local import load
-from shoal.repository.config import read_config
-from shoal.repository.manifest import MANIFEST
-from shoal.server.launch import Server, serve
+from shoal.serving.server.launch import Server, serve
 from tests.support.planted_forest import NUM_FEATURES
 from tests.support.ways import WAYS, connect, url_of
 
@@ -37,7 +37,7 @@ SCALE = """import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component
+from shoal import Arrays, Component
 
 
 class Scale(Component):
@@ -164,7 +164,7 @@ def expected(project: Path) -> dict[int, Any]:
 def test_every_version_folder_is_equipped(project: Path, composed: Path) -> None:
     for policy in POLICIES:
         for version in VERSIONS:
-            assert (composed / f"scale_{policy}" / str(version) / "shoal" / "component").is_dir()
+            assert (composed / f"scale_{policy}" / str(version) / "shoal" / "kit" / "component").is_dir()
             assert (composed / f"forest_{policy}" / str(version) / "checkpoint.tl").is_file()
     assert [finding.what for finding in check(composed) if finding.severity == "error"] == []
     assert [finding.what for finding in check(project) if finding.severity == "error"] == []

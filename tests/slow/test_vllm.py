@@ -19,14 +19,14 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ServerError, ShoalError
-from shoal.generation.contract import pack_words
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from shoal.processes import Process, find_descendants, find_process
-from shoal.server.launch import Server, serve
+from shoal.kit.generation.contract import pack_words
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.server.launch import Server, serve
+from shoal.system.processes import Process, find_descendants, find_process
 from tests.conftest import Scale
 from tests.slow.test_engine import PENALTIES, TIE, check_equal, expect, expect_penalized, prompts, wait_for
 from tests.support.environments import RUNNING

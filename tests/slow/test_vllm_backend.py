@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.llm import Llm
-from shoal.llm.tiny import make_tiny
-from shoal.repository.config import read_config, write_config
-from shoal.repository.placement import Plan
-from shoal.server.launch import serve
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
+from shoal.lab.tiny_llm import make_tiny
+from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_llm_figures import SPIN
 from tests.slow.test_vllm import ARGUMENTS

@@ -26,10 +26,10 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal import cli
-from shoal.client.calls import Call, Method
-from shoal.client.grpc_transport import to_grpc
-from shoal.composition.compose import compose
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.grpc_transport import to_grpc
+from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.planted import write

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import grpc  # type: ignore[import-untyped]
 import pytest
 
-from shoal.gateway.control.health import Health
-from shoal.gateway.core.callers import Scope
-from shoal.gateway.core.routes import Route
-from shoal.gateway.v2.grpc_front import GrpcFront
-from shoal.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.callers.callers import Scope
+from shoal.serving.gateway.control.health import Health
+from shoal.serving.gateway.http.routes import Route
+from shoal.serving.gateway.v2.grpc_front import GrpcFront
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.service import Service, make_repository
 from tests.support.virtual_time import run
 from tests.unit.test_gateway_routes import make_gate
@@ -201,8 +201,8 @@ def test_no_method_answers_a_bad_key(way: str, served: Served) -> None:
 def test_a_route_without_a_scope_keeps_the_service_from_starting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from shoal.gateway.options import Options
-    from shoal.gateway.run import run_service
+    from shoal.serving.gateway.options import Options
+    from shoal.serving.gateway.run import run_service
 
     whole = HttpFront.__init__
 

@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as tree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from shoal.component import Device
+from shoal.kit.component.tensors import Device
 
 copies: Counter[str] = Counter()  # to_host, to_device, reads (item, tolist, bool), operations
 largest = Counter[str]()  # elements of the largest copy to_host

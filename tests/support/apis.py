@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-from shoal.composition.compose import compose
-from shoal.llm.tiny import make_tiny
+from shoal.authoring.composition.compose import compose
+from shoal.lab.tiny_llm import make_tiny
 from tests.support.planted import write
 from tests.support.service import Service
 
@@ -25,7 +25,7 @@ TEXTS = ["A cat", "The fish swims", "Ein Fisch — über Größe", "x", "A river
 LABELS = ("calm", "glad", "sad")
 _CODE = '''
 import numpy as np
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 
 def vectors(texts, size):

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.composition.compose import compose
-from shoal.local import Pipeline, load
+from shoal.authoring.composition.compose import compose
+from shoal.clients.local import Pipeline, load
+from shoal.kit.text.tokens import WordPiece, read_vocabulary
 from shoal.readability.corpus import DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.readability.download import CLEAR_FILE
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.train import Preset, train
-from shoal.server.launch import Server, serve
-from shoal.text.tokens import WordPiece, read_vocabulary
+from shoal.serving.server.launch import Server, serve
 from tests.support.once import ROOT, once
 
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))
-_READ = ("component", "encoders", "readability", "tables", "errors.py", "files.py")
+_READ = ("kit/component", "kit/encoders", "readability", "clients/bulk/tables.py", "errors.py", "system/files.py")
 SOURCES = [ROOT / "src" / "shoal" / name for name in _READ]
 
 

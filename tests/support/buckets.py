@@ -12,8 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from shoal.bulk.shards import folders
-from shoal.bulk.shards.folders import find_inputs, open_folder
+from shoal.clients.bulk.shards import folders
+from shoal.clients.bulk.shards.folders import find_inputs, open_folder
 
 
 class Store:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from shoal.bulk.files import infer_to_file
-from shoal.bulk.inputs import make_feed
-from shoal.bulk.output_formats import make_format
-from shoal.bulk.scoring import Endpoint, Summary
-from shoal.composition.compose import compose
-from shoal.local import Pipeline, load
-from shoal.parquet import ParquetOrigin
-from shoal.tables import scan_table
+from shoal.authoring.composition.compose import compose
+from shoal.clients.bulk.files import infer_to_file
+from shoal.clients.bulk.inputs import make_feed
+from shoal.clients.bulk.output_formats import make_format
+from shoal.clients.bulk.parquet import ParquetOrigin
+from shoal.clients.bulk.scoring import Endpoint, Summary
+from shoal.clients.bulk.tables import scan_table
+from shoal.clients.local import Pipeline, load
 
 MODEL_FOLDERS = Path(__file__).parent / "model_folders"
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "it", "was", "cat", "dog", "house", "because", "whale", "ship")

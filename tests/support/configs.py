@@ -7,7 +7,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from shoal.repository.config import ModelConfig, as_config
+from shoal.authoring.repository.config import ModelConfig, as_config
 
 PYTHON = """
 backend: "python" max_batch_size: 4

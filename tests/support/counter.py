@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.encoders.encoder import quiet_transformers
+from shoal.kit.encoders.encoder import quiet_transformers
 
 END = "<|endoftext|>"
 MOST = 99

@@ -11,7 +11,7 @@ INPUTS = [name.rstrip("?") for name, _ in _INPUTS]
 _CODE = '''
 import os, subprocess, sys, threading, time
 import numpy as np
-from shoal.component import Component, InputError, StreamingComponent
+from shoal import Component, InputError, StreamingComponent
 
 LEFT = {left!r}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 CODE = """
 import collections, threading
 import numpy as np
-from shoal.component import InputError, StreamingComponent
+from shoal import InputError, StreamingComponent
 
 
 class Counts(StreamingComponent):

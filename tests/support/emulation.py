@@ -14,8 +14,8 @@ from itertools import chain, pairwise
 import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
-from shoal.component.tensors import Device
-from shoal.text.device import Ragged, read_code_points, upload
+from shoal.kit.component.tensors import Device
+from shoal.kit.text.device import Ragged, read_code_points, upload
 from tests.support.pretend import PretendGpu
 
 MAX_WORD_BYTES = 200  # max_word_size of libcudf's wordpiece_tokenize.cu
@@ -33,7 +33,7 @@ def normal_form(character: str) -> str:
 
 
 class EmulatedText:
-    """See ``shoal.text.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
+    """See ``shoal.kit.text.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
 
     def __init__(self, vocabulary: Sequence[str], device: Device | None = None) -> None:
         self._vocabulary = {token: index for index, token in enumerate(vocabulary)}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.building import Built, build, read_built
-from shoal.environment.engines import find_python
-from shoal.environment.spec import Request
+from shoal.authoring.environment.building import Built, build, read_built
+from shoal.authoring.environment.engines import find_python
+from shoal.authoring.environment.spec import Request
 from shoal.errors import SetupError
 from tests.support.channel import build_channel
 from tests.support.once import ROOT, once
@@ -21,7 +21,7 @@ WHEELS = Path(sys.prefix) / "wheels"  # where `make test` puts them
 NUMPY_1, NUMPY_2 = ROOT / "env" / "requirements-embedded.txt", ROOT / "tests" / "support" / "requirements-numpy-2.txt"
 STUBS = "SHOAL_STUBS"  # a folder of stubs that are right for NumPy 2, such as 3.12/triton_python_backend_stub
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
-SOURCES = [ROOT / "src" / "shoal" / "environment", ROOT / "constraints.txt", Path(__file__)]
+SOURCES = [ROOT / "src" / "shoal" / "authoring" / "environment", ROOT / "constraints.txt", Path(__file__)]
 
 
 @pytest.fixture(scope="session")

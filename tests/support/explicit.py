@@ -10,8 +10,8 @@ from pathlib import Path
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from shoal.server.launch import Server
-from shoal.server.runtime import find_runtime
+from shoal.serving.server.launch import Server
+from shoal.serving.server.runtime import find_runtime
 
 SECONDS = 60  # for one model
 

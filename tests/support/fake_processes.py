@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.gateway.control import process_monitor
-from shoal.processes import Process, Thread
+from shoal.serving.gateway.control import process_monitor
+from shoal.system.processes import Process, Thread
 
 SERVER = 100  # process id of Triton
 MIB = 2**20

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.calls import Call
+from shoal.clients.client.calls import Call
 from shoal.errors import ServerError
-from shoal.gateway.control import supervisor
-from shoal.gateway.control.canary import make_canaries
-from shoal.gateway.control.health import Health
-from shoal.gateway.control.process_monitor import ProcessMonitor
-from shoal.gateway.control.supervisor import Servers, Supervisor
-from shoal.gateway.core.active import Active
-from shoal.gateway.core.exposure import Exposure
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.stream_requests import StreamRequests
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.options import Options
+from shoal.serving.gateway.callers.exposure import Exposure
+from shoal.serving.gateway.control import supervisor
+from shoal.serving.gateway.control.canary import make_canaries
+from shoal.serving.gateway.control.health import Health
+from shoal.serving.gateway.control.process_monitor import ProcessMonitor
+from shoal.serving.gateway.control.supervisor import Servers, Supervisor
+from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.stream_requests import StreamRequests
+from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.options import Options
 from tests.support.configs import PYTHON, chain, make_configs
 from tests.support.fake_processes import SERVER, FakeProcesses
 from tests.support.fake_upstream import FakeClient, FakeServer, FakeUpstream

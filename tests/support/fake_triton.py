@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.spec import ModelSpec
+from shoal.kit.component.base import Component
+from shoal.kit.component.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
 _PATIENCE = 60.0  # seconds that an answer may take

@@ -10,9 +10,9 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from shoal.client.calls import IS_FINAL, Call
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.upstream import Stream, Upstream
+from shoal.clients.client.calls import IS_FINAL, Call
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.core.upstream import Stream, Upstream
 
 OK = grpc.StatusCode.OK
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from shoal.encoders.encoder import quiet_transformers
+from shoal.kit.encoders.encoder import quiet_transformers
 from tests.support.tokenizers import trained
 
 CONTEXT = 128
@@ -170,7 +170,7 @@ NOT_EXPORTED = {
     "deepseek-v2": f"{_OPERATOR}aten::polar", "llama4": f"{_OPERATOR}aten::polar", "apertus": f"{_OPERATOR}aten::expm1",
 }  # fmt: skip
 REFUSED = {
-    "recurrent-gemma": r"cannot serve RecurrentGemmaForCausalLM: .* one request at a time: after a prompt of 1 token",
+    "recurrent-gemma": r"cannot serve RecurrentGemmaForCausalLM: .* one request at a time: after a prompt of 1 token"
 }
 
 

@@ -13,8 +13,8 @@ import torch
 import treelite
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-from shoal.component.artifact_files import sha256
-from shoal.component.provenance import dump_ties
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.provenance import dump_ties
 
 MODELS = {
     "preprocess.json": "preprocess",

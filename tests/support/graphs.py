@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.repository.config import write_config
-from shoal.repository.graph import Graph
+from shoal.authoring.repository.config import write_config
+from shoal.authoring.repository.graph import Graph
 
 Type = tuple[str, Sequence[int]]
 VECTOR: Type = ("FP32", [16])

@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shoal.environment.archive import unpack
-from shoal.environment.inspection import inspect
+from shoal.authoring.environment.archive import unpack
+from shoal.authoring.environment.inspection import inspect
 from shoal.errors import ArtifactError, ShoalError, printable
 from tests.unit.test_entries import DIR, HARD, PYTHON, item, lay_out, pack, pax, snapshot
 

@@ -45,7 +45,7 @@ input [ { name: "X" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_STRING dims: [ 1 ] label_filename: "labels.txt" } ]
 instance_group [ { kind: KIND_CPU } ]
 """
-CODE = """from shoal.component import Component
+CODE = """from shoal import Component
 
 
 class Echo(Component):

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from shoal.check import check
-from shoal.local import load
-from shoal.project.importing.add_model import add_model
-from shoal.repository.config import read_config, write_config
-from shoal.repository.placement import Plan, place
+from shoal.authoring.check.families import check
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.placement import Plan, place
+from shoal.clients.local import load
 
 NUM_ROWS = 1000
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

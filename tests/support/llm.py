@@ -12,11 +12,12 @@ import numpy as np
 from google.protobuf import json_format
 from tokenizers import Tokenizer
 
-from shoal.component import Context, Device
-from shoal.component.spec import DTYPES, ModelSpec
-from shoal.generation.sampling import NUMBERS
-from shoal.repository.config import read_config
-from shoal.repository.loading import component_class
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.loading import component_class
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import DTYPES, ModelSpec
+from shoal.kit.component.tensors import Device
+from shoal.kit.generation.sampling import NUMBERS
 from tests.support.once import ROOT
 
 ENGINE = ROOT / "models" / "llm-hf"

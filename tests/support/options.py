@@ -18,9 +18,9 @@ import typer
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from shoal.authoring.repository.manifest import MANIFEST
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.repository.manifest import MANIFEST
 from tests.support.imports import load_script
 
 PRINTED = "printed"

@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.component.spec import TensorSpec
-from shoal.component.tensors import Array, Device
+from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.loading import component_class
+from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ShoalError
-from shoal.repository.config import ModelConfig
-from shoal.repository.loading import component_class
-from shoal.repository.model_folders import find_model_folders
+from shoal.kit.component.base import Component
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import TensorSpec
+from shoal.kit.component.tensors import Array, Device
 from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")

@@ -49,8 +49,7 @@ SENDS = (
     )
 )
 JOIN = MODEL.replace(
-    'request, "X").as_numpy()',
-    'request, "A").as_numpy() + pb_utils.get_input_tensor_by_name(request, "B").as_numpy()',
+    'request, "X").as_numpy()', 'request, "A").as_numpy() + pb_utils.get_input_tensor_by_name(request, "B").as_numpy()'
 )
 
 

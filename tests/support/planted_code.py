@@ -95,11 +95,7 @@ PLANTS = (
         {CODE: ("def execute(self, requests)", "def execute(requests)")},
     ),
     Plant(
-        "an execute that yields",
-        "wrong-signature",
-        CODE,
-        "def execute",
-        {CODE: (RETURN, "        yield responses\n")},
+        "an execute that yields", "wrong-signature", CODE, "def execute", {CODE: (RETURN, "        yield responses\n")}
     ),
     Plant("no execute", "wrong-signature", CODE, "class TritonPythonModel", {CODE: ("def execute", "def predict")}),
     Plant(

@@ -38,7 +38,7 @@ def environment(*, python: str = PYTHON, numpy: str = "1.26.4", without: str = "
 
 def stub() -> bytes:
     """The embedded server's own, where it is installed."""
-    from shoal.server.runtime import find_runtime
+    from shoal.serving.server.runtime import find_runtime
 
     try:
         return find_runtime().stub.read_bytes()

@@ -73,7 +73,7 @@ PLANTS = (
             {FIRST: (f'"{good}" }}', f'"{bad}" }}')},
             {
                 FIRST: config("first") + f'parameters {{ key: "{name}" value {{ string_value: "{good}" }} }}\n',
-                "first/1/model.py": MODEL + "\n\nimport shoal.component  # noqa\n",
+                "first/1/model.py": MODEL + "\n\nimport shoal.kit.component  # noqa\n",
             },
         )
         for name, good, bad in (
@@ -153,11 +153,7 @@ PLANTS = (
         {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "${path}" } }\ndynamic')},
     ),
     Plant(
-        "a configuration that is a folder",
-        "config-unreadable",
-        FIRST,
-        "",
-        {FIRST: None, f"{FIRST}/note.txt": "Here?"},
+        "a configuration that is a folder", "config-unreadable", FIRST, "", {FIRST: None, f"{FIRST}/note.txt": "Here?"}
     ),
     Plant(
         "a space that does not break",

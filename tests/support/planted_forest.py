@@ -78,14 +78,7 @@ LIGHTGBM: dict[str, Edit] = {CONFIG: config("lightgbm"), "forest/1/model.txt": L
 NEEDS_3_9: dict[str, Edit] = {CONFIG: config(), FILE: struct.pack("<3i", 3, 9, 1) + bytes(40)}
 
 PLANTS = (
-    Plant(
-        "another name for the input",
-        "fil-tensors",
-        CONFIG,
-        "features",
-        {CONFIG: ("input__0", "features")},
-        GOOD,
-    ),
+    Plant("another name for the input", "fil-tensors", CONFIG, "features", {CONFIG: ("input__0", "features")}, GOOD),
     Plant(
         "a forest in double precision",
         "fil-tensors",
@@ -160,14 +153,7 @@ PLANTS = (
         {CONFIG: (parameter("output_class", "false"), f"{parameter('output_class', 'true')}\n{THRESHOLD}")},
         GOOD,
     ),
-    Plant(
-        "True with a capital",
-        "fil-task",
-        CONFIG,
-        "output_class",
-        {CONFIG: ('"false"', '"False"')},
-        GOOD,
-    ),
+    Plant("True with a capital", "fil-task", CONFIG, "output_class", {CONFIG: ('"false"', '"False"')}, GOOD),
     Plant("no threshold", "fil-task", CONFIG, "output_class", {CONFIG: (THRESHOLD, "")}, LABELS),
     Plant(
         "neither regressor nor classifier",
@@ -188,14 +174,7 @@ PLANTS = (
     Plant(
         "chances as wide as labels", "fil-task", CONFIG, "output__0", {CONFIG: ("dims: [ 3 ]", "dims: [ 1 ]")}, CHANCES
     ),
-    Plant(
-        "a forest of two targets",
-        "fil-task",
-        FILE,
-        "",
-        {FILE: lambda: checkpoint("two targets")},
-        GOOD,
-    ),
+    Plant("a forest of two targets", "fil-task", FILE, "", {FILE: lambda: checkpoint("two targets")}, GOOD),
     Plant(
         "a parameter that the target does not know yet",
         "fil-task",

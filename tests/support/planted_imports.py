@@ -142,12 +142,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     ),
     ("no learner", holds("model.json", b'{"version": [3, 0, 0]}'), "it has no learner,", "save_model"),
     ("no objective", edited(pop("objective")), "it has no objective,", "save_model"),
-    (
-        "no features",
-        edited(pop("learner_model_param", "num_feature")),
-        "it has no num_feature,",
-        "save_model",
-    ),
+    ("no features", edited(pop("learner_model_param", "num_feature")), "it has no num_feature,", "save_model"),
     (
         "0 features",
         edited(lambda learner: learner["learner_model_param"].update(num_feature="0")),
@@ -273,10 +268,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
         for name, make in (
             ("random", lambda folder: ensemble.RandomForestClassifier(3).fit(ROWS, TWO > 0)),
             ("extra", lambda folder: ensemble.ExtraTreesClassifier(3).fit(ROWS, np.digitize(TWO, (-0.5, 0.5)))),
-            (
-                "in a file",
-                dumped(ensemble.RandomForestClassifier(3).fit(ROWS, TWO > 0), skops.io.dump, "model.skops"),
-            ),
+            ("in a file", dumped(ensemble.RandomForestClassifier(3).fit(ROWS, TWO > 0), skops.io.dump, "model.skops")),
         )
     ),
     (
@@ -318,20 +310,8 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     ("no skops", holds("model.skops", b"PK\3\4" + bytes(90)), "it is not a skops file, or damaged: ", "skops.io.dump"),
 ]
 MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
-    (
-        "two names for three",
-        checkpoint(),
-        {"labels": ["a", "b"]},
-        "model.tl has no classes",
-        "Leave",
-    ),
-    (
-        "three names for two",
-        xgboosted(),
-        {"labels": ["a", "b", "c"]},
-        "3 labels are given; ",
-        "Name each class",
-    ),
+    ("two names for three", checkpoint(), {"labels": ["a", "b"]}, "model.tl has no classes", "Leave"),
+    ("three names for two", xgboosted(), {"labels": ["a", "b", "c"]}, "3 labels are given; ", "Name each class"),
     ("a pickle", dumped(SMALL, joblib.dump, "model.joblib"), {}, "model.joblib ", "read it yourself"),
     (
         "a pickle by another name",

@@ -20,7 +20,7 @@ STATE = """sequence_batching {
   } ]
 }
 """
-COMPONENT = """from shoal.component import Component
+COMPONENT = """from shoal import Component
 
 
 class Double(Component):
@@ -171,18 +171,12 @@ PLANTS = (
         alone("data_type: TYPE_UINT64 } ] }", "} ] }"),
         sequences(
             'sequence_batching { control_input [ { name: "C" control [ {\n'
-            "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n",
+            "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n"
         ),
         core="unexpected data type for control CONTROL_SEQUENCE_CORRID",
         model="alone",
     ),
-    Plant(
-        "a GPU below 0",
-        "gpus-without-gpu",
-        FIRST,
-        "gpus",
-        first("KIND_CPU }", "KIND_GPU gpus: [ -1 ] }"),
-    ),
+    Plant("a GPU below 0", "gpus-without-gpu", FIRST, "gpus", first("KIND_CPU }", "KIND_GPU gpus: [ -1 ] }")),
     Plant(
         "a GPU of the model's",
         "gpus-without-gpu",

@@ -26,13 +26,7 @@ PLANTS = (
         core="No module named 'model'",
         model="first",
     ),
-    Plant(
-        "a link out",
-        "symlink-leaves-repository",
-        "first/1/hosts",
-        "",
-        {"first/1/hosts": Link("/etc/hostname")},
-    ),
+    Plant("a link out", "symlink-leaves-repository", "first/1/hosts", "", {"first/1/hosts": Link("/etc/hostname")}),
     Plant(
         "a link to nowhere",
         "dangling-link",

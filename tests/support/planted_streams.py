@@ -54,7 +54,7 @@ COMPONENT = """import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Component, StreamingComponent
+from shoal import Component, StreamingComponent
 
 
 class Counts(StreamingComponent):
@@ -132,13 +132,7 @@ PLANTS = (
         {"adds/config.pbtxt": ("count: 1", "count: 2")},
         NESTED,
     ),
-    plant(
-        "a stream number that is not mapped",
-        "stream-id-unmapped",
-        SUMS,
-        "{",
-        {SUMS: UNNUMBERED},
-    ),
+    plant("a stream number that is not mapped", "stream-id-unmapped", SUMS, "{", {SUMS: UNNUMBERED}),
     plant(
         "a stream number that is not mapped, one level down",
         "stream-id-unmapped",
@@ -250,11 +244,5 @@ PLANTS = (
         "FINAL",
         {COUNTS: ("(str(error))))", "(str(error))), flags=FINAL)")},
     ),
-    plant(
-        "an error by name that ends the answers",
-        "error-with-final",
-        ASKS,
-        "flags=FINAL",
-        {ASKS: (FINAL, LATE)},
-    ),
+    plant("an error by name that ends the answers", "error-with-final", ASKS, "flags=FINAL", {ASKS: (FINAL, LATE)}),
 )

@@ -6,7 +6,7 @@ from tests.support.planted import Plant
 
 CONFIG, CODE = "first/config.pbtxt", "first/1/model.py"
 BACKEND = 'backend: "python"'
-OURS = ("import numpy", "from shoal.component import Component\nimport numpy")
+OURS = ("import numpy", "from shoal import Component\nimport numpy")
 VLLM = (BACKEND, 'backend: "vllm"\nmodel_transaction_policy { decoupled: true }')
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from array_api_compat import torch as xp
 
-from shoal.component.tensors import Array, Device
+from shoal.kit.component.tensors import Array, Device
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.tensors import Arrays
+from shoal.kit.component.base import Component
+from shoal.kit.component.tensors import Arrays
 
 
 class Blank(Component):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.gateway.core.active import Active
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.relay import Answer, Relay
-from shoal.gateway.core.stream_requests import StreamRequests
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.core.turns import Turns
-from shoal.gateway.options import Limits
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.callers.quotas import Reservation
+from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.fair_queue import Turns
+from shoal.serving.gateway.core.relay import Answer, Relay
+from shoal.serving.gateway.core.stream_requests import StreamRequests
+from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.options import Limits
 from tests.support.configs import ENGINE, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall, FakeUpstream
 

@@ -1,4 +1,4 @@
-"""Choice of tokens row by row in NumPy: the reference of ``shoal.generation.choosing``."""
+"""Choice of tokens row by row in NumPy: the reference of ``shoal.kit.generation.choosing``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.generation.contract import TokenRequest
+from shoal.kit.generation.contract import TokenRequest
 
 
 class Reference:

@@ -13,19 +13,19 @@ import numpy as np
 from aiohttp import web
 from tritonclient.grpc import service_pb2
 
-from shoal.client.calls import IS_FINAL
-from shoal.component.spec import STRING
-from shoal.gateway.core.active import Active
-from shoal.gateway.core.callers import Keys
-from shoal.gateway.core.exposure import Exposure
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.models import find_slots, find_widths
-from shoal.gateway.core.stream_requests import StreamRequests
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.core.upstream import SERVICE, Upstream
-from shoal.gateway.fronts import open_fronts
-from shoal.gateway.options import Addresses, Options
-from shoal.repository.config import ModelConfig
+from shoal.authoring.repository.config import ModelConfig
+from shoal.clients.client.calls import IS_FINAL
+from shoal.kit.component.spec import STRING
+from shoal.serving.gateway.callers.callers import Keys
+from shoal.serving.gateway.callers.exposure import Exposure
+from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.models import find_slots, find_widths
+from shoal.serving.gateway.core.stream_requests import StreamRequests
+from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.core.upstream import SERVICE, Upstream
+from shoal.serving.gateway.fronts import open_fronts
+from shoal.serving.gateway.options import Addresses, Options
 from tests.support.configs import PYTHON, make_configs, parameter
 
 _LLM = """

@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.gateway.key_file import ACTS, KeyFile
-from shoal.processes import processes
+from shoal.serving.gateway.callers.key_file import ACTS, KeyFile
+from shoal.system.processes import processes
 from tests.support.pairs import make_pair
 
 VARIABLE = "SHOAL_TEST_KEYS"

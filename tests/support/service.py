@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
-from shoal.processes import Process, find_process, processes
+from shoal.system.processes import Process, find_process, processes
 from tests.support.planted import write
 from tests.support.secured import VARIABLE, Secured
 
@@ -28,7 +28,7 @@ MODEL = """
 import time
 from pathlib import Path
 
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 
 class Step(Component):

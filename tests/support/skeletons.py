@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shoal.check import check
+from shoal.authoring.check.families import check
 from shoal.cli import app
 from shoal.errors import ShoalError
 from tests.support.once import ROOT
@@ -27,7 +27,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 
 class Zeros(Component):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent, indent
 
-from shoal.check import security
-from shoal.check.findings import Finding
-from shoal.check.python import code
-from shoal.check.repositories import read_repository
+from shoal.authoring.check import security
+from shoal.authoring.check.findings import Finding
+from shoal.authoring.check.python import code
+from shoal.authoring.check.repositories import read_repository
 from tests.support.planted import config
 
 FAMILIES = (code, security)

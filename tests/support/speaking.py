@@ -18,7 +18,7 @@ parameters { key: "public" value { string_value: "true" } }
 """
 _CODE = '''
 import numpy as np
-from shoal.component import StreamingComponent
+from shoal import StreamingComponent
 
 class Speak(StreamingComponent):
     """Counts to COUNT, which are as many tokens of the answer, to a prompt of seven."""

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shoal.client.aio import AsyncClient
-from shoal.client.calls import Answer
-from shoal.client.client import Client
-from shoal.client.streams import AsyncReplies
-from shoal.server.launch import Server
+from shoal.clients.client.aio import AsyncClient
+from shoal.clients.client.calls import Answer
+from shoal.clients.client.client import Client
+from shoal.clients.client.streams import AsyncReplies
+from shoal.serving.server.launch import Server
 
 WAYS = ("grpc", "http", "grpc-async", "http-async")
 Connect: TypeAlias = Callable[..., AbstractContextManager[Any]]

@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 import tritonclient.grpc.service_pb2 as protocol
 
-from shoal.server.launch import Server
+from shoal.serving.server.launch import Server
 from tests.support.mutations import KEYS, MAX_DEPTH, TEXTS, VALUES, Request, Tensor, hostile, spoil
 
 SECONDS = 30.0  # for an answer that is due

@@ -41,7 +41,7 @@ def _no_server_no_training(request: pytest.FixtureRequest) -> Iterator[None]:
         raise RuntimeError(f"{test} starts a server or a training: move it to tests/served or tests/slow.")
 
     with pytest.MonkeyPatch.context() as patch:  # of its own: a test's patches are undone before its folder is removed
-        patch.setattr("shoal.server.launch.Server._launch", refuse)
+        patch.setattr("shoal.serving.server.launch.Server._launch", refuse)
         patch.setattr("shoal.readability.fit.Training.run", refuse)
         if "may_start_processes" not in request.fixturenames:
             _forbidden.append(test)

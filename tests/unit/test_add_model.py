@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from shoal.authoring.project.importing.add_model import add_model
 from shoal.errors import InputError, SetupError
-from shoal.project.importing.add_model import add_model
 from tests.support.imports import Column, script
 from tests.support.skeletons import run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InputError
-from shoal.gateway.addresses import find_client, read_address
-from shoal.gateway.core.callers import Callers
-from shoal.gateway.options import Limits
+from shoal.serving.gateway.addresses import find_client, read_address
+from shoal.serving.gateway.callers.callers import Callers
+from shoal.serving.gateway.options import Limits
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
-from shoal.gateway.core.callers import Caller
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
 
 MINE, YOURS, THEIRS = Caller("mine"), Caller("yours"), Caller("theirs")
 

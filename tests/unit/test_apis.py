@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.composition.labels import find_labels
+from shoal.authoring.composition.labels import find_labels
+from shoal.authoring.repository.apis import Api, find_served, read_labels
+from shoal.authoring.repository.config import ModelConfig, read_config
 from shoal.errors import ArtifactError
-from shoal.repository.apis import Api, find_served, read_labels
-from shoal.repository.config import ModelConfig, read_config
 from tests.support.configs import make_configs, parameter
 from tests.support.once import ROOT
 

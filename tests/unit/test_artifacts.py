@@ -17,23 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestRegressor
 
-from shoal.component.artifact_files import sha256
-from shoal.component.provenance import METADATA, dump_ties, read_archive
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.clients.local import load_component
 from shoal.errors import ArtifactError
-from shoal.forests.checkpoints import read_forest
-from shoal.local import load_component
-from shoal.repository.config import read_config
-from shoal.server.launch import find_cause
-from tests.support.faults import (
-    ALONE,
-    KINDS,
-    MODELS,
-    TOGETHER,
-    Fault,
-    edit,
-    holds,
-)  # fmt: skip
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.provenance import METADATA, dump_ties, read_archive
+from shoal.kit.forests.checkpoints import read_forest
+from shoal.serving.server.launch import find_cause
+from tests.support.faults import ALONE, KINDS, MODELS, TOGETHER, Fault, edit, holds  # fmt: skip
 
 
 def linked(source: Path, copy: Path, changed: str, fault: Fault) -> Path:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.encoders.encoder import POOLINGS
+from shoal.kit.encoders.encoder import POOLINGS
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability import encoder as encoders
 from shoal.readability.batches import WIDTH_MULTIPLE, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
-from shoal.text.tokens import WordPiece
 
 
 def test_epochs_hold_every_row_once() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from shoal.errors import ArtifactError, SetupError
-from shoal.generation.engines import batching
+from shoal.kit.generation.engines import batching
 from tests.support.families import CONTEXT, FAMILIES, REFUSED, make_family
 from tests.support.llm import open_engine, token_inputs, tokens_of
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.advice import Advice, Evidence, advise
-from shoal.bench.record import Cell, Figures, Settings
-from shoal.bench.run import bench
-from shoal.bench.steps import StepFigures
-from shoal.repository.config import ModelConfig, read_config
+from shoal.authoring.repository.config import ModelConfig, read_config
+from shoal.lab.bench.advice import Advice, Evidence, advise
+from shoal.lab.bench.record import Cell, Figures, Settings
+from shoal.lab.bench.run import bench
+from shoal.lab.bench.steps import StepFigures
 
 CONFIG = """
 backend: "python"
@@ -44,7 +44,7 @@ ensemble_scheduling {
 """
 CODE = """
 import time
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 
 class Sleeper(Component):
     def run(self, batch):

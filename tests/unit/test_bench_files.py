@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.record import Settings
-from shoal.bench.run import bench, write
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError, SetupError
-from shoal.repository.loading import component_class
+from shoal.lab.bench.record import Settings
+from shoal.lab.bench.run import bench, write
 from tests.unit.test_bench_advice import write_repository
 
 

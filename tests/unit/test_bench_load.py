@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.bench.load import Load, closed_loop
+from shoal.lab.bench.load import Load, closed_loop
 
 
 def sleep(_: int) -> int:

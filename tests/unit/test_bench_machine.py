@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal import machine
-from shoal.bench.measure import _time_within
 from shoal.errors import SetupError
-from shoal.server.checks import check_gpus
+from shoal.lab.bench.measure import _time_within
+from shoal.serving.server.checks import check_gpus
+from shoal.system import machine
 from tests.unit.test_bench import table
 
 

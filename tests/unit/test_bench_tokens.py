@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.generation import Timeline, fit_prompt, make_record, summarise, write_prompt
-from shoal.bench.record import Measured, Settings, TokenCell, TokenFigures
-from shoal.bench.tables import make_sheets, remarks, write_page
+from shoal.clients.llm.client import Llm
 from shoal.errors import InputError, ServerError
-from shoal.llm import Llm, Piece
+from shoal.kit.generation.pieces import Piece
+from shoal.lab.bench.generation import Timeline, fit_prompt, make_record, summarise, write_prompt
+from shoal.lab.bench.record import Measured, Settings, TokenCell, TokenFigures
+from shoal.lab.bench.tables import make_sheets, remarks, write_page
 from tests.support.commands import Shoal
 
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from shoal.bulk.files import partial_path
-from shoal.bulk.scoring import local
 from shoal.cli import app
+from shoal.clients.bulk.files import partial_path
+from shoal.clients.bulk.scoring import local
+from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
-from shoal.local import Pipeline
 from tests.support.bulk import read_rows, run, write_texts
 
 Infer = Callable[..., Result]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.shards.folders import find_inputs, open_folder, open_input
-from shoal.bulk.shards.report import find_faults, read_status
 from shoal.cli import app
+from shoal.clients.bulk.shards.folders import find_inputs, open_folder, open_input
+from shoal.clients.bulk.shards.report import find_faults, read_status
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.buckets import download, upload
 from tests.unit.test_bulk_shards import read_files, run, write_inputs
@@ -48,8 +48,8 @@ def test_a_run_in_object_storage_is_that_of_folders(kind: str, forest: Path, tmp
 
 @pytest.mark.usefixtures("store")
 def test_an_input_that_was_removed_or_changed(tmp_path: Path) -> None:
-    from shoal.bulk.shards.parts import open_parts
-    from shoal.bulk.shards.plan import ShardReader, make_plan
+    from shoal.clients.bulk.shards.parts import open_parts
+    from shoal.clients.bulk.shards.plan import ShardReader, make_plan
 
     upload(write_inputs(tmp_path / "in", ".jsonl", [30]), "s3://bucket/in")
     folder = open_folder("s3://bucket/out")

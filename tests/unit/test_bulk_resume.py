@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.files import Journal, open_journal, partial_path
-from shoal.bulk.scoring import WINDOW, Endpoint, local
 from shoal.cli import app
-from shoal.client.failures import UnknownModelError
+from shoal.clients.bulk.files import Journal, open_journal, partial_path
+from shoal.clients.bulk.scoring import WINDOW, Endpoint, local
+from shoal.clients.client.failures import UnknownModelError
+from shoal.clients.local import Pipeline
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.local import Pipeline
 from tests.support.bulk import Stopped, infer_arguments, read_rows, run, write_texts
 
 KINDS = (".csv", ".jsonl", ".parquet")

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.shards.crew import Crew
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.parts import Part, digest_end, open_parts
-from shoal.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
-from shoal.bulk.shards.report import find_faults, read_status
-from shoal.bulk.shards.work import Job
-from shoal.bulk.shards.workers import make_processes
 from shoal.cli import app
-from shoal.client.client import Client
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.parts import Part, digest_end, open_parts
+from shoal.clients.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
+from shoal.clients.bulk.shards.report import find_faults, read_status
+from shoal.clients.bulk.shards.scheduler import Crew
+from shoal.clients.bulk.shards.shard_task import Job
+from shoal.clients.bulk.shards.workers import make_processes
+from shoal.clients.client.client import Client
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.bulk import WORDS
 from tests.support.projects import write_model

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.model_folders import find_graph, find_model_folders
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.repository.call_graph import collect
-from shoal.repository.config import read_config
-from shoal.repository.graph import Graph
-from shoal.repository.manifest import read_manifest
-from shoal.repository.model_folders import find_graph, find_model_folders
 from tests.support.streams import DECOUPLED, FILES, write_project, write_twin
 
 
@@ -44,7 +44,7 @@ def test_called_models_are_composed_too(project: Path) -> None:
 def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: Path) -> None:
     repository = compose("asks", tmp_path / "repository", projects=[project])
     assert models(repository) == ["asks", "counts"]
-    calling = [path.parents[3].name for path in repository.glob("*/1/shoal/component/callees.py")]
+    calling = [path.parents[4].name for path in repository.glob("*/1/shoal/kit/component/callees.py")]
     assert calling == ["asks"]
     assert (repository / "counts" / "1" / "model.py").is_file()
     assert read_config(repository / "counts").spec.parameters["shoal_repository"]

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli import app
-from shoal.client.failures import Server, connection_failure, explain, grpc_failure
-from shoal.client.flow import read_url
-from shoal.client.tls import Tls
+from shoal.clients.client.failures import Server, connection_failure, explain, grpc_failure
+from shoal.clients.client.flow import read_url
+from shoal.clients.client.tls import Tls
 from shoal.errors import InputError, ServerError
-from shoal.gateway.core.certificates import Certificates
-from shoal.gateway.options import Options
+from shoal.serving.gateway.http.certificates import Certificates
+from shoal.serving.gateway.options import Options
 from tests.support.pairs import call_openssl, make_pair
 from tests.support.virtual_time import run
 

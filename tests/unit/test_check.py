@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import RULES, check
-from shoal.check.config import own_backends
-from shoal.check.reports import read_pages, split_entries
+from shoal.authoring.check.config import own_backends
+from shoal.authoring.check.families import RULES, check
+from shoal.authoring.check.reports import read_pages, split_entries
 from tests.support import (
     planted_apis,
     planted_artifacts,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from shoal.check import environments, forest, torchscript
-from shoal.check.findings import Finding
-from shoal.check.forest import FILES, UnreadableError, read_trees
-from shoal.check.repositories import read_repository
-from shoal.check.torchscript import ForeignError, Script, arguments, find_method
-from shoal.environment.targets import find_target
+from shoal.authoring.check import environments, forest, torchscript
+from shoal.authoring.check.findings import Finding
+from shoal.authoring.check.forest import FILES, UnreadableError, read_trees
+from shoal.authoring.check.repositories import read_repository
+from shoal.authoring.check.torchscript import ForeignError, Script, arguments, find_method
+from shoal.authoring.environment.targets import find_target
 from tests.support import planted_environments, planted_forest, planted_torchscript
 from tests.support.planted import Plant
 
@@ -210,7 +210,7 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
 
 
 def test_only_the_beginning_of_a_large_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.environment.inspection._GLANCE", 10)
+    monkeypatch.setattr("shoal.authoring.environment.inspection._GLANCE", 10)
     environments._read_archive.cache_clear()
     plant = Plant("", "", "", "", {}, planted_environments.GOOD)
     root = plant.write(tmp_path / "r", is_bad=False)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shoal.check import check
-from shoal.check.config.engines import check_arguments
-from shoal.check.findings import Finding, Place
+from shoal.authoring.check.config.engines import check_arguments
+from shoal.authoring.check.families import check
+from shoal.authoring.check.findings import Finding, Place
 from tests.support.planted import write
 from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, OURS, TEXTS, dump
 

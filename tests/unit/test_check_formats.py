@@ -13,9 +13,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from shoal.check import RULES, check
-from shoal.check.findings import Place
-from shoal.check.reports import github, sarif
+from shoal.authoring.check.families import RULES, check
+from shoal.authoring.check.findings import Place
+from shoal.authoring.check.reports import github, sarif
 from shoal.cli import app
 from tests.support.once import ROOT
 from tests.support.planted import Plant

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check, security
-from shoal.check.repositories import read_repository
-from shoal.environment.targets import find_target
+from shoal.authoring.check import security
+from shoal.authoring.check.families import check
+from shoal.authoring.check.repositories import read_repository
+from shoal.authoring.environment.targets import find_target
 from tests.support import planted_modules
 from tests.support.planted import MODEL, Edit, Plant, config
 from tests.support.planted import write as write_file

@@ -105,7 +105,7 @@ def test_large_sources_are_read_through(tmp_path: Path) -> None:
     assert check_source(tmp_path / "c", execute(nested)) == []
 
 
-COMPONENT = """from shoal.component.base import Component
+COMPONENT = """from shoal.kit.component.base import Component
 
 
 class Double(Component):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.check import check
-from shoal.check.python import streams
-from shoal.check.repositories import read_repository
+from shoal.authoring.check.families import check
+from shoal.authoring.check.python import streams
+from shoal.authoring.check.repositories import read_repository
 from shoal.cli import app
 from tests.support.planted import config, write
 from tests.support.planted_streams import COMPONENT, INNER, OUTER

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
-from shoal.generation.choosing import HOST, Chooser, choose, read_logits
-from shoal.generation.contract import TokenRequest
-from shoal.generation.sampling import Sampling
+from shoal.kit.generation.choosing import HOST, Chooser, choose, read_logits
+from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.sampling import Sampling
 from tests.conftest import Scale
 from tests.support.sampler import Reference
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.component.ledger import EXACT_ROWS
-from shoal.encoders.export import compare, trace
-from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.kit.component.ledger import EXACT_ROWS
+from shoal.kit.encoders.export import compare, trace
+from shoal.kit.encoders.packaged import SMALL_ENCODER
+from shoal.kit.text.tokens import WordPiece, read_vocabulary
+from shoal.kit.text.words import BasicTokenizer, TokenCoder
 from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import load_encoder
 from shoal.readability.forest import export_forest, forest_inputs, train_forest
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Features, Reader, Reading
-from shoal.text.tokens import WordPiece, read_vocabulary
-from shoal.text.words import BasicTokenizer, TokenCoder
 from tests.conftest import Scale
 from tests.support import references
 from tests.support.emulation import EmulatedText

@@ -96,24 +96,19 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {f["check"] for f in findings} >= {"Python", "NumPy", "Triton", "stub", "shared memory", "port 8000"}
     assert "fault" not in {f["level"] for f in findings}
     assert "NumPy" in shoal("doctor")
-    monkeypatch.setattr("shoal.doctor.np.__version__", "2.1.0")
-    monkeypatch.setattr("shoal.doctor.find_ports", _taken)
+    monkeypatch.setattr("shoal.cli.doctor.np.__version__", "2.1.0")
+    monkeypatch.setattr("shoal.cli.doctor.find_ports", _taken)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     monkeypatch.setenv("SHOAL_TRITONSERVER", "/nowhere")
     result = CliRunner().invoke(cli.app, ["doctor"])
     assert result.exit_code == 1
-    for words in (
-        "Type: pip install 'numpy<2'",
-        "Port 8000 is taken.",
-        "Name a tritonserver",
-        "256 MiB",
-    ):
+    for words in ("Type: pip install 'numpy<2'", "Port 8000 is taken.", "Name a tritonserver", "256 MiB"):
         assert words in result.stdout
 
 
 def test_doctor_names_numpy_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.doctor.np.__version__", "2.1.0")
-    monkeypatch.setattr("shoal.server.runtime.np.__version__", "2.1.0")
+    monkeypatch.setattr("shoal.cli.doctor.np.__version__", "2.1.0")
+    monkeypatch.setattr("shoal.serving.server.runtime.np.__version__", "2.1.0")
     result = CliRunner().invoke(cli.app, ["doctor"])
     assert result.exit_code == 1
     assert result.stdout.count("corrupts tensors under NumPy 2.1.0") == 1

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import CPU, PLACEMENTS, Plan
 from shoal.cli import app
-from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.placement import CPU, PLACEMENTS, Plan
 from tests.support.once import ROOT
 from tests.support.planted import Plant, config
 
@@ -154,7 +154,7 @@ def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path
 @pytest.mark.usefixtures("may_start_processes")
 def test_checking_loads_no_models_library() -> None:
     code = (
-        "import sys; from shoal.check import check; check(sys.argv[1], target='embedded');"
+        "import sys; from shoal import check; check(sys.argv[1], target='embedded');"
         "print(*{'torch', 'transformers', 'treelite', 'sklearn', 'cupy', 'matplotlib', 'pandas'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code, ROOT], capture_output=True, text=True, check=True)

@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.draw.mermaid import draw
-from shoal.draw.picture import png, svg
+from shoal.authoring.draw.mermaid import draw
+from shoal.authoring.draw.picture import png, svg
+from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.model_folders import CATEGORIES, find_model_folders
+from shoal.authoring.repository.placement import Plan, place
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
-from shoal.repository.call_graph import collect
-from shoal.repository.config import read_config, write_config
-from shoal.repository.graph import Graph
-from shoal.repository.model_folders import CATEGORIES, find_model_folders
-from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT
 from tests.support.planted import write

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from shoal.client.calls import Call, Method
-from shoal.client.client import Client
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.client import Client
 from shoal.errors import ServerError
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.check import check
-from shoal.component.base import Component
-from shoal.component.tensors import Arrays
+from shoal.authoring.check.families import check
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation import Completions, Piece, TextStream, join_pieces
+from shoal.kit.component.base import Component
+from shoal.kit.component.tensors import Arrays
+from shoal.kit.generation.completions import Completions, TextStream
+from shoal.kit.generation.pieces import Piece, join_pieces
 from tests.conftest import Scale
 from tests.support.llm import cut
 from tests.support.pieces import leaf, start

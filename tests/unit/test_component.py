@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.component import tensors
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.component.tensors import Array, Arrays, Device
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.repository.loading import component_class
+from shoal.kit.component import tensors
+from shoal.kit.component.base import Component
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ModelSpec, TensorSpec
+from shoal.kit.component.tensors import Array, Arrays, Device
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
 
 CONFIG: dict[str, Any] = {

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal import paths
+from shoal.authoring.composition import compose as composing
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.manifest import MANIFEST, read_manifest
+from shoal.authoring.repository.placement import Plan
+from shoal.authoring.vendoring import find_carried
 from shoal.cli import app
-from shoal.component.artifact_files import sha256
-from shoal.component.triton import CALLING
-from shoal.composition import compose as composing
-from shoal.composition.compose import compose
+from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.local import Pipeline, load
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.triton import CALLING
 from shoal.readability.corpus import Corpus
-from shoal.repository.config import read_config
-from shoal.repository.manifest import MANIFEST, read_manifest
-from shoal.repository.placement import Plan
-from shoal.vendoring import find_carried
+from shoal.system import paths
 from tests.support.bulk import MODEL_FOLDERS
 from tests.support.once import ROOT
 
@@ -51,8 +51,11 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
 
 
 def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
-    packages = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
-    assert packages == {"__init__.py", "errors.py", "files.py", "blocks.py", "component", "text", "readability"}
+    copy = repository / "preprocess" / "1" / "shoal"
+    floors, rooms = ({p.name for p in folder.iterdir()} - {"__pycache__"} for folder in (copy, copy / "kit"))
+    assert floors == {"__init__.py", "errors.py", "kit", "readability", "system"}
+    assert rooms == {"__init__.py", "blocks.py", "component", "text"}
+    assert {p.name for p in (copy / "system").glob("*.py")} == {"__init__.py", "files.py"}
     assert not (repository / "bert-large" / "train.py").exists()
     assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()
 
@@ -230,7 +233,7 @@ def test_bf16_is_chosen_once_and_written_down(
     artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
-    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     manifest = read_manifest(repository)
     assert manifest["dtype"] == manifest["precision"]["bert-large"]["dtype"] == "bf16"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check
-from shoal.composition.compose import compose
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.manifest import check_manifest, read_manifest
+from shoal.authoring.repository.placement import Plan
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.config import read_config
-from shoal.repository.manifest import check_manifest, read_manifest
-from shoal.repository.placement import Plan
-from shoal.server.container import container_command
+from shoal.serving.server.container import container_command
 from tests.support.containers import find_installed, write_weights
 from tests.support.once import ROOT
 

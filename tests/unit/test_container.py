@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
 from shoal.cli import app
-from shoal.composition.compose import compose
 from shoal.errors import InputError
-from shoal.repository.placement import Plan
-from shoal.server.container import container_command
+from shoal.serving.server.container import container_command
 from tests.support.containers import find_installed
 from tests.support.planted import MODEL, config
 
@@ -99,7 +99,7 @@ def test_a_module_that_no_package_here_has(tmp_path: Path) -> None:
 
 
 def test_a_model_without_its_copy_of_shoal(tmp_path: Path) -> None:
-    write(tmp_path, "m", config("m"), "from shoal.component import Component\n")
+    write(tmp_path, "m", config("m"), "from shoal import Component\n")
     with pytest.raises(InputError, match="Model m imports shoal, of which it has no copy"):
         container_command(tmp_path)
 

@@ -11,23 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component import Context, StreamingComponent
-from shoal.component.base import check_outputs
-from shoal.component.streaming import QueueStream
 from shoal.errors import InputError, ServerError
-from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
-from shoal.generation.answering import Answering, Seat, step
-from shoal.generation.contract import (
+from shoal.kit.component.base import check_outputs
+from shoal.kit.component.context import Context
+from shoal.kit.component.streaming import QueueStream, StreamingComponent
+from shoal.kit.generation.answering import Answering, Seat, step
+from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,
     LOG_PROB_OUTPUTS,
     LOG_PROBS,
     NEUTRAL,
     REFUSED,
+    Limits,
     Place,
+    TokenRequest,
+    pack_answer,
     pack_words,
     read_places,
 )
+from shoal.kit.generation.sampling import Sampling
 from tests.support.llm import ENGINE, engine_spec, token_inputs
 
 LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import local
-from shoal.client.copies import Copies
-from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
-from shoal.component.tensors import Array
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.placement import Plan, Tuning
+from shoal.clients import local
+from shoal.clients.client.copies import Copies
+from shoal.clients.local import Pipeline, load
 from shoal.errors import ShoalError
-from shoal.local import Pipeline, load
+from shoal.kit.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
+from shoal.kit.component.tensors import Array
 from shoal.readability import reader
-from shoal.repository.graph import Graph
-from shoal.repository.placement import Plan, Tuning
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 

@@ -9,10 +9,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from shoal.errors import InputError
-from shoal.gateway.core.accounts import Account
-from shoal.gateway.key_file import KeyLimits
-from shoal.gateway.options import Options
-from shoal.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.callers.accounts import Account
+from shoal.serving.gateway.callers.key_file import KeyLimits
+from shoal.serving.gateway.options import Options
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.unit.test_gateway_routes import make_gate
 from tests.unit.test_keys import World, bearer
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ArtifactError
-from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_model_folders
 from tests.support.graphs import Member, Type, make_graph, ten_steps
 
 

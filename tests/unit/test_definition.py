@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import shoal
+from shoal.authoring.repository.config import read_config
 from shoal.errors import InputError
-from shoal.repository.config import read_config
 from tests.support.once import ROOT
 from tests.support.projects import define, write_project
 

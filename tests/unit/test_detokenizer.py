@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from shoal.errors import InputError
-from shoal.generation import Detokenizer
-from shoal.generation.detokenizer import find_specials, spell
+from shoal.kit.generation.detokenizer import Detokenizer, find_specials, spell
 from tests.conftest import Scale
 from tests.support.tokenizers import FAMILIES, OTHERS, TEXTS, token_id, trained
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
-from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import SetupError
+from shoal.kit.component.base import Component
+from shoal.kit.component.context import Context
+from shoal.kit.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
+from shoal.kit.component.tensors import Array, Arrays, Device
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor
 from tests.support.once import ROOT
 from tests.support.pretend import PretendGpu
@@ -140,10 +140,10 @@ def test_the_device_is_chosen_before_a_gpu_library_is_imported(tmp_path: Path) -
     code = """
 import json, sys
 from pathlib import Path
-from shoal.component import tensors
+from shoal.kit.component import tensors
 from tests.support.fake_triton import Stub
-from shoal.repository.loading import component_class
-from shoal.server.runtime import BACKENDS
+from shoal.authoring.repository.loading import component_class
+from shoal.serving.server.runtime import BACKENDS
 
 choose = tensors.Device.from_triton.__func__
 def spy(cls, args, library):
@@ -194,9 +194,7 @@ def test_metrics_follow_the_ledger() -> None:
     metrics.close()
 
 
-def test_a_server_without_metrics_answers_all_the_same(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_server_without_metrics_answers_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     from tests.support.fake_triton import MetricFamily
 
     class Refusing(MetricFamily):

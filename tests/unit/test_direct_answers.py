@@ -11,9 +11,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from shoal.component.answer_socket import ANSWERS, Answers, Connection, Listener, connect
-from shoal.component.tensors import Device
 from shoal.errors import InputError, ServerError, ShoalError
+from shoal.kit.component.answer_socket import ANSWERS, Answers, Connection, Listener, connect
+from shoal.kit.component.tensors import Device
 
 HOST = Device()
 ARRAYS = {

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.component.ledger import EXACT_ROWS
-from shoal.component.tensors import Array, Device
+from shoal.kit.component.ledger import EXACT_ROWS
+from shoal.kit.component.tensors import Array, Device
+from shoal.kit.text import device as on_device
+from shoal.kit.text import tokens
+from shoal.kit.text.device import DeviceCoder, Words, count_tokens, upload
+from shoal.kit.text.tokens import MAX_WORD_CHARS, read_vocabulary
+from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import Reader
-from shoal.text import device as on_device
-from shoal.text import tokens
-from shoal.text.device import DeviceCoder, Words, count_tokens, upload
-from shoal.text.tokens import MAX_WORD_CHARS, read_vocabulary
-from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.conftest import Scale
 from tests.support.pretend import PretendGpu
 from tests.support.references import raw_features

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor import FAULT, OK, WARNING, _keys, examine
-from shoal.gateway.key_file import KeyFile
+from shoal.cli.doctor import FAULT, OK, WARNING, _keys, examine
+from shoal.serving.gateway.callers.key_file import KeyFile
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.environment.stub import parse_version, read_binary
+from shoal.authoring.environment.stub import parse_version, read_binary
 
 
 def test_the_highest_version_of_each_family_is_needed() -> None:

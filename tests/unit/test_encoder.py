@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.encoders import export
-from shoal.encoders.encoder import FULL_SIZE_ENCODER, POOLINGS, REVISIONS
-from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
+from shoal.kit.encoders import export
+from shoal.kit.encoders.encoder import FULL_SIZE_ENCODER, POOLINGS, REVISIONS
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability import encoder as encoders
 from shoal.readability.commands import check_available
 

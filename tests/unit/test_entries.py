@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from shoal.environment.archive import unpack
-from shoal.environment.fit import find_misfits
-from shoal.environment.inspection import inspect
-from shoal.environment.targets import find_target
+from shoal.authoring.environment.archive import unpack
+from shoal.authoring.environment.fit import find_misfits
+from shoal.authoring.environment.inspection import inspect
+from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 
 HARD, DIR, NODE = tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE

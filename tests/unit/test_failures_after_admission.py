@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.client.calls import Call, Method, to_arrays
-from shoal.client.grpc_transport import to_grpc
-from shoal.gateway.core.accounts import Account
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.upstream import SERVICE
-from shoal.gateway.key_file import KeyLimits
-from shoal.gateway.options import Addresses, Options
+from shoal.clients.client.calls import Call, Method, to_arrays
+from shoal.clients.client.grpc_transport import to_grpc
+from shoal.serving.gateway.callers.accounts import Account
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.callers.key_file import KeyLimits
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.upstream import SERVICE
+from shoal.serving.gateway.options import Addresses, Options
 from tests.conftest import Scale
 from tests.support.scripted_triton import CONFIGS, serve
 
-_GATEWAY = "/shoal/gateway/"
+_GATEWAY = "/shoal/serving/gateway/"
 _MOST = 40  # calls and awaits behind an admission
 # Code that counts or gives back: it may not fail, and so does little else.
 _COUNTERS = "/core/admission.py", "/core/quotas.py", "/core/turns.py"
@@ -237,7 +237,7 @@ def test_headers_that_grpc_does_not_carry_hold_nothing() -> None:
 
 
 def test_only_what_grpc_carries_is_passed_on() -> None:
-    from shoal.gateway.core.refusals import kept
+    from shoal.serving.gateway.core.refusals import kept
 
     assert kept([("traceparent", "a"), ("other", "b"), ("tracestate", "c\td"), ("x-request-id", " ~")]) == (
         ("traceparent", "a"),

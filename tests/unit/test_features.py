@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.blocks import normalise
-from shoal.component.tensors import Array, Device
-from shoal.text.device import Ragged, count_tokens
-from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
+from shoal.kit.blocks import normalise
+from shoal.kit.component.tensors import Array, Device
+from shoal.kit.text.device import Ragged, count_tokens
+from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.support.emulation import ragged
 from tests.support.references import raw_features
 

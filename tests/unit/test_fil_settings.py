@@ -10,12 +10,12 @@ import pytest
 import treelite
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
 
-from shoal.component.context import Context
-from shoal.component.spec import ModelSpec
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError
-from shoal.forests.treelite import Settings
-from shoal.repository.loading import component_class
-from shoal.server.runtime import BACKENDS
+from shoal.kit.backends import BACKENDS
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ModelSpec
+from shoal.kit.forests.treelite import Settings
 
 ROWS = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 TARGETS = ROWS[:, 0] * ROWS[:, 1] + ROWS[:, 2]

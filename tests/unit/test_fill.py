@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from shoal.authoring.composition.fill import fill_template, parse_substitutions, write_filled
 from shoal.cli import app
-from shoal.composition.fill import fill_template, parse_substitutions, write_filled
 from shoal.errors import ArtifactError, ShoalError
 
 TEMPLATE = """# ${in_a_comment} and ${rows}

@@ -21,7 +21,7 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 
-from shoal.forests import treelite as forests
+from shoal.kit.forests import treelite as forests
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(400, 6)).astype(np.float32).round(2)  # few values: many rows lie on a threshold's edge

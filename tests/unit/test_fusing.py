@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.encoders.export import trace
-from shoal.encoders.fusing import fuse
-from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.kit.encoders.export import trace
+from shoal.kit.encoders.fusing import fuse
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.encoder import load_encoder
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from shoal.gateway.core.active import MOST_RETRY_SECONDS, NEXT_SECONDS, Active
-from shoal.gateway.core.callers import ANYONE
-from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.core.active_server import MOST_RETRY_SECONDS, NEXT_SECONDS, Active
+from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why
 from tests.support.fake_upstream import FakeStream, FakeUpstream
 from tests.support.virtual_time import run, settle
 

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.failures import CallError, Kind
+from shoal.clients.client.failures import CallError, Kind
 from shoal.errors import ArtifactError
-from shoal.gateway.control.canary import MOST_SECONDS, SECONDS, SHARE, Canary, Verdict, WrongError, make_canaries
+from shoal.serving.gateway.control.canary import (
+    MOST_SECONDS,
+    SECONDS,
+    SHARE,
+    Canary,
+    Verdict,
+    WrongError,
+    make_canaries,
+)
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
 from tests.support.fake_upstream import FakeClient
 from tests.support.virtual_time import run

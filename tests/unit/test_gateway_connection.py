@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from shoal.gateway.core.listener import Connection, mark_busy
-from shoal.gateway.options import Limits
+from shoal.serving.gateway.http.listener import Connection, mark_busy
+from shoal.serving.gateway.options import Limits
 from tests.support.virtual_time import run
 
 
@@ -40,8 +40,7 @@ class Behind(asyncio.Protocol):
 
 
 @pytest.mark.parametrize(
-    ("is_sent", "reads", "ends"),
-    [(True, False, True), (True, True, False), (False, False, False)],
+    ("is_sent", "reads", "ends"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_a_client_that_reads_nothing(is_sent: bool, reads: bool, ends: bool) -> None:
     behind, pipe, limits = Behind(), Pipe(), Limits(unread_seconds=30.0)

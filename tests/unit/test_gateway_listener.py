@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 
 from shoal.errors import SetupError
-from shoal.gateway.core import listener
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.certificates import Certificates
-from shoal.gateway.core.listener import Listener, PageGuard, listen
-from shoal.gateway.core.refusals import RefusedError
-from shoal.gateway.core.routes import find_status
-from shoal.gateway.options import IDLE_SECONDS, Limits, Options
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.core.refusals import RefusedError
+from shoal.serving.gateway.http import listener
+from shoal.serving.gateway.http.certificates import Certificates
+from shoal.serving.gateway.http.listener import Listener, PageGuard, listen
+from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.options import IDLE_SECONDS, Limits, Options
 from tests.support.pairs import make_pair
 from tests.support.virtual_time import run, settle
 

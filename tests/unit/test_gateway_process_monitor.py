@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shoal.gateway.control.process_monitor import (
+from shoal.serving.gateway.control.process_monitor import (
     BATCH_SECONDS,
     HANG_SECONDS,
     MOST_STARVED,
@@ -18,7 +18,7 @@ from shoal.gateway.control.process_monitor import (
     ProcessFault,
     ProcessMonitor,
 )  # fmt: skip
-from shoal.processes import Thread, find_threads
+from shoal.system.processes import Thread, find_threads
 from tests.support.fake_processes import EXITED, KILLED, MIB, SERVER, FakeProcesses
 from tests.support.fake_upstream import FakeServer
 

@@ -11,13 +11,13 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.client.calls import WITH_FINAL
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.quotas import Reservation
-from shoal.gateway.core.refusals import FailedError, LostError, RefusedError
-from shoal.gateway.core.relay import Answer, Relay
-from shoal.gateway.core.stream_requests import StreamRequest, StreamRequests
-from shoal.repository.call_graph import sort_decoupled
+from shoal.authoring.repository.call_graph import sort_decoupled
+from shoal.clients.client.calls import WITH_FINAL
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.callers.quotas import Reservation
+from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError
+from shoal.serving.gateway.core.relay import Answer, Relay
+from shoal.serving.gateway.core.stream_requests import StreamRequest, StreamRequests
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall
 from tests.support.relays import CONFIGS, MINE, Bench

@@ -8,8 +8,8 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.gateway.core.refusals import RefusedError
-from shoal.gateway.core.turns import Turns
+from shoal.serving.gateway.core.fair_queue import Turns
+from shoal.serving.gateway.core.refusals import RefusedError
 from tests.support.fake_upstream import FakeCall
 from tests.support.relays import MINE, Bench
 from tests.support.virtual_time import run, settle

@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
-from shoal.gateway.core.active import NEXT_SECONDS, Active
-from shoal.gateway.core.refusals import FailedError, LostError
-from shoal.gateway.core.resending import _MOST_SUSPECTS, SUSPECT_SECONDS, TOGETHER_SECONDS, Quarantine, Resending
-from shoal.gateway.core.upstream import Upstream
+from shoal.serving.gateway.core.active_server import NEXT_SECONDS, Active
+from shoal.serving.gateway.core.refusals import FailedError, LostError
+from shoal.serving.gateway.core.resending import (
+    _MOST_SUSPECTS,
+    SUSPECT_SECONDS,
+    TOGETHER_SECONDS,
+    Quarantine,
+    Resending,
+)
+from shoal.serving.gateway.core.upstream import Upstream
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.virtual_time import run, settle
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.failures import CallError, Kind
+from shoal.clients.client.failures import CallError, Kind
 from shoal.errors import ServerError
-from shoal.gateway.control.process_monitor import PERIOD
-from shoal.gateway.control.supervisor import (
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.control.process_monitor import PERIOD
+from shoal.serving.gateway.control.supervisor import (
     GIVE_UP_SECONDS,
     MOST_PAUSE,
     MOST_RESTART_PAUSE,
     STOP_SECONDS,
 )  # fmt: skip
-from shoal.gateway.core.callers import ANYONE
-from shoal.gateway.core.refusals import RETRY_SECONDS, RefusedError
-from shoal.gateway.options import RESTARTS_SECONDS
+from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusedError
+from shoal.serving.gateway.options import RESTARTS_SECONDS
 from tests.support.fake_service import A, B, FakeService, Play, player, refuse_to_start
 from tests.support.fake_upstream import FakeStream
 from tests.support.virtual_time import VirtualLoop, run, settle

@@ -18,13 +18,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from shoal.errors import ArtifactError
-from shoal.gateway.control.canary import Canary
-from shoal.gateway.control.health import Health
-from shoal.gateway.core.active import Active
-from shoal.gateway.core.callers import ANYONE, Caller, Scope
-from shoal.gateway.core.exposure import Exposure
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.models import (
+from shoal.serving.gateway.callers.callers import ANYONE, Caller, Scope
+from shoal.serving.gateway.callers.exposure import Exposure
+from shoal.serving.gateway.control.canary import Canary
+from shoal.serving.gateway.control.health import Health
+from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.models import (
     STREAM_SECONDS,
     count_processes,
     find_default,
@@ -32,15 +32,15 @@ from shoal.gateway.core.models import (
     find_slots,
     read_hang_seconds,
 )  # fmt: skip
-from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why
-from shoal.gateway.core.routes import HttpRoutes, Route
-from shoal.gateway.core.stream_requests import StreamRequests
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.core.upstream import Upstream
-from shoal.gateway.options import Limits
-from shoal.gateway.v1.errors import to_envelope
-from shoal.gateway.v2.grpc_front import GrpcFront
-from shoal.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why
+from shoal.serving.gateway.core.stream_requests import StreamRequests
+from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.http.routes import HttpRoutes, Route
+from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.v1.errors import to_envelope
+from shoal.serving.gateway.v2.grpc_front import GrpcFront
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.virtual_time import run

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import InputError, ServerError
-from shoal.gateway.control import service as module
-from shoal.gateway.control.service import SECOND_SIGNAL, Service
-from shoal.gateway.control.supervisor import STOP_SECONDS
-from shoal.gateway.core.callers import ANYONE
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.options import Addresses, Options
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.control import service as module
+from shoal.serving.gateway.control.service import SECOND_SIGNAL, Service
+from shoal.serving.gateway.control.supervisor import STOP_SECONDS
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.options import Addresses, Options
 from tests.support.fake_service import FakeService, refuse_to_start
 from tests.support.service import make_repository
 from tests.support.virtual_time import run

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.failures import CallError, Kind
-from shoal.gateway.control.process_monitor import PERIOD, ProcessFault
-from shoal.gateway.control.supervisor import (
-    AGAIN_SECONDS,
-    SETTLED_SECONDS,
-)  # fmt: skip
-from shoal.gateway.core.callers import ANYONE
+from shoal.clients.client.failures import CallError, Kind
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.control.process_monitor import PERIOD, ProcessFault
+from shoal.serving.gateway.control.supervisor import AGAIN_SECONDS, SETTLED_SECONDS  # fmt: skip
 from tests.support.fake_service import A, B, FakeService, Play, player, refuse_to_start
 from tests.support.fake_upstream import FakeStream
 from tests.support.virtual_time import VirtualLoop
@@ -113,8 +110,7 @@ def test_a_fault_kills_the_processes_of_its_model(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "num_wrong", "faults"),
-    [("a", 1, {}), ("a", 2, {"wrong": 1}), ("both", 2, {}), ("both", 3, {"wrong": 1})],
+    ("model", "num_wrong", "faults"), [("a", 1, {}), ("a", 2, {"wrong": 1}), ("both", 2, {}), ("both", 3, {"wrong": 1})]
 )
 def test_wrong_canaries(play: Play, model: str, num_wrong: int, faults: dict[str, int]) -> None:
     async def scene(service: FakeService) -> None:

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from shoal.gateway.core.active import Active
-from shoal.gateway.core.admission import A_REQUEST, FEW, MANY, Admission
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.quotas import Quota, Reservation
-from shoal.gateway.core.refusals import RefusedError, Why
-from shoal.gateway.core.traffic import Traffic
-from shoal.gateway.core.upstream import QUIET_SECONDS, UNREAD_SECONDS
-from shoal.gateway.options import Limits
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.callers.quotas import Quota, Reservation
+from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, Admission
+from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.core.upstream import QUIET_SECONDS, UNREAD_SECONDS
+from shoal.serving.gateway.options import Limits
 from tests.support.fake_upstream import FakeStream, FakeUpstream
 from tests.support.virtual_time import run
 

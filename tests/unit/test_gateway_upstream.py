@@ -13,9 +13,9 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from aiohttp import web
 
-from shoal.gateway.core.callers import ANYONE
-from shoal.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_cut, is_dead, kept
-from shoal.gateway.core.upstream import PIECE, SERVICE, Stream, Upstream, judge_status
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_cut, is_dead, kept
+from shoal.serving.gateway.core.upstream import PIECE, SERVICE, Stream, Upstream, judge_status
 from tests.support.fake_upstream import FakeServer, FakeStream, FakeUpstream
 from tests.support.virtual_time import run
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.calls import Call, Method
-from shoal.client.failures import CallError, Kind, Server, explain, stream_failure
-from shoal.client.http_transport import Events, from_generate, to_generate
-from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.failures import CallError, Kind, Server, explain, stream_failure
+from shoal.clients.client.http_transport import Events, from_generate, to_generate
 from shoal.errors import InputError, ServerError, ShoalError
+from shoal.kit.component.spec import ModelSpec, TensorSpec
 
 
 def make_call(tensors: Mapping[str, tuple[str, tuple[int, ...]]], arrays: dict[str, Any], **options: Any) -> Call:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from shoal.component.spec import REPOSITORY, ModelSpec, TensorSpec
-from shoal.gateway.core.bodies import SMALL
-from shoal.gateway.core.refusals import RefusedError
-from shoal.gateway.core.upstream import PIECE
-from shoal.gateway.v2.generate import to_json, to_message
-from shoal.gateway.v2.rules import Rules, read_rules
-from shoal.gateway.v2.screening import READ, screen_message
+from shoal.kit.component.spec import REPOSITORY, ModelSpec, TensorSpec
+from shoal.serving.gateway.core.refusals import RefusedError
+from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.v2.generate import to_json, to_message
+from shoal.serving.gateway.v2.rules import Rules, read_rules
+from shoal.serving.gateway.v2.screening import READ, screen_message
 from tests.support.configs import PYTHON, chain, make_configs
 
 KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}

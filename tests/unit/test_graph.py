@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.draw.mermaid import draw
+from shoal.authoring.draw.mermaid import draw
+from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.config import Artifact, read_config, write_config
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ArtifactError
-from shoal.repository.call_graph import collect
-from shoal.repository.config import Artifact, read_config, write_config
-from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 
-from shoal.environment import archive as reader
-from shoal.environment.archive import read_archive, unpack
-from shoal.environment.inspection import inspect
+from shoal.authoring.environment import archive as reader
+from shoal.authoring.environment.archive import read_archive, unpack
+from shoal.authoring.environment.inspection import inspect
 from shoal.errors import ArtifactError, printable
 from tests.support.hostile_archives import ARCHIVES, check_unpacking
 from tests.unit.test_entries import DIR, END, HARD, PYTHON, item, lay_out, link, pack, pax, refused

@@ -16,18 +16,18 @@ from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository import config as configs
+from shoal.authoring.repository.call_graph import MAX_NESTED, collect
+from shoal.authoring.repository.config import MAX_ENTRIES, MAX_STEPS, read_config
+from shoal.authoring.repository.graph import Graph, find_rounds
+from shoal.authoring.repository.model_folders import find_graph, read_configs
 from shoal.cli import app
-from shoal.component import read_tokenizer
-from shoal.component.tokenizer_growth import MAX_PIECES, find_growth
-from shoal.encoders.export import export_onnx
 from shoal.errors import ArtifactError, ShoalError, printable
-from shoal.project.importing.add_model import add_model
-from shoal.repository import config as configs
-from shoal.repository.call_graph import MAX_NESTED, collect
-from shoal.repository.config import MAX_ENTRIES, MAX_STEPS, read_config
-from shoal.repository.graph import Graph, find_rounds
-from shoal.repository.model_folders import find_graph, read_configs
+from shoal.kit.component.artifact_files import read_tokenizer
+from shoal.kit.component.tokenizer_growth import MAX_PIECES, find_growth
+from shoal.kit.encoders.export import export_onnx
 from tests.support import tokenizers
 from tests.support.hostile_files import limits
 
@@ -158,7 +158,7 @@ def test_little_memory_is_used(tmp_path: Path) -> None:
         with path.open("wb") as file:
             file.truncate(3 * 2**30)
     code = (
-        "import re, sys; from shoal.check import check; found = check(sys.argv[1]);"
+        "import re, sys; from shoal import check; found = check(sys.argv[1]);"
         "print(len(found), int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)"
     )
     done = subprocess.run(

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.cli import app
-from shoal.component import read_json, read_text, read_tokenizer
 from shoal.errors import ArtifactError, ShoalError
-from shoal.files import open_regular
-from shoal.forests.checkpoints import read_forest
-from shoal.generation import find_weights
-from shoal.repository.manifest import check_manifest, read_manifest
-from shoal.text.tokens import read_vocabulary
+from shoal.kit.component.artifact_files import read_json, read_text, read_tokenizer
+from shoal.kit.forests.checkpoints import read_forest
+from shoal.kit.generation.weights import find_weights
+from shoal.kit.text.tokens import read_vocabulary
+from shoal.system.files import open_regular
 from tests.support import planted_engines, planted_forest, planted_onnx, planted_torchscript, planted_warmups
 from tests.support.hostile_files import NO_FILES, NO_JSON, limits, put
 from tests.support.planted import Plant

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import shoal
-from shoal.component.provenance import read_archive
-from shoal.composition.artifacts import choose_precisions
-from shoal.composition.compose import compose
+from shoal.authoring.composition.artifacts import choose_precisions
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import Artifact, read_config
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError
-from shoal.local import load, load_component
-from shoal.repository.config import Artifact, read_config
-from shoal.repository.placement import Plan
+from shoal.kit.component.provenance import read_archive
 from tests.support.imports import NUM_ROWS, add, here, load_script
 from tests.support.published import LABELS, NUM_TOKENS, publish, publish_roberta
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.check.boosters import read_ubjson
+from shoal.authoring.check.boosters import read_ubjson
+from shoal.authoring.project.importing.boosters import read_xgboost
+from shoal.authoring.project.importing.forests import draft_forest
+from shoal.authoring.project.importing.isolated_reader import read_apart
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.project.importing.boosters import read_xgboost
-from shoal.project.importing.forests import draft_forest
-from shoal.project.importing.isolated_reader import read_apart
 from tests.support.planted_imports import FAULTS, MISTAKES, Make, xgboosted
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")  # forests are read in a process of their own

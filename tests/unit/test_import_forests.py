@@ -14,9 +14,9 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 import shoal
-from shoal.check import check
-from shoal.project.importing.forests import draft_forest
-from shoal.repository.config import read_config
+from shoal.authoring.check.families import check
+from shoal.authoring.project.importing.forests import draft_forest
+from shoal.authoring.repository.config import read_config
 from tests.support.grown import BINARY, CASES, HOLED, NAMES, NUM_FEATURES, ROWS, SERVED, THREE, Array
 from tests.support.imports import add, here
 

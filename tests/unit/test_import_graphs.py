@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.project.importing.imported import make_config
 from shoal.errors import ArtifactError, InputError
-from shoal.project.importing.add_model import add_model
-from shoal.project.importing.imported import make_config
 from tests.support.imports import (
     NUM_ROWS,
     Column,
@@ -132,11 +132,7 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
             {"head": "embedding"},
             r"Unknown option for an ONNX model: head\. It takes: mask, max_batch_size\.",
         ),
-        (
-            "tagger.pt",
-            {"pooling": "cls"},
-            r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask",
-        ),
+        ("tagger.pt", {"pooling": "cls"}, r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask"),
         ("absent.onnx", {}, r"There is no file .*absent\.onnx\."),
         ("forest.pkl", {}, r"forest\.pkl is not a model that can be added\. Known suffixes: .* A pickle runs code"),
         ("weights.pth", {}, r"weights\.pth is not a model that can be added\. .* Save it with torch\.jit\.save"),
@@ -181,7 +177,7 @@ def test_models_that_check_refuses_are_not_written(
         message.input[0].name = "other"
         return message
 
-    monkeypatch.setattr("shoal.project.importing.graphs.make_config", misname)
+    monkeypatch.setattr("shoal.authoring.project.importing.graphs.make_config", misname)
     with pytest.raises(ArtifactError, match=r"models/net is not written, since net/config\.pbtxt:.* \[onnx-tensors\]"):
         add_model(sources / "net.onnx", "net", project=tmp_path)
     assert list(tmp_path.iterdir()) == []

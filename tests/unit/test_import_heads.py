@@ -23,9 +23,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.authoring.project.importing.add_model import add_model
 from shoal.errors import ArtifactError, InputError
-from shoal.project.importing.add_model import add_model
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from tests.support.imports import add, here
 from tests.support.published import publish, publish_roberta
 
@@ -252,18 +252,10 @@ def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (
-            "triage",
-            {},
-            r"The encoder's head is not given\. Add --head embedding, --head classification, --head",
-        ),
+        ("triage", {}, r"The encoder's head is not given\. Add --head embedding, --head classification, --head"),
         ("triage", {"head": "tokens"}, r"Unknown head 'tokens'\. Known: embedding, classification, regression\."),
         ("triage", {"head": "embedding", "pooling": "max"}, r"Unknown pooling 'max'\. Known: mean, cls\."),
-        (
-            "triage",
-            {"head": "classification", "format": "gguf"},
-            r"Unknown format 'gguf'\. Known: torchscript, onnx",
-        ),
+        ("triage", {"head": "classification", "format": "gguf"}, r"Unknown format 'gguf'\. Known: torchscript, onnx"),
         ("triage", {"head": "classification", "pooling": "cls"}, r"pooling is for embeddings; a classification head"),
         ("triage", {"head": "regression", "normalise": True}, r"normalise is for embeddings; a regression head"),
         ("triage", {"head": "regression"}, r"The head of .* gives 3 numbers, not a score\. Use --head classification"),
@@ -275,11 +267,7 @@ def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
             r"max_length is 65; .*triage takes 3 to 64 tokens",
         ),
         ("triage", {"head": "classification", "max_batch_size": 0}, r"max_batch_size is 0; an encoder takes rows"),
-        (
-            "triage",
-            {"head": "classification", "mask": "x"},
-            r"Unknown option for an encoder: mask\. It takes: head, ",
-        ),
+        ("triage", {"head": "classification", "mask": "x"}, r"Unknown option for an encoder: mask\. It takes: head, "),
         ("triage", {"head": "classification", "tokenizer": "m"}, r"There is a model m already"),
     ],
 )
@@ -336,7 +324,7 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
 def test_an_export_that_differs_is_not_written(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.encoders import export
+    from shoal.kit.encoders import export
 
     monkeypatch.setattr(export, "compare", lambda *_: 0.5)
     with pytest.raises(ArtifactError, match=r"model\.pt differs from the trained encoder by 0\.5"):

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository.config import Artifact
 from shoal.errors import ArtifactError, InputError
-from shoal.project.importing.add_model import add_model
-from shoal.repository.config import Artifact
 from tests.support.imports import FLOAT, INT64, add, declared, here, save_column, save_graph, save_net, save_tokens
 
 FEATURES = np.random.default_rng(0).standard_normal((100, 5)).astype(np.float32)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.check import check
-from shoal.composition.compose import compose
-from shoal.encoders.unbinding import unbind
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.importing import torchscripts
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository.placement import Plan
 from shoal.errors import ArtifactError, InputError
-from shoal.project.importing import torchscripts
-from shoal.project.importing.add_model import add_model
-from shoal.repository.placement import Plan
+from shoal.kit.encoders.unbinding import unbind
 from tests.support.imports import Column, Tagger, add, declared, load_script, script
 
 
@@ -53,10 +53,7 @@ def test_the_mask_is_named_as_forward_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (
-            None,
-            r"A TorchScript file does not .* inputs of forward\(ids, mask\)\. .* --input INT64:-1 --input INT64",
-        ),
+        (None, r"A TorchScript file does not .* inputs of forward\(ids, mask\)\. .* --input INT64:-1 --input INT64"),
         (["INT64:-1"], r"forward\(ids, mask\) takes 2 tensors; 1 are given\. For example: --input INT64:-1 --input"),
         (["INT64:-1", "INT64"], r"The input 'INT64' has invalid dimensions: \. For example INT64:-1"),
         (["INT64:-1", "INT7:-1"], r"The input 'INT7:-1' has an unknown dtype: INT7\. Known: BOOL, UINT8, INT8, "),

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
-from shoal.console import OUT
+from shoal.cli.console import OUT
 from shoal.errors import ShoalError
 
 CODE = """
@@ -22,7 +22,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
-from shoal.component import Component
+from shoal import Component
 
 
 class Sums(Component):
@@ -36,7 +36,7 @@ TritonPythonModel = Sums.for_triton()
 SUM = '"SUM": scaled.sum(axis=1, keepdims=True), '
 PAIR = """
 import numpy as np
-from shoal.component import Component
+from shoal import Component
 
 
 class Pair(Component):
@@ -148,10 +148,7 @@ def test_columns_by_name(infer: Infer, kind: str, tmp_path: Path) -> None:
     elif kind == "jsonl":
         source.write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
     else:
-        cells = [
-            ",".join(data[0]),
-            *(",".join(f'"{cell}"' for cell in row.values()) for row in data),
-        ]
+        cells = [",".join(data[0]), *(",".join(f'"{cell}"' for cell in row.values()) for row in data)]
         source.write_text("\n".join(cells) + "\n", encoding="utf-8")
     for more, expected in (((), [10.0, 22.0]), (("--column", "X=a,b,c,d"), [10.0, 2.0])):
         out = tmp_path / f"out{len(more)}.jsonl"

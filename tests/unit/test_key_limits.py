@@ -17,20 +17,20 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.client.calls import Call, Method
-from shoal.client.failures import Kind, grpc_failure, http_failure
-from shoal.client.flow import Attempts, Settings
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.failures import Kind, grpc_failure, http_failure
+from shoal.clients.client.flow import Attempts, Settings
+from shoal.clients.keys import hide_keys, make_key, read_id
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.core.accounts import MOST_FAILURES, Account, Failures, Window
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.key_ring import KeyRing
-from shoal.gateway.core.refusals import FailedError, RefusedError, Why
-from shoal.gateway.core.visits import Audit, Visit, begin_visit
-from shoal.gateway.key_file import KeyFile, KeyLimits
-from shoal.gateway.options import Limits
-from shoal.gateway.v2.grpc_stream import GrpcStream
-from shoal.gateway.v2.rules import read_rules
-from shoal.keys import hide_keys, make_key, read_id
+from shoal.serving.gateway.callers.access_log import Audit, Visit, begin_visit
+from shoal.serving.gateway.callers.accounts import MOST_FAILURES, Account, Failures, Window
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.callers.key_file import KeyFile, KeyLimits
+from shoal.serving.gateway.callers.key_ring import KeyRing
+from shoal.serving.gateway.core.refusals import FailedError, RefusedError, Why
+from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.v2.grpc_stream import GrpcStream
+from shoal.serving.gateway.v2.rules import read_rules
 from tests.support.virtual_time import run, settle
 from tests.unit.test_gateway_routes import CONFIGS, MINE, make_gate
 from tests.unit.test_keys import World, bearer, edit
@@ -307,7 +307,7 @@ def test_a_line_of_the_audit(tmp_path: Path) -> None:
 
 
 def test_an_audit_file_is_rotated_and_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.gateway.core.visits._FILE_BYTES", 400)
+    monkeypatch.setattr("shoal.serving.gateway.callers.access_log._FILE_BYTES", 400)
     path = tmp_path / "audit"
     audit = Audit(path)
     for number in range(20):

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from shoal.client.calls import Call, Method
-from shoal.client.client import Client
-from shoal.client.failures import Server, explain, grpc_failure, http_failure
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.client import Client
+from shoal.clients.client.failures import Server, explain, grpc_failure, http_failure
+from shoal.clients.keys import check_key, hash_key, make_key, read_id
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.gateway.control.health import Health
-from shoal.gateway.core.callers import Scope
-from shoal.gateway.core.gate import Gate
-from shoal.gateway.core.key_ring import KeyRing
-from shoal.gateway.core.routes import Route
-from shoal.gateway.key_file import KeyFile, read_span
-from shoal.gateway.v1.front import ApiFront
-from shoal.gateway.v2.grpc_front import GrpcFront
-from shoal.gateway.v2.http_front import HttpFront
-from shoal.keys import check_key, hash_key, make_key, read_id
+from shoal.serving.gateway.callers.callers import Scope
+from shoal.serving.gateway.callers.key_file import KeyFile, read_span
+from shoal.serving.gateway.callers.key_ring import KeyRing
+from shoal.serving.gateway.control.health import Health
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.http.routes import Route
+from shoal.serving.gateway.v1.front import ApiFront
+from shoal.serving.gateway.v2.grpc_front import GrpcFront
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.virtual_time import run
 from tests.unit.test_gateway_routes import CONFIGS, ask, make_gate
 
@@ -235,7 +235,7 @@ async def ask_http(gate: Gate, routes: Any, path: str, method: str, given: list[
     from aiohttp.test_utils import make_mocked_request
     from multidict import CIMultiDict
 
-    from shoal.gateway.core.routes import HttpRoutes
+    from shoal.serving.gateway.http.routes import HttpRoutes
 
     app = HttpRoutes(gate, routes, lambda _: AssertionError()).app  # type: ignore[arg-type,return-value]
     request = make_mocked_request(method, path, CIMultiDict([("Authorization", value) for value in given]))

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
-from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.encoders.length_bucketing import (
+from shoal.authoring.repository.config import read_config
+from shoal.clients.local import Pipeline, load, load_component
+from shoal.errors import ArtifactError
+from shoal.kit.component.spec import ModelSpec, TensorSpec
+from shoal.kit.encoders.length_bucketing import (
     MAX_WASTE,
     MIN_TOKENS,
     find_mask,
@@ -24,9 +27,6 @@ from shoal.encoders.length_bucketing import (
     run_by_length,
     run_in_groups,
 )
-from shoal.errors import ArtifactError
-from shoal.local import Pipeline, load, load_component
-from shoal.repository.config import read_config
 
 TOKENS = arrays_of.arrays(np.int64, st.integers(1, 80), elements=st.integers(0, 256))
 
@@ -121,10 +121,7 @@ def test_inputs_of_a_declared_width_are_not_cut(width: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (
-            declare(IDS, MASK, mask="MSK"),
-            "no required input MSK of one dimension, .* attention_mask names. Known: IDS",
-        ),
+        (declare(IDS, MASK, mask="MSK"), "no required input MSK of one dimension, .* attention_mask names. Known: IDS"),
         (declare(IDS, TensorSpec("MASK", "TYPE_INT64", (-1,), is_optional=True)), "no required input MASK .*: IDS[.]"),
         (declare(TensorSpec("MASK", "TYPE_INT64", (-1, 2))), "no required input MASK .* Leave attention_mask out[.]"),
         (declare(IDS, MASK, out=(-1, 4)), "Output OUT of model m has a dimension of -1; .* Declare its dims"),

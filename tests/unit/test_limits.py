@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.repository.model_folders import read_configs
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.core.bodies import inflate
-from shoal.gateway.core.callers import Caller, Callers
-from shoal.gateway.core.models import find_exposed
-from shoal.gateway.core.quotas import Quota, Reservation
-from shoal.gateway.core.refusals import RefusedError, Why, trim_config
-from shoal.gateway.core.resending import Quarantine
-from shoal.gateway.logs import Flood, Plain
-from shoal.gateway.options import Options
-from shoal.repository.model_folders import read_configs
+from shoal.serving.gateway.callers.callers import Caller, Callers
+from shoal.serving.gateway.callers.quotas import Quota, Reservation
+from shoal.serving.gateway.core.models import find_exposed
+from shoal.serving.gateway.core.refusals import RefusedError, Why, trim_config
+from shoal.serving.gateway.core.resending import Quarantine
+from shoal.serving.gateway.http.bodies import inflate
+from shoal.serving.gateway.logs import Flood, Plain
+from shoal.serving.gateway.options import Options
 from tests.support.service import make_repository
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import local
-from shoal.client.calls import to_arrays
-from shoal.component.spec import TensorSpec
+from shoal.authoring.repository.loading import component_class
+from shoal.clients import local
+from shoal.clients.client.calls import to_arrays
+from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
-from shoal.local import Pipeline, load
-from shoal.repository.loading import component_class
+from shoal.kit.component.spec import TensorSpec
 from tests.support.once import ROOT
 
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))

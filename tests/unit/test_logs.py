@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.gateway import logs
+from shoal.serving.gateway import logs
 
 
 def test_a_long_log_is_emptied_and_followed_on(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.project.scaffold.skeletons import draft_component
 from shoal.errors import InputError, SetupError
-from shoal.project.scaffold.skeletons import draft_component
 from tests.support.skeletons import files, new, run, write_leaf
 
 

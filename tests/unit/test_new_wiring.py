@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.project.scaffold.clone import draft_like
+from shoal.authoring.project.scaffold.pipelines import draft_pipeline
+from shoal.authoring.repository.config import read_config
 from shoal.errors import InputError
-from shoal.project.scaffold.clone import draft_like
-from shoal.project.scaffold.pipelines import draft_pipeline
-from shoal.repository.config import read_config
 from tests.support.skeletons import write_leaf
 
 

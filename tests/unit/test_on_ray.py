@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bulk.shards.folders import open_folder
-from shoal.bulk.shards.on_ray import divide, make_ray_workers
-from shoal.bulk.shards.work import Job
-from shoal.client.client import Client
+from shoal.clients.bulk.shards.folders import open_folder
+from shoal.clients.bulk.shards.on_ray import divide, make_ray_workers
+from shoal.clients.bulk.shards.shard_task import Job
+from shoal.clients.client.client import Client
 from shoal.errors import InputError, SetupError
 
 

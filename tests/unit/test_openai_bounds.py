@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from shoal.gateway.core.refusals import Why
-from shoal.gateway.options import Limits
-from shoal.gateway.v1 import schema
-from shoal.gateway.v1.errors import ApiError
-from shoal.gateway.v1.front import ApiFront
-from shoal.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.core.refusals import Why
+from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.v1 import schema
+from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.front import ApiFront
+from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.unit.test_gateway_routes import make_gate
 from tests.unit.test_openai_requests import CHAT, KINDS, ask, refuse
 

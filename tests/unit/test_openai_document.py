@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from shoal.gateway.v1.document import OPERATIONS, describe, write_page
+from shoal.serving.gateway.v1.document import OPERATIONS, describe, write_page
 from tests.unit.test_openai_requests import BOUNDS, KINDS
 
 DOCUMENT = describe()

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.gateway.core.callers import ANYONE
-from shoal.gateway.core.quotas import Quota, Reservation
-from shoal.gateway.core.refusals import RefusedError, Why
-from shoal.gateway.core.routes import find_status
-from shoal.gateway.v1 import schema
-from shoal.gateway.v1.ask import Asker
-from shoal.gateway.v1.chat import describe_places
-from shoal.gateway.v1.errors import ApiError, to_envelope
-from shoal.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
-from shoal.gateway.v1.responses import ResponseRequest
-from shoal.gateway.v1.tables import answer_embeddings, answer_rerank, answer_score
-from shoal.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
-from shoal.pieces import Piece
-from shoal.repository.apis import Api, Served
+from shoal.authoring.repository.apis import Api, Served
+from shoal.kit.generation.pieces import Piece
+from shoal.serving.gateway.callers.callers import ANYONE
+from shoal.serving.gateway.callers.quotas import Quota, Reservation
+from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.v1 import schema
+from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.chat import describe_places
+from shoal.serving.gateway.v1.errors import ApiError, to_envelope
+from shoal.serving.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
+from shoal.serving.gateway.v1.responses import ResponseRequest
+from shoal.serving.gateway.v1.tables import answer_embeddings, answer_rerank, answer_score
+from shoal.serving.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
 from tests.support.configs import make_configs
 from tests.support.once import ROOT
 

@@ -12,12 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from shoal.check import check
-from shoal.component.provenance import METADATA, dump_ties
-from shoal.encoders.openvino_core import find_core
+from shoal.authoring.check.families import check
+from shoal.authoring.repository.config import read_config
+from shoal.clients.local import load_component
 from shoal.errors import ArtifactError
-from shoal.local import load_component
-from shoal.repository.config import read_config
+from shoal.kit.component.provenance import METADATA, dump_ties
+from shoal.kit.encoders.openvino_core import find_core
 
 CONFIG = """
 backend: "openvino"
@@ -93,8 +93,8 @@ def test_a_signal_after_models_came_and_went(tmp_path: Path) -> None:
     code = """
 import signal, sys
 from pathlib import Path
-from shoal.local import load_component
-from shoal.repository.config import read_config
+from shoal.clients.local import load_component
+from shoal.authoring.repository.config import read_config
 first = load_component(read_config(Path(sys.argv[1])))
 second = load_component(read_config(Path(sys.argv[1])))
 del first
@@ -107,10 +107,7 @@ signal.raise_signal(signal.SIGINT)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [("SUM", "has no tensor TOTAL"), ("IDS", "has no tensor TOTAL")],
-)
+@pytest.mark.parametrize(("change", "what"), [("SUM", "has no tensor TOTAL"), ("IDS", "has no tensor TOTAL")])
 def test_tensors_that_the_file_lacks(change: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=what):
         load_component(read_config(_write(tmp_path, CONFIG.replace(f'"{change}"', '"TOTAL"'))))

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.client.client import Client
+from shoal.clients.client.client import Client
+from shoal.clients.keys import make_key, read_id
 from shoal.errors import InputError
-from shoal.gateway.key_file import KeyFile
-from shoal.keys import make_key, read_id
+from shoal.serving.gateway.callers.key_file import KeyFile
 from tests.support.options import PRINTED, Both, Shoal, Table, check_both, rows
 
 TABLE: Table = {
@@ -70,7 +70,7 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
         raise InputError("seen")
 
     monkeypatch.setattr(Client, "__init__", refuse)
-    monkeypatch.setattr("shoal.client.copies.read_metrics", lambda _, api_key, *__: refuse(api_key=api_key))
+    monkeypatch.setattr("shoal.clients.client.copies.read_metrics", lambda _, api_key, *__: refuse(api_key=api_key))
     key, other = make_key("0" * 12), make_key("1" * 12)
     (tmp_path / "key").write_text(f"{key}\n")
     for options, environment in ((["--api-key-file", str(tmp_path / "key")], {"SHOAL_API_KEY": other}), ([], {})):

@@ -1,8 +1,8 @@
 """Parameters of ``config.pbtxt``: two values of each give two results. The table of the command line's options has a
 file of its own.
 
-To add a parameter, add it to ``shoal.repository.parameters``, and here a line for each model folder that reads it: the
-folder and the parameter, and how to look at two values of it. ``Piece`` starts the component and asks it;
+To add a parameter, add it to ``authoring/repository/parameters.py``, and here a line for each model folder that reads
+it: the folder and the parameter, and how to look at two values of it. ``Piece`` starts the component and asks it;
 ``Config`` reads a configuration that has the parameter. Engines are in ``tests/slow/test_option_engines.py``.
 """
 
@@ -18,25 +18,25 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.check import check
-from shoal.component.context import Context
-from shoal.component.triton import _refuse_foreign_repository, _threads
-from shoal.composition.artifacts import check_present
-from shoal.composition.weights import write_engine_args
-from shoal.draw.boxes import legible
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.artifacts import check_present
+from shoal.authoring.composition.weights import write_engine_args
+from shoal.authoring.draw.boxes import legible
+from shoal.authoring.repository.apis import find_served
+from shoal.authoring.repository.call_graph import find_below
+from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.describe import describe
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.loading import component_class
+from shoal.authoring.repository.parameters import ANY, COMPONENT, TABLE
+from shoal.authoring.repository.placement import Plan, place
 from shoal.errors import ShoalError
-from shoal.forests.treelite import Settings
-from shoal.gateway.control.canary import make_canaries
-from shoal.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
-from shoal.repository.apis import find_served
-from shoal.repository.call_graph import find_below
-from shoal.repository.config import ModelConfig
-from shoal.repository.describe import describe
-from shoal.repository.graph import Graph
-from shoal.repository.loading import component_class
-from shoal.repository.parameters import ANY, COMPONENT, TABLE
-from shoal.repository.placement import Plan, place
-from shoal.server.runtime import BACKENDS
+from shoal.kit.backends import BACKENDS
+from shoal.kit.component.context import Context
+from shoal.kit.component.triton import _refuse_foreign_repository, _threads
+from shoal.kit.forests.treelite import Settings
+from shoal.serving.gateway.control.canary import make_canaries
+from shoal.serving.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
 from tests.conftest import as_bytes
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs, parameter
 from tests.support.imports import script

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.environment.archive import unpack
+from shoal.authoring.environment.archive import unpack
 from tests.support.imports import script
 from tests.support.once import ROOT
 from tests.support.options import PRINTED, Both, Elsewhere, Net, Shoal, Table, check_both, check_steady, rows

@@ -18,9 +18,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from shoal.authoring.repository import parameters
 from shoal.cli import app
 from shoal.errors import InputError
-from shoal.repository import parameters
 from tests.slow import test_option_engines, test_option_served, test_option_service, test_option_training
 from tests.support.once import ROOT
 from tests.support.options import Elsewhere, Table, find_options

@@ -77,7 +77,7 @@ TABLE: Table = {
 PROBE = """
 import threading, time
 import numpy as np
-from shoal.component import Component
+from shoal import Component
 
 
 class Probe(Component):
@@ -100,7 +100,7 @@ TritonPythonModel = Probe.for_triton()
 """
 TEXT = """
 import numpy as np
-from shoal.component import Component
+from shoal import Component
 
 
 class Text(Component):

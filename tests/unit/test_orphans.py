@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.server import orphans
-from shoal.server.orphans import Lease, clean_up, make_folder
+from shoal.serving.server import orphans
+from shoal.serving.server.orphans import Lease, clean_up, make_folder
 
 
 @pytest.fixture(autouse=True)

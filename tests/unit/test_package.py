@@ -16,9 +16,9 @@ import pytest
 
 import shoal
 from shoal import read_homes
-from shoal.component.triton import CALLING
+from shoal.authoring.vendoring import find_carried
 from shoal.errors import SetupError, ShoalError, needs
-from shoal.vendoring import find_carried
+from shoal.kit.component.triton import CALLING
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES
 
@@ -70,7 +70,7 @@ def test_importing_shoal_imports_nothing_heavy() -> None:
 
 
 def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> None:
-    code = "import shoal, shoal.llm, sys; shoal.Client, shoal.AsyncClient, shoal.llm.Llm; print(*sys.modules)"
+    code = "import shoal, shoal.clients.llm, sys; shoal.Client, shoal.AsyncClient, shoal.Llm; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     packages = {name.split(".")[1] for name in modules if name.startswith("shoal.")}
     assert packages == {"client", "component", "default_model", "errors", "keys", "llm", "pieces"}
@@ -100,17 +100,14 @@ def test_faces_hand_out_what_type_checkers_see(path: Path) -> None:
 
 
 def test_model_folders_import_faces_alone() -> None:
-    folders = ("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/project/scaffold/templates/*.py.txt")
+    folders = (
+        "preprocess/**/model.py",
+        "postprocess/**/model.py",
+        "src/shoal/authoring/project/scaffold/templates/*.py.txt",
+    )
     for path in tracked(*folders):
         used = set(re.findall(r"^from (shoal[\w.]*) import", path.read_text(encoding="utf-8"), re.MULTILINE))
-        assert used <= {
-            "shoal",
-            "shoal.component",
-            "shoal.text",
-            "shoal.blocks",
-            "shoal.generation",
-            "shoal.readability",
-        }, path
+        assert used <= {"shoal", "shoal.readability"}, path
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
@@ -171,9 +168,9 @@ HOST_ONLY = {
 def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
     """But ``Device.fetch``, which writes it down."""
     found = set()
-    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/server/backends/**/model.py")]
+    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/kit/backends/**/model.py")]
     for path in {
-        path.resolve() for path in [*find_carried(leaves, CALLING), ROOT / "src" / "shoal" / "local.py", *leaves]
+        path.resolve() for path in [*find_carried(leaves, CALLING), PACKAGE / "clients" / "local.py", *leaves]
     }:
         if path.suffix == ".py" and path.name not in HOST_FILES:
             found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
@@ -208,23 +205,47 @@ def test_such_reads_are_seen() -> None:
     assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
-BASEMENT = {
-    "console", "default_model", "errors", "files", "keys", "machine", "paths", "pieces", "processes", "progress",
-    "parquet", "rows", "tables", "vendoring",
-}  # fmt: skip
+# Each floor of src/shoal, with its rooms in order and a line of reason. A module imports from its own room and from the
+# rooms and floors before it. docs/architecture.md shows them.
+FLOORS = {
+    "errors": ("", "what every floor raises"),
+    "system": ("", "this machine; knows nothing of models"),
+    "kit": (
+        "component blocks text generation forests encoders backends",
+        "is copied beside a model.py: what it imports, a model's process carries",
+    ),
+    "authoring": (
+        "vendoring environment repository draw check composition project",
+        "makes and reads repositories, without a server: a laptop is enough",
+    ),
+    "clients": ("keys client local llm bulk", "asks models, by a server or in this process, and never starts a server"),
+    "serving": ("server gateway", "starts Triton and stands before it, with the clients' own ways of asking"),
+    "lab": ("bench tune tiny_llm llm_quickstart", "measures what the floors before it make and serve"),
+    "cli": ("", "parses, calls, prints; nothing knows it but an application's commands"),
+    "readability": ("", "the first application: nothing imports it, entry points lead to it"),
+}
 
 
-def test_packages_import_only_lower_ones() -> None:
-    floors = [
-        "component", "text", "blocks", "generation", "forests", "encoders", "environment", "repository", "draw",
-        "check", "composition", "client", "server", "local", "llm", "gateway", "bulk", "bench", "project",
-        "readability",
-    ]  # fmt: skip
-    for number, floor in enumerate(floors):
-        below = {*floors[: number + 1], *BASEMENT}
-        for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py", f"src/shoal/{floor}.py"):
-            used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-            assert set(used) <= below, path
+def place_in_house(module: str) -> tuple[int, int]:
+    """The floor and the room of a module by its dotted name."""
+    _, floor, room, *_ = [*module.split("."), ""]
+    rooms = FLOORS[floor][0].split()
+    return list(FLOORS).index(floor), rooms.index(room) if rooms and room else 0
+
+
+def test_floors_import_only_lower_ones() -> None:
+    homes = {f"shoal.{name}": home for name, home in read_homes(str(PACKAGE / "__init__.py")).items()}
+    for path in tracked("src/shoal/*/**/*.py", "src/shoal/errors.py"):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for used in find_imports(ast.parse(path.read_text(encoding="utf-8"))):
+            home = homes.get(used, used)
+            if home.split(".")[0] == "shoal" and len(home.split(".")) > 2:
+                assert place_in_house(home) <= place_in_house(module), f"{module} imports {home}"
+
+
+def test_the_package_holds_its_floors_alone() -> None:
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in tracked("src/shoal/**")}
+    assert found == {*FLOORS, "__init__", "__main__", "py.typed"}
 
 
 def test_no_two_modules_need_each_other() -> None:
@@ -290,14 +311,14 @@ def test_the_wheel_carries_the_model_folders(tmp_path: Path) -> None:
         "shoal/model_folders/env/environment-gpu.yml",
         "shoal/model_folders/env/requirements-embedded.txt",
         "shoal/model_folders/preprocess/readability/1/model.py",
-        "shoal/text/exact_codepoints.json",
+        "shoal/kit/text/exact_codepoints.json",
         "shoal/readability/assets/passages.jsonl",
-        "shoal/server/backends/pytorch/model.py",
+        "shoal/kit/backends/pytorch/model.py",
     } <= names
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import shoal; from shoal.repository.model_folders import find_model_folders, shipped_root;"
+        "import shoal; from shoal.authoring.repository.model_folders import find_model_folders, shipped_root;"
         "print(shipped_root(), *sorted(find_model_folders()))"
     )
     listing = subprocess.run(

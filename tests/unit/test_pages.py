@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shoal.draw.mermaid import draw
-from shoal.gateway.v1 import errors, schema
-from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_model_folders
+from shoal.authoring.draw.mermaid import draw
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.serving.gateway.v1 import errors, schema
 from tests.support.once import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check
-from shoal.component.spec import ModelSpec
+from shoal.authoring.check.families import check
+from shoal.authoring.repository.config import ModelConfig, read_config
+from shoal.authoring.repository.parameters import (
+    ANY,
+    COMPONENT,
+    NAMES,
+    TABLE,
+    Parameter,
+    ParameterProperties,
+    find_right_name,
+)
 from shoal.errors import ArtifactError
-from shoal.repository.config import ModelConfig, read_config
-from shoal.repository.parameters import ANY, COMPONENT, NAMES, TABLE, Parameter, ParameterProperties, find_right_name
+from shoal.kit.component.spec import ModelSpec
 from tests.support.once import ROOT
 
 PAGE = ROOT / "docs" / "parameters.md"
@@ -22,8 +30,8 @@ CODE = [
     path for place in ("src/shoal", *CATEGORIES[:3]) for path in sorted((ROOT / place).rglob("*.py"))
     if "templates" not in path.parts
 ]  # fmt: skip
-NVIDIAS = ROOT / "src" / "shoal" / "check" / "config" / "trtllm.py"  # reads parameters of NVIDIA's models
-# Calls of shoal.component.Parameters, with the default if it is a literal; and what reads a configuration directly.
+NVIDIAS = ROOT / "src" / "shoal" / "authoring" / "check" / "config" / "trtllm.py"  # reads parameters of NVIDIA's models
+# Calls of shoal.Parameters, with the default if it is a literal; and what reads a configuration directly.
 READS = r"""\.(?:text|whole|number|flag|choice|texts|numbers)\(\s*"(\w+)"(?:, (?:default=)?([\w.]+|"[^"]*"))?"""
 DIRECT = r"""(?<!request\.)parameters(?:\.get\(|\[)"(\w+)"|_(?:only|seconds)\("(\w+)"\)"""
 

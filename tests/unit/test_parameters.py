@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError
+from shoal.kit.component.spec import TensorSpec
 from tests.support.pieces import start
 from tests.unit.test_pieces import TRIO, zscore
 

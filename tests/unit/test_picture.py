@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.draw.boxes import LEGEND
-from shoal.draw.mermaid import draw, escape
-from shoal.draw.picture import png, svg
-from shoal.repository.graph import Graph
+from shoal.authoring.draw.boxes import LEGEND
+from shoal.authoring.draw.mermaid import draw, escape
+from shoal.authoring.draw.picture import png, svg
+from shoal.authoring.repository.graph import Graph
 from tests.support.graphs import Member, make_graph, ten_steps
 from tests.support.planted import write
 from tests.support.streams import FILES

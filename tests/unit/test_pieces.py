@@ -21,11 +21,11 @@ from tokenizers import Tokenizer, models
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.check import check
-from shoal.component.ledger import CONTROL, DOWN
-from shoal.component.spec import TensorSpec
-from shoal.component.tensors import Array, Device
+from shoal.authoring.check.families import check
 from shoal.errors import InputError
+from shoal.kit.component.ledger import CONTROL, DOWN
+from shoal.kit.component.spec import TensorSpec
+from shoal.kit.component.tensors import Array, Device
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES, POSTPROCESS, ask, leaf, start
 from tests.support.pretend import PretendGpu

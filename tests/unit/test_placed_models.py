@@ -14,31 +14,23 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import local
-from shoal.check import check
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.component.spec import ENGINE_LIBRARY, HOST_LIBRARY
-from shoal.component.tensors import Device
-from shoal.composition.compose import compose
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import ModelConfig, as_config, read_config
+from shoal.authoring.repository.loading import component_class
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.model_code import find_constants
+from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.placement import Instances, Plan, Tuning, find_host_reason, gpus_of, place, show_groups
+from shoal.clients import local
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.generation.engines import vllm
+from shoal.kit.backends import BACKENDS
+from shoal.kit.component.base import Component
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ENGINE_LIBRARY, HOST_LIBRARY
+from shoal.kit.component.tensors import Device
+from shoal.kit.generation.engines import vllm
 from shoal.readability.preprocess_config import Bundle
-from shoal.repository.config import ModelConfig, as_config, read_config
-from shoal.repository.loading import component_class
-from shoal.repository.manifest import read_manifest
-from shoal.repository.model_code import find_constants
-from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import (
-    Instances,
-    Plan,
-    Tuning,
-    find_host_reason,
-    gpus_of,
-    place,
-    show_groups,
-)
-from shoal.server.runtime import BACKENDS
 from tests.support.commands import Shoal
 from tests.support.fake_triton import Stub
 from tests.support.planted import write
@@ -65,7 +57,7 @@ def shipped_class(name: str) -> type[Component]:
 @pytest.fixture
 def has_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with CuPy, and with a stub for it: the embedded server has none by itself."""
-    monkeypatch.setattr("shoal.check.targets.explain_cupy", lambda name: None)
+    monkeypatch.setattr("shoal.authoring.check.targets.explain_cupy", lambda name: None)
 
 
 # --- every model, every kind -----------------------------------------------------------------------------------------
@@ -89,7 +81,7 @@ def test_a_model_starts_on_a_device_only_if_it_computes_there(name: str, monkeyp
         return 3
 
     for library in ("cupy", "torch"):
-        monkeypatch.setattr(f"shoal.component.tensors._prepare_{library}", prepare)
+        monkeypatch.setattr(f"shoal.kit.component.tensors._prepare_{library}", prepare)
     library = shipped_class(name).library
     for kind in ("CPU", "GPU", "MODEL"):
         args = {"model_instance_kind": kind, "model_instance_device_id": "2"}
@@ -226,10 +218,7 @@ def test_what_composing_changed_of_ones_own_files_is_said(mine: Path, shoal: Sho
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (
-            "label=gpu:0",
-            r"label cannot be placed on GPU 0: its code computes on the host only\.\s+Say --place label",
-        ),
+        ("label=gpu:0", r"label cannot be placed on GPU 0: its code computes on the host only\.\s+Say --place label"),
         ("label=gpu:", "--place label=gpu: cannot be read. For example: --place scorer=gpu:0, or scorer=cpu"),
         ("label=cuda:0", "--place label=cuda:0 cannot be read"),
         ("lable=cpu", "There is no model lable in this repository. Did you mean label"),
@@ -252,7 +241,7 @@ def test_a_model_is_placed_by_one_option(instances: tuple[Instances, ...]) -> No
 @pytest.mark.usefixtures("has_cupy")
 def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forest on the host and the encoder on GPU 1, or the reverse; pools and precision are for what is where."""
-    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
     for there, here in (("bert-large", "cuml"), ("cuml", "bert-large")):
         tuning = {there: Tuning(gpus=(1,)), here: Tuning(gpus=())}
         repository = compose("ensemble_all", tmp_path / there, artifacts=artifacts, tuning=tuning)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from shoal.composition.artifacts import choose_precisions
+from shoal.authoring.composition.artifacts import choose_precisions
+from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS, Plan, choose_precision, place
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.machine import computes_bf16
-from shoal.paths import shipped_root
-from shoal.repository.call_graph import collect
-from shoal.repository.config import read_config
-from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, choose_precision, place
-from shoal.server.runtime import BACKENDS
+from shoal.kit.backends import BACKENDS
+from shoal.system.machine import computes_bf16
+from shoal.system.paths import shipped_root
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
@@ -116,7 +116,7 @@ def test_the_first_gpu_is_the_choice_of_a_plan_without_one() -> None:
 def test_auto_is_the_fastest_dtype_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
 ) -> None:
-    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
+    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: is_fast)
     assert choose_precision(plan, is_imported=False, has_trunk=lambda: can_convert).dtype == dtype
     asked = "fp32" if plan.dtype == "auto" else plan.dtype
     assert choose_precision(plan, is_imported=True, has_trunk=lambda: can_convert).dtype == asked
@@ -135,7 +135,7 @@ def test_native_backends_run_the_file_as_it_is_and_engines_in_the_dtype_that_is_
 )
 def test_bf16_may_be_said_for_the_machine(monkeypatch: pytest.MonkeyPatch, said: str, flags: str, is_so: bool) -> None:
     monkeypatch.setenv("SHOAL_BF16", said)
-    monkeypatch.setattr("shoal.machine.describe_machine", lambda: {"flags": flags})
+    monkeypatch.setattr("shoal.system.machine.describe_machine", lambda: {"flags": flags})
     assert computes_bf16() == is_so
     monkeypatch.setenv("SHOAL_BF16", "yes")
     with pytest.raises(SetupError, match=r"SHOAL_BF16 is 'yes'\. Set it to 0 or 1"):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.component.artifact_files import sha256
-from shoal.component.provenance import check_ties, dump_ties, read_archive
 from shoal.errors import ArtifactError
-from shoal.forests.checkpoints import read_forest
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.provenance import check_ties, dump_ties, read_archive
+from shoal.kit.forests.checkpoints import read_forest
 from shoal.readability.preprocess_config import Bundle
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InputError
-from shoal.generation.chats import llama2
-from shoal.generation.prompts import Prompts
-from shoal.llm.tiny import make_tokenizer
+from shoal.kit.generation.chats import llama2
+from shoal.kit.generation.prompts import Prompts
+from shoal.lab.tiny_llm import make_tokenizer
 
 
 def test_a_text_that_cannot_fit_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

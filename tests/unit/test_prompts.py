@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from shoal.component.base import Component
-from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.generation.chats import llama2, read_messages
-from shoal.generation.contract import Limits, TokenRequest, unpack_words
-from shoal.generation.prompts import Prompts
-from shoal.generation.templates import ChatTemplate
+from shoal.kit.component.base import Component
+from shoal.kit.component.tensors import Array
+from shoal.kit.generation.chats import llama2, read_messages
+from shoal.kit.generation.contract import Limits, TokenRequest, unpack_words
+from shoal.kit.generation.prompts import Prompts
+from shoal.kit.generation.templates import ChatTemplate
 from tests.support.llm import cut
 from tests.support.pieces import start
 from tests.support.pretend import PretendGpu
@@ -434,11 +434,7 @@ def test_the_row_that_is_refused_is_named(prompt: Component) -> None:
     [
         ("model", "", "Parameter model of model prompt is ''; expected the absolute path of a folder"),
         ("model", "weights", "is 'weights'; expected the absolute path"),
-        (
-            "template",
-            "llama3",
-            "Parameter template of model prompt is 'llama3'; expected one of llama2, default",
-        ),
+        ("template", "llama3", "Parameter template of model prompt is 'llama3'; expected one of llama2, default"),
         ("context", "x", "Parameter context of model prompt is 'x'"),
         ("max_tokens", "0", "Parameter max_tokens of model prompt is '0'"),
     ],

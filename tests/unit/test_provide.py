@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.inspection import CONDA, Environment
-from shoal.environment.spec import Request
-from shoal.environment.stub import read_stub
-from shoal.environment.stub_source import check_choice, choose, find_installed, provide_stub, take_stub
-from shoal.environment.targets import find_target
+from shoal.authoring.environment.inspection import CONDA, Environment
+from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.stub import read_stub
+from shoal.authoring.environment.stub_source import check_choice, choose, find_installed, provide_stub, take_stub
+from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import find_stub
 
@@ -74,7 +74,7 @@ def test_a_python_that_the_wheel_does_not_know(tmp_path: Path) -> None:
 
 
 def test_without_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.environment.stub_source.find_installed", lambda: None)
+    monkeypatch.setattr("shoal.authoring.environment.stub_source.find_installed", lambda: None)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SetupError, match=r"Downloading nvidia-pytriton failed: ERROR: Could not find a version"):
         take_stub("3.12", tmp_path / "stub", log=tmp_path / "log")
@@ -87,7 +87,7 @@ def test_the_wheel_is_downloaded_where_it_is_not_installed(tmp_path: Path, monke
         wheel.writestr(f"{record}/METADATA", "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
         wheel.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{record}/RECORD", "")
-    monkeypatch.setattr("shoal.environment.stub_source.find_installed", lambda: None)
+    monkeypatch.setattr("shoal.authoring.environment.stub_source.find_installed", lambda: None)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     (tmp_path / "out").mkdir()

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.tensors import Device
 from shoal.errors import InputError
-from shoal.text.device import Ragged, upload
-from shoal.text.tokens import check_texts
+from shoal.kit.component.tensors import Device
+from shoal.kit.text.device import Ragged, upload
+from shoal.kit.text.tokens import check_texts
 from tests.support.emulation import ragged, to_strings
 
 rows_of_ints = st.lists(st.lists(st.integers(0, 1000), max_size=12), min_size=1, max_size=8)

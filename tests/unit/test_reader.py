@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
-from shoal.component.tensors import Device
 from shoal.errors import SetupError
+from shoal.kit.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
+from shoal.kit.component.tensors import Device
+from shoal.kit.text.device import Ragged, read_code_points
+from shoal.kit.text.tokens import read_vocabulary
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading, make_reader
-from shoal.text.device import Ragged, read_code_points
-from shoal.text.tokens import read_vocabulary
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.processes import find_process
+from shoal.system.processes import find_process
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")
 SECONDS = 20.0
@@ -30,7 +30,7 @@ time.sleep(60)
 PARENT = """
 import subprocess, sys
 from pathlib import Path
-from shoal.processes import Reaper
+from shoal.system.processes import Reaper
 with Reaper(Path(sys.argv[1])) as reaper:
     command = [sys.executable, sys.argv[2]]
     child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component import Context, Stream
-from shoal.component.streaming import QueueStream
 from shoal.errors import InputError, ShoalError
-from shoal.generation import Limits, TokenRequest
-from shoal.generation.answering import Answering
-from shoal.generation.engines.base import EngineComponent
-from shoal.generation.sampling import NUMBERS
+from shoal.kit.component.context import Context
+from shoal.kit.component.streaming import QueueStream, Stream
+from shoal.kit.generation.answering import Answering
+from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.engines.base import EngineComponent
+from shoal.kit.generation.sampling import NUMBERS
 from tests.support.llm import ENGINE, engine_spec
 
 SPEC = engine_spec("/model")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor import examine
-from shoal.environment.stub import STUB
+from shoal.authoring.environment.stub import STUB
+from shoal.cli.doctor import examine
 from shoal.errors import SetupError
-from shoal.server import runtime
-from shoal.server.runtime import check_numpy, find_runtime
+from shoal.serving.server import runtime
+from shoal.serving.server.runtime import check_numpy, find_runtime
 
 
 def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_doctor_reads_the_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     root = find_runtime().stub.parents[1]
     own = root / f"{sys.version_info.major}.{sys.version_info.minor}" / STUB
     monkeypatch.setenv("SHOAL_STUB", str(own))
-    monkeypatch.setattr("shoal.doctor.np.__version__", "2.5.5")
+    monkeypatch.setattr("shoal.cli.doctor.np.__version__", "2.5.5")
     assert "corrupts tensors under NumPy 2" in _told("stub")
     monkeypatch.setenv("SHOAL_STUB", __file__)
     assert "is not a whole ELF file" in _told("stub")

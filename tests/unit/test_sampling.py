@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InputError
-from shoal.generation import Sampling
-from shoal.generation.sampling import NUMBERS
+from shoal.kit.generation.sampling import NUMBERS, Sampling
 
 
 @pytest.mark.parametrize(

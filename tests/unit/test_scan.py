@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from shoal.clients.bulk.rows import NotUtf8
+from shoal.clients.bulk.tables import open_stream, open_table, scan_table
 from shoal.errors import ArtifactError
-from shoal.rows import NotUtf8
-from shoal.tables import open_stream, open_table, scan_table
 
 
 def scan(path: Path) -> list[tuple[int, Any]]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.blocks import blend, check_weight
 from shoal.errors import InputError
+from shoal.kit.blocks import blend, check_weight
 
 
 def test_blend_row_by_row() -> None:

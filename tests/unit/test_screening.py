@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.gateway.core.bodies import SMALL
-from shoal.gateway.core.refusals import RefusedError, Why
-from shoal.gateway.core.upstream import PIECE
-from shoal.gateway.v2.rules import Rules, read_rules
-from shoal.gateway.v2.scanning import MOST_NESTED, scan, screen_nesting
-from shoal.gateway.v2.screening import MOST_BESIDE, MOST_PARAMETERS, screen_json, screen_message
-from shoal.repository.model_folders import read_configs
+from shoal.authoring.repository.model_folders import read_configs
+from shoal.kit.component.spec import ModelSpec, TensorSpec
+from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.v2.rules import Rules, read_rules
+from shoal.serving.gateway.v2.scanning import MOST_NESTED, scan, screen_nesting
+from shoal.serving.gateway.v2.screening import MOST_BESIDE, MOST_PARAMETERS, screen_json, screen_message
 from tests.support.service import make_repository
 
 KINDS = {"Y": ("FP32", (2,)), "ANY": ("INT64", (-1,)), "TEXT": ("STRING", (1,)), "HALF": ("FP16", (2,))}
@@ -149,10 +149,7 @@ LONG = "x" * MOST_BESIDE
         (request(shape=[1] * 65), "65 dimensions of input 'X'; at most 64"),
         ({**request(), "parameters": {str(number): 1 for number in range(129)}}, "129 parameters; at most 128"),
         (request(parameters={str(number): 1 for number in range(129)}), "129 parameters; at most 128"),
-        (
-            {**request(), "outputs": [{"name": str(number)} for number in range(3)]},
-            "a has no output '0'. Its",
-        ),
+        ({**request(), "outputs": [{"name": str(number)} for number in range(3)]}, "a has no output '0'. Its"),
         ({**request(), "outputs": [{}]}, "missing required field `name`"),
         ({**request(), "outputs": [{"name": "Y"}, {"name": "TEXT"}, {"name": "Y"}]}, "'Y' is listed twice"),
         ({**request(), "parameters": [1]}, "Expected `object`, got `array`"),

@@ -27,10 +27,13 @@ import numpy as np
 from typer.testing import CliRunner
 from shoal import cli
 from shoal.errors import InputError
-from shoal.generation import Limits, Sampling, TokenRequest, stack
-from shoal.generation.engines.onnx import OnnxEngine
-from shoal.llm.client import Settings
-from shoal.llm.dialects import Dialect
+from shoal.kit.generation.contract import Limits
+from shoal.kit.generation.sampling import Sampling
+from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.prompts import stack
+from shoal.kit.generation.engines.onnx import OnnxEngine
+from shoal.clients.llm.client import Settings
+from shoal.clients.llm.dialects import Dialect
 
 def fault(call):
     try: call()
@@ -68,7 +71,7 @@ def test_a_row_of_the_table_appears_everywhere(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "src", tmp_path / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    table = tmp_path / "src" / "shoal" / "generation" / "sampling.py"
+    table = tmp_path / "src" / "shoal" / "kit" / "generation" / "sampling.py"
     source = table.read_text(encoding="utf-8")
     table.write_text(source.replace("\n    @property\n    def is_greedy", f"{ROW}\n    @property\n    def is_greedy"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
@@ -83,7 +86,7 @@ def test_a_row_of_the_table_appears_everywhere(tmp_path: Path) -> None:
     found = json.loads(run("-c", USE))
     assert found["check"] == "typical_p is 3.0. Send more than 0, and at most 1."
     assert found["engine"] == "typical_p is 0.5, and this model's engine does not apply it. Leave it out."
-    assert (found["client"], found["types"]) == ("[0.5]", "ForwardRef('float', module='shoal.llm.client')")
+    assert (found["client"], found["types"]) == ("[0.5]", "ForwardRef('float', module='shoal.clients.llm.client')")
     assert "typical_p" in found["command"]
     config = (tmp_path / "ensembles" / "llm" / "config.pbtxt").read_text(encoding="utf-8")
     for line in (

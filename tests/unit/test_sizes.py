@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.component.artifact_files import sha256
-from shoal.component.spec import TensorSpec
-from shoal.composition.compose import compose
-from shoal.repository.call_graph import collect
-from shoal.repository.graph import Graph
-from shoal.repository.manifest import launch_flags, read_manifest
-from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Plan, place_all
-from shoal.repository.sizes import MIB, Largest, find_sizes
-from shoal.server.container import container_command
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.manifest import launch_flags, read_manifest
+from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.placement import Plan, place_all
+from shoal.authoring.repository.sizes import MIB, Largest, find_sizes
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.spec import TensorSpec
+from shoal.serving.server.container import container_command
 
 LARGEST = Largest(rows=512, width=256, text_bytes=1000)
 IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
-from shoal.generation import StopCutter
+from shoal.kit.generation.completions import StopCutter
 from tests.conftest import Scale
 
 stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)

@@ -12,9 +12,9 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from shoal.client.calls import Call, Method
-from shoal.client.failures import CallError
-from shoal.client.grpc_transport import AsyncGrpc, Grpc
+from shoal.clients.client.calls import Call, Method
+from shoal.clients.client.failures import CallError
+from shoal.clients.client.grpc_transport import AsyncGrpc, Grpc
 
 SECONDS = {"late": 0.3, "endless": 60.0}  # until the status
 CALL = Call(Method.STREAM, "late", {})

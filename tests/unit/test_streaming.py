@@ -14,11 +14,12 @@ import pytest
 from google.protobuf import json_format
 
 import shoal
-from shoal.component import Context, StreamingComponent
-from shoal.component.spec import ModelSpec
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.loading import component_class
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.repository.config import read_config
-from shoal.repository.loading import component_class
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ModelSpec
+from shoal.kit.component.streaming import StreamingComponent
 from tests.support import fake_triton
 from tests.support.counting import write_counting, write_model
 from tests.support.fake_triton import InferenceRequest, InferenceResponse, Stub, Tensor
@@ -213,7 +214,7 @@ def test_an_input_that_is_also_an_output_may_be_left_out(base: str, tmp_path: Pa
     """An example is an engine's carry. If it is given, the component's own output is the answer, not the input."""
     code = f"""
 import numpy as np
-from shoal.component import {base}
+from shoal.kit.component import {base}
 
 class Echo({base}):
     def run(self, batch):

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.clients.bulk.rows import shorten, shorten_all
+from shoal.clients.bulk.tables import open_table
 from shoal.errors import ArtifactError, SetupError
-from shoal.rows import shorten, shorten_all
-from shoal.tables import open_table
 
 KINDS = (".csv", ".jsonl", ".parquet", ".xlsx")
 

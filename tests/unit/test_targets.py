@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.check import check
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.environment.building import find_file
+from shoal.authoring.environment.targets import (
+    IMAGES,
+    NEWEST,
+    TABLE,
+    explain_backend,
+    find_target,
+    parse_release,
+    show_release,
+)
+from shoal.authoring.repository.placement import Plan
 from shoal.cli import app
-from shoal.composition.compose import compose
-from shoal.doctor import FAULT, examine
-from shoal.environment.building import find_file
-from shoal.environment.targets import IMAGES, NEWEST, TABLE, explain_backend, find_target, parse_release, show_release
+from shoal.cli.doctor import FAULT, examine
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.placement import Plan
 from tests.support.once import ROOT
 from tests.support.planted import Plant, config
 from tests.support.planted_environments import GOOD

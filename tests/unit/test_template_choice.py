@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from shoal.errors import ArtifactError, InputError
-from shoal.generation.templates import ChatTemplate
+from shoal.kit.generation.templates import ChatTemplate
 from tests.support.pieces import start
 from tests.unit.test_prompts import CHAT, ask, make_tokenizer, texts
 

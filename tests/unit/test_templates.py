@@ -18,9 +18,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from shoal.errors import InputError, SetupError
-from shoal.generation import rendering, templates
-from shoal.generation.templates import ChatTemplate, find_python
-from shoal.processes import find_descendants, find_process
+from shoal.kit.generation import rendering, templates
+from shoal.kit.generation.templates import ChatTemplate, find_python
+from shoal.system.processes import find_descendants, find_process
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")
 CHAT = [
@@ -160,8 +160,8 @@ def test_an_interrupted_rendering_does_not_answer_the_next(echo: ChatTemplate) -
 def test_the_process_ends_with_its_parent(source: str) -> None:
     code = """
 import sys, threading
-from shoal.generation import ChatTemplate
-from shoal.processes import find_descendants
+from shoal.kit.generation.templates import ChatTemplate
+from shoal.system.processes import find_descendants
 import os
 template = ChatTemplate(sys.argv[1])
 print(find_descendants(os.getpid())[0].pid, flush=True)

@@ -14,11 +14,11 @@ from sklearn.feature_extraction.text import CountVectorizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from shoal.component.base import Component
-from shoal.component.ledger import UP, Edge
-from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
-from shoal.text.words import BasicTokenizer
+from shoal.kit.component.base import Component
+from shoal.kit.component.ledger import UP, Edge
+from shoal.kit.component.tensors import Array
+from shoal.kit.text.words import BasicTokenizer
 from tests.conftest import as_bytes
 from tests.support.pieces import ask, start, vocabulary
 from tests.support.pretend import PretendGpu

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from shoal.errors import ArtifactError
-from shoal.generation.tokenizer import find_specials, read_model_tokenizer, read_settings
-from shoal.llm.tiny import make_tokenizer
+from shoal.kit.generation.tokenizer import find_specials, read_model_tokenizer, read_settings
+from shoal.lab.tiny_llm import make_tokenizer
 
 BASE = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
 TEXT = "<s>Fish <|turn|> swim</s><x1> <img>Hello<t0> <extra><|endturn|> <p>\n<|user|>A cat<|assistant|>"

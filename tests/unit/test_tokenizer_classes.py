@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer
 
 from shoal.errors import SetupError
-from shoal.generation.tokenizer import _QWEN2, find_specials, read_model_tokenizer, read_settings
+from shoal.kit.generation.tokenizer import _QWEN2, find_specials, read_model_tokenizer, read_settings
 from tests.support.tokenizers import LLAMA, TEXTS
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()

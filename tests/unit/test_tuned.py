@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.bench.tune import BATCHES, Candidate, _conclude, _spearman
-from shoal.composition.tuned import read_tuned
+from shoal.authoring.composition.tuned import read_tuned
 from shoal.errors import ArtifactError
+from shoal.lab.tune import BATCHES, Candidate, _conclude, _spearman
 
 PLAN = {"dtype": "int8", "reason": "fast", "machine": {"cpu": "a"}, "models": {"encoder": "0" * 64}}
 

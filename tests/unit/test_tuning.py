@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.placement import Instances, Plan, Tuning, place, place_all, tune
 from shoal.cli.repository import _parse_tuning
-from shoal.composition.compose import compose
 from shoal.errors import InputError, ShoalError
-from shoal.repository.config import read_config
-from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Instances, Plan, Tuning, place, place_all, tune
 from tests.support.commands import Shoal
 
 GPUS = Plan(placement="gpu", gpus=(0, 1, 2))

@@ -6,10 +6,10 @@ import asyncio
 import random
 from contextlib import ExitStack
 
-from shoal.gateway.core.admission import FEW, MANY, Admission
-from shoal.gateway.core.callers import Caller
-from shoal.gateway.core.models import find_widths
-from shoal.gateway.core.turns import Turns
+from shoal.serving.gateway.callers.callers import Caller
+from shoal.serving.gateway.core.admission import FEW, MANY, Admission
+from shoal.serving.gateway.core.fair_queue import Turns
+from shoal.serving.gateway.core.models import find_widths
 from tests.support.configs import PYTHON, chain, make_configs, parameter
 from tests.support.virtual_time import run
 from tests.unit.test_admission import Clock

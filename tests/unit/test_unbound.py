@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSequenceClassification, BertModel
 
 import shoal
-from shoal.check import check
-from shoal.component.artifact_files import sha256
-from shoal.composition.compose import compose
-from shoal.encoders import export
-from shoal.encoders.encoder import Trunked
-from shoal.encoders.fusing import fuse
-from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.importing.encoders import SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.local import load
 from shoal.errors import ArtifactError
-from shoal.local import load
-from shoal.project.importing.encoders import SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.kit.component.artifact_files import sha256
+from shoal.kit.encoders import export
+from shoal.kit.encoders.encoder import Trunked
+from shoal.kit.encoders.fusing import fuse
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.encoder import Encoder, load_encoder
 from shoal.readability.report import REPORT
-from shoal.repository.placement import Plan
 from tests.support.published import BERT, publish, publish_roberta
 
 pytestmark = pytest.mark.filterwarnings(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.building import find_file, find_overrides
-from shoal.environment.spec import Wanted, read_wanted
+from shoal.authoring.environment.building import find_file, find_overrides
+from shoal.authoring.environment.spec import Wanted, read_wanted
 from shoal.errors import InputError
 from tests.support.once import ROOT
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.composition.compose import compose
-from shoal.composition.warmup import FOLDER, TEXT, derive
-from shoal.local import Pipeline, load
-from shoal.repository.config import read_config
-from shoal.repository.graph import Graph
-from shoal.repository.manifest import read_manifest
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.warmup import FOLDER, TEXT, derive
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.clients.local import Pipeline, load
 
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 
@@ -44,7 +44,7 @@ def test_derived_requests_are_written(repository: Path) -> None:
 
 def test_components_that_do_not_run_here_are_skipped(artifacts: Path, tmp_path: Path) -> None:
     """Its libraries may be in the environment of the server alone: the models behind it start cold, and it is said."""
-    from shoal.paths import shipped_root
+    from shoal.system.paths import shipped_root
 
     own = tmp_path / "own"
     shutil.copytree(shipped_root() / "preprocess", own / "preprocess")

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.component.artifact_files import sha256
-from shoal.composition.compose import compose
-from shoal.composition.warmup import FOLDER, WarmUps, derive, write
-from shoal.repository.config import read_config
-from shoal.repository.graph import Graph
-from shoal.repository.manifest import MANIFEST, read_manifest
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.warmup import FOLDER, WarmUps, derive, write
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.manifest import MANIFEST, read_manifest
+from shoal.kit.component.artifact_files import sha256
 
 MODEL = """import numpy as np
 
-from shoal.component.base import Component
+from shoal.kit.component.base import Component
 from shoal.errors import ArtifactError, InputError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import ArtifactError
-from shoal.generation import find_weights
+from shoal.kit.generation.weights import find_weights
 
 CONFIG = {"vocab_size": 6, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1}
 TOKENIZER = {

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from shoal.component.spec import ModelSpec
-from shoal.gateway.core.bodies import SMALL
-from shoal.gateway.core.refusals import RefusedError
-from shoal.gateway.v2 import screening
-from shoal.gateway.v2.rules import Rules
-from shoal.gateway.v2.screening import MOST_DIMS, Screened, _reduce, screen_grpc
-from shoal.gateway.v2.wire import MOST_BYTES, MOST_FIELDS, MOST_VALUES
+from shoal.kit.component.spec import ModelSpec
+from shoal.serving.gateway.core.refusals import RefusedError
+from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.v2 import screening
+from shoal.serving.gateway.v2.rules import Rules
+from shoal.serving.gateway.v2.screening import MOST_DIMS, Screened, _reduce, screen_grpc
+from shoal.serving.gateway.v2.wire import MOST_BYTES, MOST_FIELDS, MOST_VALUES
 
 Request = service_pb2.ModelInferRequest
 FIELDS = {

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.tensors import Device
+from shoal.kit.component.tensors import Device
+from shoal.kit.text import tokens
+from shoal.kit.text.tokens import WordCache, WordPiece, flatten
+from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCodes, is_word
 from shoal.readability.preprocess_config import Bundle
-from shoal.text import tokens
-from shoal.text.tokens import WordCache, WordPiece, flatten
-from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCodes, is_word
 
 # All that a normalizer or a pre-tokenizer treats in a way of its own, beside letters.
 ODD = (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
-from shoal.generation.contract import pack_words, unpack_words
+from shoal.kit.generation.contract import pack_words, unpack_words
 
 ids = st.integers(0, 2**31 - 1)
 

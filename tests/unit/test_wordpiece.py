@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ArtifactError
-from shoal.text.device import Ragged, frame
-from shoal.text.tokens import SpecialIds, WordPiece, read_vocabulary
+from shoal.kit.text.device import Ragged, frame
+from shoal.kit.text.tokens import SpecialIds, WordPiece, read_vocabulary
 from tests.support.emulation import ragged
 
 IDS = SpecialIds(cls=101, sep=102, pad=0)

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.blocks import blend, normalise
-from shoal.component.tensors import Array, Device
-from shoal.readability.reader import Reading, _merge
-from shoal.text.device import (
+from shoal.kit.blocks import blend, normalise
+from shoal.kit.component.tensors import Array, Device
+from shoal.kit.text.device import (
     CodePoints,
     DeviceCoder,
     Ragged,
@@ -25,8 +24,9 @@ from shoal.text.device import (
     round_up,
     upload,
 )
-from shoal.text.tokens import SpecialIds
-from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
+from shoal.kit.text.tokens import SpecialIds
+from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
+from shoal.readability.reader import Reading, _merge
 from tests.support.pretend import PretendGpu
 
 HOST, DEVICE = Device(), PretendGpu()

@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.component import Arrays, Component, Context, InputError, Parameters
-from shoal.generation import Prompts, Sampling, TokenRequest, find_weights, llama2, read_messages
-from shoal.generation.contract import as_python
-from shoal.generation.engines.loading import DTYPES, load_model
-from shoal.generation.engines.rows import continue_rows
-from shoal.generation.tokenizer import read_model_tokenizer
+from shoal import Arrays, Component, Context, InputError, Parameters, Prompts
+from shoal.kit.generation.sampling import Sampling
+from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.weights import find_weights
+from shoal.kit.generation.chats import llama2
+from shoal.kit.generation.chats import read_messages
+from shoal.kit.generation.contract import as_python
+from shoal.kit.generation.engines.loading import DTYPES, load_model
+from shoal.kit.generation.engines.rows import continue_rows
+from shoal.kit.generation.tokenizer import read_model_tokenizer
 
 
 class Llamav2(Component):

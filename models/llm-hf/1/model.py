@@ -2,12 +2,13 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Parameters
-from shoal.generation import Limits, Weights
-from shoal.generation.engines.base import Engine, EngineComponent
-from shoal.generation.engines.batching import AUTO, WAYS, choose_engine
-from shoal.generation.engines.loading import DTYPES, find_place, load_model
-from shoal.generation.weights import QUANTIZED
+from shoal import Parameters
+from shoal.kit.generation.contract import Limits
+from shoal.kit.generation.weights import Weights
+from shoal.kit.generation.engines.base import Engine, EngineComponent
+from shoal.kit.generation.engines.batching import AUTO, WAYS, choose_engine
+from shoal.kit.generation.engines.loading import DTYPES, find_place, load_model
+from shoal.kit.generation.weights import QUANTIZED
 
 
 class LlmHf(EngineComponent):

@@ -2,10 +2,11 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Parameters
-from shoal.generation import Limits, Weights
-from shoal.generation.engines.base import EngineComponent
-from shoal.generation.engines.onnx import OnnxEngine
+from shoal import Parameters
+from shoal.kit.generation.contract import Limits
+from shoal.kit.generation.weights import Weights
+from shoal.kit.generation.engines.base import EngineComponent
+from shoal.kit.generation.engines.onnx import OnnxEngine
 
 
 class LlmOnnx(EngineComponent):

@@ -7,8 +7,7 @@ from contextlib import closing
 
 import numpy as np
 
-from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.generation import Completions, read_streaming
+from shoal import Arrays, Completions, Context, Parameters, Stream, StreamingComponent, read_streaming
 
 
 class LlmBls(StreamingComponent):

@@ -7,9 +7,8 @@ from contextlib import closing
 
 import numpy as np
 
-from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.generation import Completions
-from shoal.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, join_rows, query, split_rows
+from shoal import Arrays, Completions, Context, Parameters, Stream, StreamingComponent
+from shoal.kit.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, join_rows, query, split_rows
 
 
 class TensorrtLlmBls(StreamingComponent):

@@ -4,8 +4,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component import Arrays, Component, Context, Parameters
-from shoal.generation import Completions
+from shoal import Arrays, Completions, Component, Context, Parameters
 
 
 class Completion(Component):

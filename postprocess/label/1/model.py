@@ -4,8 +4,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.blocks import Choices
-from shoal.component import Arrays, Component, Context, Parameters
+from shoal import Arrays, Choices, Component, Context, Parameters
 
 
 class Label(Component):

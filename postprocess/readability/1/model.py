@@ -2,8 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.blocks import blend, check_weight
-from shoal.component import Arrays, Component, Context
+from shoal import Arrays, Component, Context, blend, check_weight
 from shoal.readability import read_weight
 
 

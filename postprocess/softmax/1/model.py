@@ -2,8 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.blocks import check_finite
-from shoal.component import Arrays, Component, Context, Parameters, namespace
+from shoal import Arrays, Component, Context, Parameters, check_finite, namespace
 
 
 class Softmax(Component):

@@ -2,8 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.blocks import Choices
-from shoal.component import Arrays, Component, Context, Parameters
+from shoal import Arrays, Choices, Component, Context, Parameters
 
 
 class TopK(Component):

@@ -2,8 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context, Parameters
-from shoal.generation import Prompts
+from shoal import Arrays, Component, Context, Parameters, Prompts
 
 
 class Prompt(Component):

@@ -2,9 +2,9 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context, Parameters
+from shoal import Arrays, Component, Context, Parameters
 from shoal.readability import Bundle, make_reader
-from shoal.text import check_texts, decode_texts, read_vocabulary
+from shoal import check_texts, decode_texts, read_vocabulary
 
 
 class Readability(Component):

@@ -2,8 +2,18 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context, Parameters, fixed_by
-from shoal.text import VALUES, WordCounts, check_texts, decode_texts, read_words
+from shoal import (
+    WORD_VALUES,
+    Arrays,
+    Component,
+    Context,
+    Parameters,
+    WordCounts,
+    check_texts,
+    decode_texts,
+    fixed_by,
+    read_words,
+)
 
 FIX = "Write one word per line, one basic token each: in lower case, without accents; punctuation marks are words, too."
 
@@ -17,7 +27,7 @@ class Counts(Component):
         parameters = Parameters(context.spec)
         self.text, self.counts = parameters.tensors("STRING[1] -> FP32[n]")
         self.max_text_bytes = parameters.whole("max_text_bytes", 65_536)
-        value, has_statistics = parameters.choice("value", VALUES), parameters.flag("statistics", default=False)
+        value, has_statistics = parameters.choice("value", WORD_VALUES), parameters.flag("statistics", default=False)
         with fixed_by(FIX):
             words, stops = read_words(context.artifact("words.txt")), context.optional_artifact("stop_words.txt")
             stop_words = read_words(stops) if stops else ()

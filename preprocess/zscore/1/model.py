@@ -4,8 +4,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.blocks import normalise, read_zscore
-from shoal.component import SETUP, Arrays, Component, Context, InputError, Parameters, fixed_by
+from shoal import SETUP, Arrays, Component, Context, InputError, Parameters, fixed_by, normalise, read_zscore
 
 FIX = 'Write {"mean": [...], "std": [...]}: one finite number per column; a std of 1 for a column that does not vary.'
 

@@ -13,13 +13,13 @@ import shoal
 from shoal.cli import environment, keys, project, repository, serving
 from shoal.cli.bench import bench
 from shoal.cli.check import check
+from shoal.cli.console import ERR, plain
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.cli.llm import generate, tokens
 from shoal.cli.quickstart import quickstart
 from shoal.cli.tune import tune
 from shoal.cli.usage import Command, Group
-from shoal.console import ERR, plain
 from shoal.errors import ShoalError
 from shoal.readability import commands as pipeline
 

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.console import (
+from shoal.cli.console import (
     ERR,
     OUT,
     ApiKey,
@@ -29,7 +29,7 @@ from shoal.console import (
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.client.tls import Access
+    from shoal.clients.client.tls import Access
 
 QUICK = (1, 8, 32)  # rows per request
 
@@ -53,8 +53,7 @@ def bench(
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
     callers: Annotated[
-        str,
-        typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests."),
+        str, typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests.")
     ] = "",
     url: Url = "",
     api_key: ApiKey = "",
@@ -82,10 +81,10 @@ def bench(
     Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
     second.
     """
-    from shoal.bench.generation import bench_tokens
-    from shoal.bench.record import Settings, TokenCell
-    from shoal.bench.run import BATCHES, make_folder, write
-    from shoal.bench.run import bench as run_bench
+    from shoal.lab.bench.generation import bench_tokens
+    from shoal.lab.bench.record import Settings, TokenCell
+    from shoal.lab.bench.run import BATCHES, make_folder, write
+    from shoal.lab.bench.run import bench as run_bench
     from shoal.readability.corpus import sample_texts
 
     if out:
@@ -159,7 +158,7 @@ def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any], *, is_report: bool) -> None:
-    from shoal.bench.tables import make_sheets, remarks
+    from shoal.lab.bench.tables import make_sheets, remarks
 
     for sheet in make_sheets(record):
         columns = [

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.console import ERR, OUT, Json, check_target, plain, print_json, refuse_ignored
+from shoal.cli.console import ERR, OUT, Json, check_target, plain, print_json, refuse_ignored
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.check import Finding
+    from shoal.authoring.check.findings import Finding
 
 CLEAN, FAILED, UNUSABLE = 0, 1, 2
 _COLOURS = {"error": "red", "warning": "yellow", "advice": "cyan"}
@@ -41,8 +42,8 @@ def check(
     The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. Exit code:
     0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
     """
-    from shoal.check.families import check_together
-    from shoal.check.reports import explain_rules, github, sarif
+    from shoal.authoring.check.families import check_together
+    from shoal.authoring.check.reports import explain_rules, github, sarif
 
     if as_json:
         refuse_ignored(context, "--format", "with --json")
@@ -103,3 +104,22 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def find_mistakes(repository: Path) -> list[Finding]:
+    """Return the errors that ``shoal check`` finds for the server that ``shoal serve`` starts, without those of hashes.
+
+    The start itself compares the files with the manifest.
+
+    Raises:
+        InputError: there is no repository.
+        ArtifactError: it holds more models than are read.
+    """
+    from shoal.authoring.check.families import check as check_repository
+    from shoal.authoring.check.findings import Severity
+    from shoal.authoring.environment.targets import EMBEDDED
+    from shoal.serving.server.runtime import SERVER_VARIABLE
+
+    target = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
+    found = check_repository(repository, target=target, hashes=False)
+    return [each for each in found if each.severity == Severity.ERROR]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli.console import OUT, Json, Target, plain, print_json, refuse_ignored, show_progress
 from shoal.cli.usage import Command, Group
-from shoal.console import OUT, Json, Target, plain, print_json, refuse_ignored, show_progress
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
@@ -46,8 +46,7 @@ def build(
     stub: Annotated[
         str,
         typer.Option(
-            metavar="auto|wheel|compile|none|PATH",
-            help="How to get the stub, or the path of a finished stub.",
+            metavar="auto|wheel|compile|none|PATH", help="How to get the stub, or the path of a finished stub."
         ),
     ] = "auto",
     stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles a stub.")] = None,
@@ -57,8 +56,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build an environment, pack it, make a Python backend stub for it, and check that the server can use both."""
-    from shoal.environment.building import build, find_file, find_overrides
-    from shoal.environment.spec import Request
+    from shoal.authoring.environment.building import build, find_file, find_overrides
+    from shoal.authoring.environment.spec import Request
 
     if source and source.is_dir():
         refuse_ignored(context, "--engine --channel", f"with {source}, an environment that exists")
@@ -98,8 +97,8 @@ def build(
 @app.command(cls=Command)
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
-    from shoal.environment.building import locate
-    from shoal.environment.inspection import inspect as read
+    from shoal.authoring.environment.building import locate
+    from shoal.authoring.environment.inspection import inspect as read
 
     environment = read(locate(place)[0])
     if as_json:
@@ -117,11 +116,11 @@ def inspect(place: Place, as_json: Json = False) -> None:
 @app.command(cls=Command)
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
     """Check whether a server can use an environment and a Python backend stub; if not, print why, with exit code 1."""
-    from shoal.environment.building import locate
-    from shoal.environment.fit import find_misfits
-    from shoal.environment.inspection import inspect as read
-    from shoal.environment.stub import read_stub
-    from shoal.environment.targets import find_target
+    from shoal.authoring.environment.building import locate
+    from shoal.authoring.environment.fit import find_misfits
+    from shoal.authoring.environment.inspection import inspect as read
+    from shoal.authoring.environment.stub import read_stub
+    from shoal.authoring.environment.targets import find_target
 
     where, own_stub = locate(place)
     chosen = stub or own_stub
@@ -144,8 +143,8 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Safely unpack an environment into a folder; Triton loads a folder faster than an archive."""
-    from shoal.environment.archive import unpack as write
-    from shoal.environment.building import locate
+    from shoal.authoring.environment.archive import unpack as write
+    from shoal.authoring.environment.building import locate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked
     with show_progress() as show:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shoal.console import ERR, OUT, plain, print_json, refuse_ignored, show_progress
+from shoal.cli.console import ERR, OUT, plain, print_json, refuse_ignored, show_progress
 from shoal.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from shoal.bulk.shards.crew import Outcome
-    from shoal.bulk.shards.work import Job
+    from shoal.clients.bulk.shards.scheduler import Outcome
+    from shoal.clients.bulk.shards.shard_task import Job
 
 
 def is_folder(output: str) -> bool:
@@ -28,7 +28,7 @@ def check_no_urls(*files: str | None) -> None:
     Raises:
         InputError: a file is in object storage.
     """
-    from shoal.bulk.shards.folders import is_url
+    from shoal.clients.bulk.shards.folders import is_url
 
     for file in files:
         if is_url(file or ""):
@@ -42,11 +42,11 @@ def score_folder(
     worker: str, ray: str, *, is_fresh: bool,
 ) -> None:  # fmt: skip
     """Score files into a folder; the same command does what is missing."""
-    from shoal.bulk.shards.crew import Crew
-    from shoal.bulk.shards.folders import open_folder
-    from shoal.bulk.shards.on_ray import make_ray_workers
-    from shoal.bulk.shards.plan import make_plan
-    from shoal.bulk.shards.workers import make_processes
+    from shoal.clients.bulk.shards.folders import open_folder
+    from shoal.clients.bulk.shards.on_ray import make_ray_workers
+    from shoal.clients.bulk.shards.plan import make_plan
+    from shoal.clients.bulk.shards.scheduler import Crew
+    from shoal.clients.bulk.shards.workers import make_processes
 
     index, count = _read_worker(worker)
     if is_fresh and count > 1:
@@ -108,8 +108,8 @@ def look_at_folder(
     as_json: bool,
 ) -> None:
     """Print how far a folder is, check it, or join its files."""
-    from shoal.bulk.shards import report
-    from shoal.bulk.shards.folders import is_url, open_folder
+    from shoal.clients.bulk.shards import report
+    from shoal.clients.bulk.shards.folders import is_url, open_folder
 
     options = {"--status": status, "--verify": verify, "--merge": merge}
     given = [option for option, value in options.items() if value is not None]

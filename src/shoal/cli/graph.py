@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from shoal.console import OUT, Json, print_blocks, print_json
+from shoal.cli.console import OUT, Json, print_blocks, print_json
 from shoal.errors import InputError, SetupError
 
 _USUAL = 18  # longest name or type, in characters, that is not wrapped: four such columns fit into 80 characters
@@ -37,9 +37,9 @@ def graph(
     Tensors that go from a device to the host and back are red. Arrows of tensors that come many times per request are
     double. A dashed arrow leads to a model that another model's code calls.
     """
-    from shoal.draw import picture
-    from shoal.draw.mermaid import draw
-    from shoal.repository.model_folders import find_graph
+    from shoal.authoring.draw import picture
+    from shoal.authoring.draw.mermaid import draw
+    from shoal.authoring.repository.model_folders import find_graph
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
@@ -68,9 +68,9 @@ def _choose_format(form: str | None, out: Path | None) -> str:
 
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor."""
-    from shoal.draw.boxes import legible
-    from shoal.repository.describe import describe as describe_graph
-    from shoal.repository.model_folders import find_graph
+    from shoal.authoring.draw.boxes import legible
+    from shoal.authoring.repository.describe import describe as describe_graph
+    from shoal.authoring.repository.model_folders import find_graph
 
     found = describe_graph(find_graph(folder, model))
     if as_json:
@@ -88,7 +88,7 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
 
 def _print_steps(steps: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of steps; steps of one level run in parallel."""
-    from shoal.draw.boxes import legible
+    from shoal.authoring.draw.boxes import legible
 
     names = ("level", "step", "backend", "device", "instances", "rows", "batching")
     _print_table(
@@ -120,7 +120,7 @@ def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
-    from shoal.repository.graph import ROUND_TRIP
+    from shoal.authoring.repository.graph import ROUND_TRIP
 
     rows = [
         (
@@ -140,7 +140,7 @@ def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table in which only long names, and the column ``moves`` of the tensors, are wrapped."""
-    from shoal.draw.boxes import legible
+    from shoal.authoring.draw.boxes import legible
 
     cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from shoal.console import (
+from shoal.cli.console import (
     ERR,
     ApiKey,
     CaCert,
@@ -31,13 +31,13 @@ from shoal.console import (
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError, printable
 
 if TYPE_CHECKING:
-    from shoal.bulk.inputs import Feed
-    from shoal.bulk.scoring import Endpoint, Scored, Summary
-    from shoal.client.client import Client
-    from shoal.client.tls import Access
-    from shoal.component.spec import ModelSpec
-    from shoal.rows import Row
-    from shoal.tables import Table
+    from shoal.clients.bulk.inputs import Feed
+    from shoal.clients.bulk.rows import Row
+    from shoal.clients.bulk.scoring import Endpoint, Scored, Summary
+    from shoal.clients.bulk.tables import Table
+    from shoal.clients.client.client import Client
+    from shoal.clients.client.tls import Access
+    from shoal.kit.component.spec import ModelSpec
 
 MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
 _SHOWN = 3  # numbers of a long vector
@@ -100,8 +100,7 @@ def infer(
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME",
-            help="The model. Default: the only ensemble, or the only model, of repository or server.",
+            metavar="NAME", help="The model. Default: the only ensemble, or the only model, of repository or server."
         ),
     ] = "",
     is_local: Annotated[
@@ -122,8 +121,7 @@ def infer(
     ] = 100_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes that score an output folder.")] = 1,
     worker: Annotated[
-        str,
-        typer.Option(metavar="I/N", help="Score the files I, I+N, ... of an output folder that N commands share."),
+        str, typer.Option(metavar="I/N", help="Score the files I, I+N, ... of an output folder that N commands share.")
     ] = "0/1",
     ray: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The --workers of an output folder are on this Ray cluster; or auto.")
@@ -146,14 +144,14 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Send values from arguments, standard input or a file to a model; run the same command again to resume."""
-    from shoal.bulk.inputs import make_feed, make_table, read_constants
-    from shoal.bulk.scoring import open_model, rehearse
-    from shoal.bulk.shards.work import Job
     from shoal.cli.folders import check_no_urls, is_folder, look_at_folder, score_folder
     from shoal.cli.writing import write_file, write_stream
-    from shoal.client.calls import find_text_input
-    from shoal.client.client import Client
-    from shoal.tables import TEXT
+    from shoal.clients.bulk.inputs import make_feed, make_table, read_constants
+    from shoal.clients.bulk.scoring import open_model, rehearse
+    from shoal.clients.bulk.shards.shard_task import Job
+    from shoal.clients.bulk.tables import TEXT
+    from shoal.clients.client.calls import find_text_input
+    from shoal.clients.client.client import Client
 
     if {status, verify, merge} != {None}:
         look_at_folder(context, status, verify, merge, output, as_json=as_json)
@@ -275,7 +273,7 @@ def _check_choices(
     if is_local and placement == "client":
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
     if output:
-        from shoal.bulk.output_formats import OUTPUT_KINDS
+        from shoal.clients.bulk.output_formats import OUTPUT_KINDS
 
         if output.suffix.lower() not in OUTPUT_KINDS:
             kinds = ", ".join(OUTPUT_KINDS)
@@ -294,7 +292,7 @@ def _check_stream(values: Sequence[str] | None, others: dict[str, object]) -> No
 
 @contextmanager
 def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
-    from shoal.tables import open_stream, scan_table
+    from shoal.clients.bulk.tables import open_stream, scan_table
 
     if source is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError(
@@ -314,7 +312,7 @@ def _only_dicts(table: Table[Row]) -> list[Mapping[str, Any]]:
 
 def _identify(repository: Path) -> str:
     """Return the repository's identity, or its path if shoal did not compose it."""
-    from shoal.repository.manifest import read_manifest
+    from shoal.authoring.repository.manifest import read_manifest
 
     return str(read_manifest(repository).get("identity") or repository.resolve())
 
@@ -330,7 +328,7 @@ def _is_text(values: Sequence[str]) -> bool:
 
 def _answer_text(client: Client, model: str, text: str, *, as_json: bool, is_full: bool) -> bool:
     """Send one text to a server, and print its answer or error. Return False if the model needs other inputs."""
-    from shoal.client.calls import find_text_input, to_rows
+    from shoal.clients.client.calls import find_text_input, to_rows
 
     spec = client.describe(model or client.default_model())
     name = find_text_input(spec)
@@ -352,7 +350,7 @@ def _answer_text(client: Client, model: str, text: str, *, as_json: bool, is_ful
 
 def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
     """Print a few rows and their answers."""
-    from shoal.bulk.scoring import Summary, score
+    from shoal.clients.bulk.scoring import Summary, score
 
     rows: list[Scored] = []
     for window in score(table.rows, model, feed):
@@ -381,12 +379,12 @@ def _print_answers(
     They are printed as one JSON array or as a table: a line per row with its inputs and answers; below, the errors in
     red.
     """
-    from shoal.client.calls import name_columns
+    from shoal.clients.client.calls import name_columns
 
     errors = {number: answer for number, (_, answer) in enumerate(answers, start=1) if isinstance(answer, str)}
     rows = [{**row, **({"error": answer} if isinstance(answer, str) else answer)} for row, answer in answers]
     if as_json:
-        from shoal.bulk.output_formats import dump_json
+        from shoal.clients.bulk.output_formats import dump_json
 
         typer.echo(b"[" + b",\n ".join(dump_json(row).rstrip(b"\n") for row in rows) + b"]")
         return len(errors)
@@ -428,8 +426,8 @@ def _show_value(value: Any, *, is_full: bool = False) -> str:
 
 def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool) -> None:
     """Print the answers to the only row as they come: as text if the model's only output is a text, else as JSON."""
-    from shoal.bulk.output_formats import dump_json
-    from shoal.bulk.scoring import stream
+    from shoal.clients.bulk.output_formats import dump_json
+    from shoal.clients.bulk.scoring import stream
 
     rows = [feed.inputs(row) for row in _only_dicts(table)]
     if len(rows) != 1:
@@ -448,7 +446,7 @@ def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bo
 
 
 def _print_curl(table: Table[Row], feed: Feed, url: str, files: Mapping[str, str]) -> None:
-    from shoal.bulk.inputs import write_curl
+    from shoal.clients.bulk.inputs import write_curl
 
     rows = [feed.inputs(row) for row in _only_dicts(table)]
     command = write_curl(url or "127.0.0.1:8000", feed.model, {name: [row[name] for row in rows] for name in rows[0]})

@@ -9,15 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from shoal.cli.console import ERR, OUT, Json, plain, print_json
 from shoal.cli.usage import Command, Group
-from shoal.console import ERR, OUT, Json, plain, print_json
-from shoal.gateway.key_file import ACTS, DEFAULT_ACTS, Key, KeyFile, default_file, read_span, show_time
+from shoal.serving.gateway.callers.key_file import ACTS, DEFAULT_ACTS, Key, KeyFile, default_file, read_span, show_time
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Make, list, revoke and rotate keys of a service's clients.")
 Name = Annotated[str, typer.Argument(help="The key's name, such as team-a.")]
 File = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json"),
+    Path | None, typer.Option("--file", metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json")
 ]
 
 

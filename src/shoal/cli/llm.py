@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from shoal.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json, refuse_ignored
+from shoal.cli.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json, refuse_ignored
 from shoal.errors import InputError, suggest
-from shoal.generation.sampling import SETTINGS, VARIABLES, read_variables
+from shoal.kit.generation.sampling import SETTINGS, VARIABLES, read_variables
 
 if TYPE_CHECKING:
-    from shoal.client.tls import Access
+    from shoal.clients.client.tls import Access
 
 _ROWS = {row.name: row for row in SETTINGS}
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
@@ -59,10 +59,10 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a text, or answer a chat's message."""
-    from shoal.client.client import Client
-    from shoal.generation import join_pieces
-    from shoal.llm.client import Llm
-    from shoal.local import load
+    from shoal.clients.client.client import Client
+    from shoal.clients.llm.client import Llm
+    from shoal.clients.local import load
+    from shoal.kit.generation.pieces import join_pieces
 
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
@@ -137,8 +137,8 @@ def tokens(
 
     The tensors of the request get the dtypes that the server declares.
     """
-    from shoal.client.client import Client
-    from shoal.llm.tokens import ask, open_tokenizer, read_ids
+    from shoal.clients.client.client import Client
+    from shoal.clients.llm.tokens import ask, open_tokenizer, read_ids
 
     own = open_tokenizer(tokenizer) if tokenizer else None
     ids = read_ids(query, own)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from shoal.cli.console import ERR, OUT, parse_pairs, plain, show_progress
 from shoal.cli.usage import Command, Group
-from shoal.console import ERR, OUT, parse_pairs, plain, show_progress
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.component.spec import TensorSpec
-    from shoal.project.draft import Draft
-    from shoal.project.scaffold.skeletons import Skeleton
+    from shoal.authoring.project.draft import Draft
+    from shoal.authoring.project.scaffold.skeletons import Skeleton
+    from shoal.kit.component.spec import TensorSpec
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
 
@@ -35,8 +35,7 @@ def component(
     inputs: Inputs = None,
     outputs: Outputs = None,
     category: Annotated[
-        Literal["preprocess", "postprocess"] | None,
-        typer.Option(help="Default: preprocess, or the category of MODEL."),
+        Literal["preprocess", "postprocess"] | None, typer.Option(help="Default: preprocess, or the category of MODEL.")
     ] = None,
     like: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Copy this component of shoal or of your project.")
@@ -54,8 +53,8 @@ def component(
     is_dry: DryRun = False,
 ) -> None:
     """A component (code that runs before or after a model), a pipeline that uses it, and a test of the pipeline."""
-    from shoal.project.scaffold.clone import draft_like
-    from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
+    from shoal.authoring.project.scaffold.clone import draft_like
+    from shoal.authoring.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
 
     if like is not None:
         if is_streaming:
@@ -99,7 +98,7 @@ def model(
     is_dry: DryRun = False,
 ) -> None:
     """A model in your own code (linear, in NumPy), a script that trains it, a pipeline that uses it, and a test."""
-    from shoal.project.scaffold.skeletons import draft_model
+    from shoal.authoring.project.scaffold.skeletons import draft_model
 
     _finish(draft_model(name, features, project=project), project, is_dry=is_dry)
 
@@ -121,7 +120,7 @@ def pipeline(
     is_dry: DryRun = False,
 ) -> None:
     """A pipeline of existing models, given by name, and a test of the pipeline."""
-    from shoal.project.scaffold.pipelines import draft_pipeline
+    from shoal.authoring.project.scaffold.pipelines import draft_pipeline
 
     given = parse_pairs("--map", maps, example="encoder.INPUT__0=tokenizer.INPUT_IDS")
     made = draft_pipeline(name, steps or (), maps=given, project=project)
@@ -166,7 +165,7 @@ def add_model(
 
     The configuration is derived from the model's file. Options give what the file does not say.
     """
-    from shoal.project.importing.add_model import add_model as add
+    from shoal.authoring.project.importing.add_model import add_model as add
 
     options: dict[str, Any] = {
         "inputs": inputs, "mask": mask, "labels": labels, "head": head, "pooling": pooling,
@@ -196,7 +195,7 @@ def add_model(
 
 
 def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:
-    from shoal.project.scaffold.names import parse_tensor
+    from shoal.authoring.project.scaffold.names import parse_tensor
 
     return tuple(parse_tensor(text, option) for text in texts)
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.console import OUT, Data, Encoder, plain, refuse_ignored, show_progress
-from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.cli.console import OUT, Data, Encoder, plain, refuse_ignored, show_progress
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability import commands as readability
 
 
@@ -28,7 +28,7 @@ def quickstart(
     if not is_llm:
         readability.quickstart(out or Path("build"), data, encoder)
         return
-    from shoal.llm.quickstart import run
+    from shoal.lab.llm_quickstart import run
 
     refuse_ignored(context, "--data --encoder", "with --llm, whose model is made on the spot")
     out = out or Path("build/llm")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.console import (
+from shoal.cli.console import (
     ERR,
     OUT,
     Concurrency,
@@ -25,9 +25,9 @@ from shoal.console import (
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.repository.graph import Graph
-    from shoal.repository.placement import Tuning
-    from shoal.repository.sizes import Sizes
+    from shoal.authoring.repository.graph import Graph
+    from shoal.authoring.repository.placement import Tuning
+    from shoal.authoring.repository.sizes import Sizes
 
 _TUNED = {
     "instances": "scorer=2, or scorer=2@0,1",
@@ -36,8 +36,7 @@ _TUNED = {
     "queue-delay": "scorer=300",
 }
 Weights = Annotated[
-    str | None,
-    typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some."),
+    str | None, typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some.")
 ]
 Quantize = Annotated[
     Literal["int8", "int4"] | None, typer.Option(help="Bits of a weight in llm-hf, by torchao; int4 needs a GPU.")
@@ -48,8 +47,7 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 def compose(
     context: typer.Context,
     ensembles: Annotated[
-        list[str],
-        typer.Argument(help="Names of ensembles or single models, which are the names of their folders."),
+        list[str], typer.Argument(help="Names of ensembles or single models, which are the names of their folders.")
     ],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[
@@ -94,8 +92,7 @@ def compose(
     instances: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MODEL=COUNT[@GPUS]",
-            help="Instances of a model, on each of GPUS if given; may be repeated.",
+            metavar="MODEL=COUNT[@GPUS]", help="Instances of a model, on each of GPUS if given; may be repeated."
         ),
     ] = None,
     place: Annotated[
@@ -114,10 +111,10 @@ def compose(
     ] = None,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
-    from shoal.composition.compose import compose as compose_repository
-    from shoal.repository.manifest import read_manifest
-    from shoal.repository.model_folders import read_configs
-    from shoal.repository.placement import Plan
+    from shoal.authoring.composition.compose import compose as compose_repository
+    from shoal.authoring.repository.manifest import read_manifest
+    from shoal.authoring.repository.model_folders import read_configs
+    from shoal.authoring.repository.placement import Plan
 
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
     if placement == "cpu" and not place:
@@ -156,13 +153,10 @@ def compose(
 
 
 def _parse_tuning(
-    instances: list[str] | None,
-    sizes: list[str] | None,
-    delays: list[str] | None,
-    places: list[str] | None = None,
+    instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None, places: list[str] | None = None
 ) -> dict[str, Tuning]:
     """Parse the options that are given for single models, such as ``--instances MODEL=COUNT``."""
-    from shoal.repository.placement import Instances, Tuning
+    from shoal.authoring.repository.placement import Instances, Tuning
 
     found: dict[str, Tuning] = {}
     options = {"instances": instances, "preferred-batch": sizes, "queue-delay": delays, "place": places}
@@ -220,16 +214,16 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
-    from shoal.check.targets import explain_cupy
-    from shoal.composition.weights import find, give
-    from shoal.composition.weights import quantize as quantize_all
-    from shoal.environment.targets import EMBEDDED
-    from shoal.repository.call_graph import collect
-    from shoal.repository.engine_memory import HOST, find_excess
-    from shoal.repository.graph import Graph
-    from shoal.repository.model_folders import find_model_folders
-    from shoal.repository.placement import Plan, gpus_of, is_in_client, place_all
-    from shoal.repository.sizes import Largest, find_sizes
+    from shoal.authoring.check.targets import explain_cupy
+    from shoal.authoring.composition.weights import find, give
+    from shoal.authoring.composition.weights import quantize as quantize_all
+    from shoal.authoring.environment.targets import EMBEDDED
+    from shoal.authoring.repository.call_graph import collect
+    from shoal.authoring.repository.engine_memory import HOST, find_excess
+    from shoal.authoring.repository.graph import Graph
+    from shoal.authoring.repository.model_folders import find_model_folders
+    from shoal.authoring.repository.placement import Plan, gpus_of, is_in_client, place_all
+    from shoal.authoring.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
     if placement == "cpu":
@@ -255,7 +249,7 @@ def plan(
 
 
 def _print_plan(places: dict[str, list[int]], drawn: Graph, sizes: Sizes, placement: str | None) -> None:
-    from shoal.repository.placement import is_in_client
+    from shoal.authoring.repository.placement import is_in_client
 
     for name, gpus in places.items():
         where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"
@@ -282,7 +276,7 @@ def fill(
 
     Nothing is written if a key is not in the template, a placeholder gets no value, or a value has a wrong type.
     """
-    from shoal.composition.fill import fill_template, show_difference, write_filled
+    from shoal.authoring.composition.fill import fill_template, show_difference, write_filled
 
     before, after = fill_template(file, substitutions, keep_unset=keep_unset)
     if is_dry:

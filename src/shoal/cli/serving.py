@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.component.spec import DTYPES, STRING
-from shoal.console import (
+from shoal.cli.console import (
     ERR,
     OUT,
     ApiKey,
@@ -28,7 +27,8 @@ from shoal.console import (
     refuse_ignored,
 )
 from shoal.errors import InputError, ShoalError, suggest
-from shoal.files import read_text
+from shoal.kit.component.spec import DTYPES, STRING
+from shoal.system.files import read_text
 
 
 def copies(
@@ -44,9 +44,9 @@ def copies(
     For placement gpu, the copies have a budget: the request to the device, the answer to the host, and up to 1 KiB per
     batch of scalars that decide sizes on the host. The exit code is 1 if the copies exceed it.
     """
-    from shoal.client.copies import read_metrics
-    from shoal.repository.graph import Graph
-    from shoal.repository.manifest import read_manifest
+    from shoal.authoring.repository.graph import Graph
+    from shoal.authoring.repository.manifest import read_manifest
+    from shoal.clients.client.copies import read_metrics
 
     read, drawn = read_metrics(url, api_key, ca_cert, client_cert), Graph.load(folder)
     beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
@@ -133,8 +133,7 @@ def serve(
     grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
-        bool,
-        typer.Option("--open", help="Accept clients and web pages of other machines, without keys."),
+        bool, typer.Option("--open", help="Accept clients and web pages of other machines, without keys.")
     ] = False,
     keys: Annotated[
         Path | None,
@@ -211,8 +210,7 @@ def serve(
         ),
     ] = "",
     config: Annotated[  # noqa: ARG001  # its callback reads it
-        Path | None,
-        typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True),
+        Path | None, typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True)
     ] = None,
     is_config_printed: Annotated[
         bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
@@ -225,12 +223,12 @@ def serve(
     # which grpc reads when it is imported: otherwise it writes a line for each failed handshake
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-    from shoal.gateway.logs import configure
-    from shoal.gateway.logs import log as told
-    from shoal.gateway.options import Addresses, Limits, Options
-    from shoal.gateway.run import run_service
-    from shoal.server.container import container_command
-    from shoal.server.runtime import SERVER_VARIABLE
+    from shoal.serving.gateway.logs import configure
+    from shoal.serving.gateway.logs import log as told
+    from shoal.serving.gateway.options import Addresses, Limits, Options
+    from shoal.serving.gateway.run import run_service
+    from shoal.serving.server.container import container_command
+    from shoal.serving.server.runtime import SERVER_VARIABLE
 
     if target and not is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
@@ -301,8 +299,7 @@ def _check(repository: Path) -> None:
     Raises:
         InputError: there are such mistakes.
     """
-    from shoal.cli.check import print_findings
-    from shoal.server.checks import find_mistakes
+    from shoal.cli.check import find_mistakes, print_findings
 
     try:
         errors = find_mistakes(repository)
@@ -318,12 +315,12 @@ def _check(repository: Path) -> None:
 
 def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key: str = "") -> None:
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
-    from shoal.bulk.inputs import show_example
-    from shoal.gateway.core.models import find_exposed
-    from shoal.repository.apis import find_served
-    from shoal.repository.call_graph import mark_decoupled
-    from shoal.repository.manifest import read_composed
-    from shoal.repository.model_folders import read_configs
+    from shoal.authoring.repository.apis import find_served
+    from shoal.authoring.repository.call_graph import mark_decoupled
+    from shoal.authoring.repository.manifest import read_composed
+    from shoal.authoring.repository.model_folders import read_configs
+    from shoal.clients.bulk.inputs import show_example
+    from shoal.serving.gateway.core.models import find_exposed
 
     configs = read_configs(repository)
     configs = mark_decoupled(configs, configs.get)
@@ -351,7 +348,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
-    from shoal.doctor import FAULT, OK, examine
+    from shoal.cli.doctor import FAULT, OK, examine
 
     findings = examine(repository, keys)
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from shoal.console import OUT, Json, plain, print_json, refuse_ignored, show_progress
+from shoal.cli.console import OUT, Json, plain, print_json, refuse_ignored, show_progress
 from shoal.errors import InputError, needs
 
 
@@ -77,10 +77,10 @@ def _tune_repository(
     seconds: float, show: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Tune a repository on texts of which a quarter, at most 128, are for calibration."""
-    from shoal.bench.inputs import read_inputs
-    from shoal.bench.tune import tune as tune_repository
-    from shoal.encoders.quantize import NUM_CALIBRATED
-    from shoal.repository.model_folders import find_graph
+    from shoal.authoring.repository.model_folders import find_graph
+    from shoal.kit.encoders.quantize import NUM_CALIBRATED
+    from shoal.lab.bench.inputs import read_inputs
+    from shoal.lab.tune import tune as tune_repository
 
     targets: Any = None
     if target_column is not None:

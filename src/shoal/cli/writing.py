@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shoal.console import ERR, plain, show_rows
+from shoal.cli.console import ERR, plain, show_rows
 from shoal.errors import ArtifactError, ServerError, SetupError
 
 if TYPE_CHECKING:
-    from shoal.bulk.inputs import Feed
-    from shoal.bulk.scoring import Endpoint, Summary
-    from shoal.rows import Row
-    from shoal.tables import Table
+    from shoal.clients.bulk.inputs import Feed
+    from shoal.clients.bulk.rows import Row
+    from shoal.clients.bulk.scoring import Endpoint, Summary
+    from shoal.clients.bulk.tables import Table
 
 
 def write_stream(table: Table[Row], model: Endpoint, feed: Feed, form: str) -> Summary:
     """Write every row to standard output, as CSV or JSON Lines."""
-    from shoal.bulk.files import infer_to_stream
-    from shoal.bulk.output_formats import make_format
+    from shoal.clients.bulk.files import infer_to_stream
+    from shoal.clients.bulk.output_formats import make_format
 
     with show_rows() as show:
         return infer_to_stream(table, model, feed, make_format(f".{form}", table, model.spec), sys.stdout.buffer, show)
@@ -40,9 +40,9 @@ def write_file(
     is_fresh: bool,
 ) -> Summary:
     """Write every row to ``output``; a run with the same ``job`` resumes where the last one stopped."""
-    from shoal.bulk.files import infer_to_file
-    from shoal.bulk.output_formats import make_format
-    from shoal.parquet import ParquetOrigin
+    from shoal.clients.bulk.files import infer_to_file
+    from shoal.clients.bulk.output_formats import make_format
+    from shoal.clients.bulk.parquet import ParquetOrigin
 
     origin = ParquetOrigin.of_file(Path(source)) if source not in (None, "-") else None
     form = make_format(output.suffix.lower(), table, model.spec, origin)
@@ -52,7 +52,7 @@ def write_file(
 
 @contextmanager
 def _say_what_is_kept(output: Path) -> Iterator[None]:
-    from shoal.bulk.files import partial_path
+    from shoal.clients.bulk.files import partial_path
 
     kept = partial_path(output)
     said = f"Finished rows are in {kept}: run the same command (without --fresh) to resume."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from shoal.kit.text.tokens import read_vocabulary
 from shoal.readability.preprocess_config import Bundle, read_weight
-from shoal.text.tokens import read_vocabulary
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
     "preprocess.json": Bundle.load,

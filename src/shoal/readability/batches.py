@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
-from shoal.text.tokens import WordPiece
 
 WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled again, which costs more than the padding
 WINDOW = 8  # batches within which texts are sorted by length

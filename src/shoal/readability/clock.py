@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.progress import OnProgress
 from shoal.readability.batches import OnStep
 from shoal.readability.work import write_whole
+from shoal.system.progress import OnProgress
 
 KEPT_EVERY = 10.0  # seconds between writes; an interruption loses at most these
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.table import Column, Table
 
-from shoal.console import (
+from shoal.cli.console import (
     ERR,
     OUT,
     Data,
@@ -29,8 +29,8 @@ from shoal.console import (
     refuse_ignored,
     show_progress,
 )
-from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.errors import InputError, needs
+from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 
 _SECONDS = 1.5  # to wait for the model hub; transformers itself tries again for a minute
 
@@ -81,12 +81,7 @@ def train(
     if epochs is not None:
         chosen = replace(chosen, encoder=replace(chosen.encoder, max_steps=None))
     settings = replace(chosen.encoder, **{name: value for name, value in given.items() if value is not None})
-    chosen = replace(
-        chosen,
-        encoder=settings,
-        forest=forest,
-        num_folds=chosen.num_folds if folds is None else folds,
-    )
+    chosen = replace(chosen, encoder=settings, forest=forest, num_folds=chosen.num_folds if folds is None else folds)
     with _say_how_to_go_on(out), show_progress() as show:
         corpus = find_corpus(
             data, text_column=text_column, target_column=target_column, group_column=group_column,
@@ -210,8 +205,7 @@ def _interval(bounds: Sequence[float] | None) -> str:
 def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
     """Print the RMSE of each model on texts not seen in training."""
     OUT.print(
-        "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
-        soft_wrap=True,
+        "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()), soft_wrap=True
     )
     if is_demonstration:
         OUT.print(

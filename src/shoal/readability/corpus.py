@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.clients.bulk.rows import shorten, shorten_all
+from shoal.clients.bulk.tables import open_table
 from shoal.errors import ArtifactError, InputError
-from shoal.progress import OnProgress
 from shoal.readability.download import CLEAR_FILE, download_clear
-from shoal.rows import shorten, shorten_all
-from shoal.tables import open_table
+from shoal.system.progress import OnProgress
 
 ASSETS = Path(__file__).parent / "assets"
 KAGGLE_FILE = "train.csv"  # of the CommonLit Readability Prize
@@ -216,7 +216,7 @@ def read_corpus(
     group_column: str | None = None,
     may_be_constant: bool = False,
 ) -> Corpus:
-    """Read the texts and targets of a CSV, JSON Lines, Parquet or Excel file, through ``shoal.tables``.
+    """Read the texts and targets of a CSV, JSON Lines, Parquet or Excel file, through ``shoal.clients.bulk.tables``.
 
     If a column is not given, known names are tried: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al.,
     "A large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.encoders.encoder import POOLINGS
+from shoal.kit.encoders.encoder import POOLINGS
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability import forest
 from shoal.readability.batches import OnStep, Scores, predict
 from shoal.readability.corpus import Corpus
@@ -35,7 +36,6 @@ from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds, split_inner
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.work import Result, Work
-from shoal.text.tokens import WordPiece
 
 OURS = (ENCODER, FOREST, BLEND)  # predictions of our models
 Stage = Callable[[str], AbstractContextManager[OnStep]]

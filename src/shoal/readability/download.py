@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shoal.errors import ArtifactError, SetupError, needs
-from shoal.progress import OnProgress
+from shoal.system.progress import OnProgress
 
 CLEAR_FILE = "CLEAR_corpus_final.xlsx"
 CLEAR_URL = "https://github.com/scrosseye/CLEAR-Corpus/raw/main/CLEAR_corpus_final.xlsx"

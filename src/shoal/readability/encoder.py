@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.encoders.encoder import (
+from shoal.errors import needs
+from shoal.kit.encoders.encoder import (
     POOLINGS,
     Trunked,
     count_positions,
@@ -18,7 +19,6 @@ from shoal.encoders.encoder import (
     published,
     read_tokenizer,
 )
-from shoal.errors import needs
 
 
 class Encoder(Trunked):

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.artifact_files import find_changed
-from shoal.composition.compose import compose
+from shoal.authoring.composition.compose import compose
+from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
-from shoal.local import Pipeline, load
-from shoal.progress import OnProgress
+from shoal.kit.component.artifact_files import find_changed
 from shoal.readability.corpus import Corpus, fingerprint
 from shoal.readability.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
 from shoal.readability.report import REPORT
 from shoal.readability.train import TRAINED_ON
+from shoal.system.progress import OnProgress
 
 ENSEMBLE = "ensemble_all"
 OUTPUTS = {ENCODER: "BERT_SCORE", FOREST: "FOREST_SCORE", BLEND: "SCORE"}

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.blocks import blend
 from shoal.errors import InputError, needs
+from shoal.kit.blocks import blend
 
 ENCODER, FOREST, BLEND = "encoder", "forest", "blend"
 MEAN = "mean of training rows"

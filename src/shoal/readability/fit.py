@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.encoders.encoder import POOLINGS
 from shoal.errors import InputError, SetupError
-from shoal.machine import computes_bf16
+from shoal.kit.encoders.encoder import POOLINGS
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability.batches import OnStep, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
 from shoal.readability.work import Checkpoint
-from shoal.text.tokens import WordPiece
+from shoal.system.machine import computes_bf16
 
 MAX_NORM = 1.0  # of the gradient
 SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound

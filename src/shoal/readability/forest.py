@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.provenance import dump_ties
-from shoal.component.tensors import Array, Device
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.forests.treelite import round_forest
+from shoal.kit.component.provenance import dump_ties
+from shoal.kit.component.tensors import Array, Device
+from shoal.kit.forests.treelite import round_forest
+from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import read_stop_words
 from shoal.readability.preprocess_config import NUM_LISTED, Bundle
 from shoal.readability.reader import Features
-from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 
 RANDOM, BOOSTED = KINDS = ("random", "boosted")
 NUM_TREES, MAX_DEPTH = 100, 16  # of the random forest: the published recipe's

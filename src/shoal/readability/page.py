@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.encoders.encoder import HEADS
 from shoal.errors import needs
+from shoal.kit.encoders.encoder import HEADS
 from shoal.readability import plots
 from shoal.readability.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
 from shoal.readability.work import flatten

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.blocks import blend
 from shoal.errors import needs
+from shoal.kit.blocks import blend
 from shoal.readability.evaluation import (
     BASELINE,
     BLEND,

@@ -12,8 +12,9 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any
 
-from shoal.blocks import find_fault
-from shoal.component.artifact_files import (
+from shoal.errors import ArtifactError
+from shoal.kit.blocks import find_fault
+from shoal.kit.component.artifact_files import (
     MAKE_AGAIN,
     check_file,
     find_repeated,
@@ -22,9 +23,8 @@ from shoal.component.artifact_files import (
     refusal,
     sha256,
 )
-from shoal.errors import ArtifactError
-from shoal.text.tokens import LENGTHS, WIDTH_MULTIPLE
-from shoal.text.words import NUM_STATISTICS
+from shoal.kit.text.tokens import LENGTHS, WIDTH_MULTIPLE
+from shoal.kit.text.words import NUM_STATISTICS
 
 FORMAT = 1
 NUM_LISTED = 100  # length of each word list: the published recipe's N

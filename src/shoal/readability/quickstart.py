@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.client.client import Client
-from shoal.composition.compose import compose
-from shoal.encoders.packaged import SMALL_ENCODER
-from shoal.paths import check_path_supported
-from shoal.progress import OnProgress
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.placement import Plan
+from shoal.clients.client.client import Client
+from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import find_corpus, read_passages
 from shoal.readability.train import PAGE, PRESETS, Preset, split, train
-from shoal.repository.placement import Plan
-from shoal.server.launch import Server, serve
-from shoal.server.runtime import find_runtime
+from shoal.serving.server.launch import Server, serve
+from shoal.serving.server.runtime import find_runtime
+from shoal.system.paths import check_path_supported
+from shoal.system.progress import OnProgress
 
 ENSEMBLE = "ensemble_all"
 NUM_SCORED = 8

@@ -1,6 +1,6 @@
 """Conversion of texts to token ids, attention mask and features, on the host or on a GPU.
 
-The *exact path* is Hugging Face's tokenizer on the host. On a GPU, ``shoal.text.device`` says which rows must take it.
+The *exact path* is Hugging Face's tokenizer on the host. On a GPU, `shoal.kit.text.device` says which rows take it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shoal.blocks import normalise
-from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
-from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import SetupError
+from shoal.kit.blocks import normalise
+from shoal.kit.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
+from shoal.kit.component.tensors import Array, Device, namespace
+from shoal.kit.text.device import DeviceCoder, Ragged, Routing, Words, count_tokens, frame, round_up, upload
+from shoal.kit.text.gpu_text import GpuText, TextEngine
+from shoal.kit.text.tokens import WIDTH_MULTIPLE, WordCache, WordPiece, flatten
+from shoal.kit.text.words import Lexicon, TokenCodes, TokenCounter, make_features
 from shoal.readability.preprocess_config import Bundle
-from shoal.text.device import DeviceCoder, Ragged, Routing, Words, count_tokens, frame, round_up, upload
-from shoal.text.gpu_text import GpuText, TextEngine
-from shoal.text.tokens import WIDTH_MULTIPLE, WordCache, WordPiece, flatten
-from shoal.text.words import Lexicon, TokenCodes, TokenCounter, make_features
 
 _SAMPLES = (
     "A cat sat on the mat. " * 9,

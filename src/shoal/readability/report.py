@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 import shoal
-from shoal.encoders.encoder import HEADS
-from shoal.machine import describe_machine, library_versions
+from shoal.kit.encoders.encoder import HEADS
 from shoal.readability import forest
 from shoal.readability.corpus import Corpus
 from shoal.readability.crossval import CrossValidation
 from shoal.readability.encoder import Pretrained
 from shoal.readability.evaluation import FORMULA, by_group, summarise
 from shoal.readability.fit import Training
+from shoal.system.machine import describe_machine, library_versions
 
 REPORT = "report.json"
 LIBRARIES = (

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.component.artifact_files import find_changed, sha256
-from shoal.encoders.export import export_encoder
-from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import InputError
-from shoal.paths import check_replaceable, exchange
-from shoal.progress import OnProgress
+from shoal.kit.component.artifact_files import find_changed, sha256
+from shoal.kit.encoders.export import export_encoder
+from shoal.kit.encoders.packaged import SMALL_ENCODER
+from shoal.kit.text.tokens import WordPiece
 from shoal.readability import encoder as encoders
 from shoal.readability import fit, forest
 from shoal.readability.batches import OnStep, predict
@@ -32,7 +31,8 @@ from shoal.readability.page import write_page
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.report import REPORT, describe
 from shoal.readability.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
-from shoal.text.tokens import WordPiece
+from shoal.system.paths import check_replaceable, exchange
+from shoal.system.progress import OnProgress
 
 MAX_LENGTH = 256
 PAGE = "report.html"

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bench.tune import SECONDS, tune
-from shoal.composition.compose import compose
-from shoal.encoders.quantize import NUM_CALIBRATED
+from shoal.authoring.composition.compose import compose
 from shoal.errors import InputError
-from shoal.progress import OnProgress
+from shoal.kit.encoders.quantize import NUM_CALIBRATED
+from shoal.lab.tune import SECONDS, tune
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import ENSEMBLE, MIN_RESAMPLED, OUTPUTS, find_trained, read_report
 from shoal.readability.evaluation import BLEND
+from shoal.system.progress import OnProgress
 
 
 def tune_artifacts(
@@ -26,7 +26,7 @@ def tune_artifacts(
     seconds: float = SECONDS,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Choose the precision for an artifact folder's encoder, as `shoal.bench.tune.tune` does; return the plan.
+    """Choose the precision for an artifact folder's encoder, as `shoal.lab.tune.tune` does; return the plan.
 
     The plan's ``seen`` is True if ``corpus`` has too few texts that are new to the models: then errors are those of
     texts that they were trained on, but not those of the calibration.

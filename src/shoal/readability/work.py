@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import InputError, SetupError
-from shoal.paths import lock
+from shoal.system.paths import lock
 
 SETTINGS = "settings.json"
 HASHES = {"corpus": "texts or targets", "weights": "weights of the encoder"}  # settings that are hashes

@@ -16,8 +16,8 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.client.client import Client
-from shoal.llm import Llm
+from shoal.clients.client.client import Client
+from shoal.clients.llm.client import Llm
 from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
 

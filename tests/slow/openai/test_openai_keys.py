@@ -13,7 +13,7 @@ import anthropic
 import openai
 import pytest
 
-from shoal.gateway.key_file import KeyFile
+from shoal.serving.gateway.callers.key_file import KeyFile
 from tests.support.apis import chat, connect
 from tests.support.pairs import make_pair
 from tests.support.service import Service, wait_until

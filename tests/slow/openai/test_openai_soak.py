@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.processes import find_process
+from shoal.system.processes import find_process
 from tests.slow.test_service_load import arrive
 from tests.support.apis import CHATS, chat, open_stream
 from tests.support.service import Service

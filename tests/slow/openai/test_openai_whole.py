@@ -24,8 +24,8 @@ import numpy as np
 import openai
 import pytest
 
-from shoal.client.client import Client
-from shoal.repository.config import read_config, write_config
+from shoal.authoring.repository.config import read_config, write_config
+from shoal.clients.client.client import Client
 from tests.support.apis import CHATS, LABELS, TEXTS, Judge, chat, connect, open_stream, post, read_events
 from tests.support.service import Service, wait_until
 

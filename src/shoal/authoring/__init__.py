@@ -1,0 +1,1 @@
+"""What makes, reads and checks model repositories, without a server."""

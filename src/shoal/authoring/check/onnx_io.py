@@ -1,0 +1,160 @@
+"""Rules for ONNX models: names, dtypes and shapes in the configuration must fit the graph.
+
+The rules are checked only if the package ``onnx`` is installed. ``shoal add-model`` also uses this module's reader.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.authoring.check.findings import Findings, Place, Rule, Severity
+from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.environment.targets import NEWEST, Target
+from shoal.kit.component.artifact_files import describe_bytes
+from shoal.system.files import MAX_BINARY, read_bytes
+
+BACKEND = "onnxruntime"
+FILE = "model.onnx"
+_MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, which are not read
+
+TENSORS = Rule("onnx-tensors", Severity.ERROR)
+UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
+VERSION = Rule("onnx-version", Severity.ERROR)
+
+# onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
+TYPES = {
+    1: "TYPE_FP32", 2: "TYPE_UINT8", 3: "TYPE_INT8", 4: "TYPE_UINT16", 5: "TYPE_INT16", 6: "TYPE_INT32",
+    7: "TYPE_INT64", 8: "TYPE_STRING", 9: "TYPE_BOOL", 10: "TYPE_FP16", 11: "TYPE_FP64", 12: "TYPE_UINT32",
+    13: "TYPE_UINT64", 16: "TYPE_BF16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    dtype: str  # empty if Triton has no such data type
+    shape: tuple[int, ...] | None  # -1 for a dynamic dimension; None if the graph does not give a shape
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Find differences between an ONNX graph and the model's configuration."""
+    if model.message is None or model.backend != BACKEND or model.is_model_folder:
+        return
+    if importlib.util.find_spec("onnx") is None:
+        return
+    for version in model.served_versions:
+        path = model.folder / str(version) / (model.message.default_model_filename or FILE)
+        try:
+            if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+                continue
+            read = read_onnx(path)
+        except OSError as error:
+            yield UNREADABLE.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
+        except ValueError as error:
+            yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {error}.", "Export or copy it again.")
+        else:
+            yield from _compare(model, read.graph)
+            yield from _find_version(path, read, repository.target)
+
+
+def _find_version(path: Path, model: Any, target: Target | None) -> Findings:
+    if target is None or target.is_embedded:  # the embedded server has the ONNX Runtime that is installed here
+        return
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    for name, version, most in (("opset", opset, target.row.opset), ("IR version", model.ir_version, target.row.ir)):
+        if version > most and target.release <= NEWEST:
+            what = f"Its {name} is {version}; ONNX Runtime in the image of Triton {target.version} has {most}."
+            yield VERSION.at(Place(path), what, f"Export it with at most {name} {most}, or use a newer release.")
+
+
+def read_onnx(path: Path) -> Any:
+    """Read an ONNX model, without weights that are in other files.
+
+    Raises:
+        ValueError: the file is not an ONNX model; the message says what it is instead.
+        OSError: the file cannot be read.
+    """
+    from google.protobuf.message import DecodeError
+
+    onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
+    content = read_bytes(path, MAX_BINARY)
+    try:
+        message = onnx.load_model_from_string(content)
+    except (DecodeError, ValueError, RecursionError):
+        message = None
+    if message is not None and message.graph.output:
+        return message
+    raise ValueError(
+        describe_bytes(content[:32]) or ("it is cut off, or another kind of file" if content else "it is empty")
+    )
+
+
+def find_inputs(graph: Any) -> list[Any]:
+    """Find the graph's inputs that are not weights: a request must contain them."""
+    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return [tensor for tensor in graph.input if tensor.name not in weights]
+
+
+def _compare(model: Model, graph: Any) -> Findings:
+    inputs = {tensor.name: _describe(tensor) for tensor in graph.input}
+    needed = [tensor.name for tensor in find_inputs(graph)]
+    outputs = {tensor.name: _describe(tensor) for tensor in graph.output}
+    if model.inputs and not model.num_server_inputs:
+        declared = {tensor.name for tensor in model.inputs}
+        missing = [name for name in needed if name not in declared]
+        if missing:
+            what = f"It does not declare {', '.join(missing)}, which the graph requires."
+            yield TENSORS.at(model.at("input"), what, f"Declare all of {', '.join(needed)}.")
+    yield from _compare_all(model, "input", inputs, needed)
+    yield from _compare_all(model, "output", outputs, list(outputs))
+
+
+def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Sequence[str]) -> Findings:
+    for index, entry in enumerate(model.inputs if kind == "input" else model.outputs):
+        tensor = tensors.get(entry.name)
+        if tensor is None:
+            what = f"The graph has no {kind} {entry.name}."
+            yield TENSORS.at(model.at(kind, index, "name"), what, f"Its {kind}s: {', '.join(names)}.")
+            continue
+        if tensor.dtype and entry.dtype != tensor.dtype:
+            what = f"{entry.name} is declared {entry.dtype}; the graph's is {tensor.dtype}."
+            yield TENSORS.at(model.at(kind, index, "data_type"), what, f"Declare it {tensor.dtype}.")
+        message = getattr(model.message, kind)[index]
+        dims = tuple(message.reshape.shape) if message.HasField("reshape") else entry.dims
+        why = _misfit(tensor.shape, dims, is_batched=model.message.max_batch_size > 0, is_ragged=entry.is_ragged)
+        if why:
+            yield TENSORS.at(model.at(kind, index, "dims"), f"{entry.name}: {why[0]}.", why[1])
+
+
+def _misfit(
+    shape: tuple[int, ...] | None, dims: tuple[int, ...], *, is_batched: bool, is_ragged: bool
+) -> tuple[str, str] | None:
+    """Return why ONNX Runtime's backend refuses ``dims`` for a graph tensor of ``shape``, and what to do; else None."""
+    if not shape or is_ragged:  # a scalar, or of no known shape
+        return None
+    shown = list(shape)
+    if is_batched and shape[0] != -1:
+        what = f"the graph's shape {shown} has no dynamic first dimension, and max_batch_size is above 0"
+        return what, "Export it with a dynamic batch, or set max_batch_size: 0 and declare the whole shape."
+    full = (-1, *dims) if is_batched else dims
+    if len(shape) == len(full) and all(there in (-1, said) for there, said in zip(shape, full, strict=True)):
+        return None
+    behind = ", after the batch dimension of max_batch_size," if is_batched else ""
+    return (
+        f"dims {list(dims)}{behind} do not fit the graph's {shown}",
+        f"Write dims: {shown[1:] if is_batched else shown}.",
+    )
+
+
+def _describe(value: Any) -> _Tensor:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return _Tensor("", None)
+    if not kind.HasField("shape"):
+        return _Tensor(TYPES.get(kind.elem_type, ""), None)
+    shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
+    return _Tensor(TYPES.get(kind.elem_type, ""), shape)

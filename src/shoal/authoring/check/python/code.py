@@ -1,0 +1,251 @@
+"""Rules for the code of a ``model.py``: class and methods, tensor names, DLPack capsules, and text files."""
+
+from __future__ import annotations
+
+import ast
+
+from shoal.authoring.check.findings import Findings, Place, Rule, Severity
+from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.check.python.source import (
+    PB,
+    Function,
+    Source,
+    argument,
+    examine,
+    is_literal,
+    parse,
+    served_sources,
+    walk_within,
+)
+from shoal.system.files import read_bytes
+
+SYNTAX = Rule("model-py-syntax", Severity.ERROR, is_core=True)
+NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
+SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
+CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
+ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
+READS = Rule("reads-unknown-input", Severity.WARNING)
+CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
+
+CLASS = "TritonPythonModel"
+# Method: number of arguments that Triton passes, and the right signature.
+_CALLS = {
+    "__init__": (0, "__init__(self)"),
+    "initialize": (1, "initialize(self, args)"),
+    "execute": (1, "execute(self, requests)"),
+    "is_ready": (0, "is_ready(self)"),
+    "auto_complete_config": (1, "@staticmethod auto_complete_config(auto_complete_model_config)"),
+}
+_CAPSULES = frozenset({"to_dlpack", "toDlpack", "toDLPack", "__dlpack__"})
+_KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate", "enable_grad", "autocast"})
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Find mistakes in the code of a Python model."""
+    del repository
+    for path, text in served_sources(model):
+        yield from _check_syntax(Place(path), text)
+
+    def look(source: Source) -> Findings:
+        found = [node for node in source.nodes if isinstance(node, Function | ast.ClassDef) and node.name == CLASS]
+        if not found:
+            yield from _check_missing(source)
+        elif len(found) == 1 and isinstance(found[0], ast.ClassDef):
+            yield from _check_methods(source, found[0], is_fixed=model.is_fixed)
+        yield from _check_capsules(source)
+        yield from _check_opens(source)
+        if model.message is not None and not model.is_completed:
+            yield from _check_names(source, model)
+
+    yield from examine(model, look)
+
+
+def _check_syntax(place: Place, text: str) -> Findings:
+    found = parse(text)
+    if isinstance(found, ast.Module) and "�" in text:
+        try:  # the text has replacement characters: the file declares another encoding, or is invalid
+            ast.parse(read_bytes(place.path))
+        except SyntaxError as error:
+            found = error
+        except (OSError, ValueError, RecursionError, MemoryError):
+            return
+    if isinstance(found, SyntaxError):
+        shown = (found.text or "").strip()[:80]
+        reason = found.msg.partition("; use sys.")[0]
+        yield SYNTAX.at(
+            Place(place.path, found.lineno or 0),
+            f"Python cannot parse it: {reason}{f'; the line is: {shown}' if shown else ''}.",
+            "Fix that line; `python -m py_compile model.py` shows the next one.",
+        )
+
+
+def _check_missing(source: Source) -> Findings:
+    """Find code that certainly does not define, import or assign the class ``TritonPythonModel``."""
+    is_made = source.words & {CLASS, "*", "exec", "globals", "setattr", "__getattr__"}
+    if is_made or any(is_literal(node, CLASS) for node in source.nodes):
+        return
+    classes = [node for node in source.tree.body if isinstance(node, ast.ClassDef)]
+    alike = [owner for owner in classes if any(getattr(node, "name", "") == "execute" for node in owner.body)]
+    if len(alike) == 1:
+        yield NO_CLASS.at(
+            source.at(alike[0]),
+            f"It defines no {CLASS}; the class with an execute is {alike[0].name}.",
+            f"Name it {CLASS}, or end the file with: {CLASS} = {alike[0].name}",
+        )
+    else:
+        yield NO_CLASS.at(Place(source.path), f"It defines no {CLASS}.", f"Write a class {CLASS} with an execute.")
+
+
+def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
+    """Return the methods that a class defines exactly once, and whether the class certainly has no ``execute``."""
+    defined: dict[str, list[ast.AST]] = {}
+    for node in walk_within(owner):
+        if isinstance(node, Function):
+            defined.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.setdefault(node.id, []).append(node)
+    methods = {name: nodes[0] for name, nodes in defined.items() if len(nodes) == 1 and isinstance(nodes[0], Function)}
+    has_bases = any(source.name(base) != "object" for base in owner.bases)
+    is_plain = not has_bases and not owner.decorator_list and not owner.keywords
+    return methods, is_plain and "execute" not in defined and "execute" not in source.words
+
+
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
+    methods, lacks_execute = _methods(source, owner)
+    if is_fixed:  # the server never calls it
+        methods.pop("auto_complete_config", None)
+    for name, (given, form) in _CALLS.items():
+        method = methods.get(name)
+        if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):
+            wanted = f"with {given} argument{'s'[: given != 1]}" if given else "without arguments"
+            what = f"Triton calls {name} {wanted}, which {name}({ast.unparse(method.args)}) does not take."
+            yield SIGNATURE.at(source.at(method), what, f"Write {form}.")
+    initialize, execute = methods.get("initialize"), methods.get("execute")
+    if isinstance(initialize, ast.AsyncFunctionDef):
+        yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
+    if lacks_execute:
+        what = f"{owner.name} has no execute: it loads, but every request fails."
+        yield SIGNATURE.at(source.at(owner), what, f"Write {_CALLS['execute'][1]}.")
+    if execute is None:
+        return
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
+        what = "It yields, so Triton gets a generator in place of a list: every request fails."
+        yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
+
+
+def _is_plain(source: Source, method: Function) -> bool:
+    """Whether all decorators of a method are known to keep the method's signature and result."""
+    names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
+    return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
+
+
+def _is_callable(source: Source, method: Function, given: int, *, on_class: bool) -> bool:
+    """Whether a method takes the ``given`` number of arguments; true if an unknown decorator may change its signature.
+
+    ``on_class``: Triton calls the method on the class, not on an instance.
+    """
+    kinds = [source.name(decorator) for decorator in method.decorator_list]
+    is_bound = not on_class
+    if kinds == ["staticmethod"]:
+        is_bound = False
+    elif kinds == ["classmethod"]:
+        is_bound = True
+    elif not _is_plain(source, method):
+        return True
+    args = method.args
+    most, given = len(args.posonlyargs) + len(args.args), given + is_bound
+    if any(default is None for default in args.kw_defaults):
+        return False
+    return most - len(args.defaults) <= given and (given <= most or args.vararg is not None)
+
+
+def _check_capsules(source: Source) -> Findings:
+    for function in (node for node in source.nodes if isinstance(node, Function)):
+        within = list(walk_within(function))
+        if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
+            continue  # the function waits for the stream itself, or copies to the host
+        values: dict[str, bool] = {}  # name: whether all values that are assigned to it are capsules
+        for node in (node for node in within if isinstance(node, ast.Assign)):
+            for target in (target for target in node.targets if isinstance(target, ast.Name)):
+                values[target.id] = values.get(target.id, True) and _is_capsule(node.value)
+        for call in within:
+            if isinstance(call, ast.Call) and source.name(call.func) == f"{PB}.Tensor.from_dlpack":
+                given = argument(call, 1, "tensor")
+                if _is_capsule(given) or (isinstance(given, ast.Name) and values.get(given.id)):
+                    yield CAPSULE.at(
+                        source.at(call),
+                        "It gets a DLPack capsule; Triton cannot wait for the capsule's CUDA stream.",
+                        "Pass the array itself; if it has no __dlpack__, synchronize the stream first.",
+                    )
+
+
+def _is_capsule(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CAPSULES
+
+
+def _check_opens(source: Source) -> Findings:
+    if any(source.name(call.func) == "locale.setlocale" for call in source.calls):
+        return
+    for call in source.calls:
+        if source.name(call.func) not in ("open", "io.open") or any(k.arg is None for k in call.keywords):
+            continue
+        mode = argument(call, 1, "mode")
+        is_text = mode is None or (isinstance(mode, ast.Constant) and "b" not in str(mode.value))
+        starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+        if is_text and argument(call, 3, "encoding") is None and not starred:
+            yield ASCII.at(source.at(call), "In Triton, this open() reads or writes ASCII.", 'Add encoding="utf-8".')
+
+
+def _check_names(source: Source, model: Model) -> Findings:
+    """Find tensor names that the configuration does not declare.
+
+    A name is reported if it has the letters of a declared name in another order or case. Any other may be right, since
+    a ``model.py`` may serve several configurations: it is reported if the code uses the tensor without looking whether
+    it is there, and never names an input that each request must have.
+    """
+    states = model.message.sequence_batching
+    inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
+    inputs += [*(s.input_name for s in states.state), *(n for b in model.message.batch_input for n in b.target_name)]
+    outputs = [*(t.name for t in model.outputs), *(s.output_name for s in states.state)]
+    functions = {
+        "get_input_tensor_by_name": (READS, "reads the input", inputs),
+        "get_input_config_by_name": (CONFIG, "asks for", inputs),
+        "get_output_config_by_name": (CONFIG, "asks for", outputs),
+    }
+    required = [tensor.name for tensor in model.inputs if not tensor.is_optional]
+    said = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    has_unread = bool(required) and said.isdisjoint(required)
+    for call in source.calls:
+        function = source.name(call.func).removeprefix(f"{PB}.")
+        if function not in functions:
+            continue
+        rule, what, declared = functions[function]
+        is_needed = rule is READS and has_unread and _is_used(source, call)
+        match argument(call, 1, "name"):
+            case ast.Constant(value=str(name)) if name not in declared and (is_needed or _is_misspelt(name, declared)):
+                yield rule.at(
+                    source.at(call),
+                    f"It {what} {name}, which {model.path.name} does not declare.",
+                    f"Declared: {', '.join(declared)}.",
+                )
+
+
+def _is_used(source: Source, call: ast.Call) -> bool:
+    """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None).
+
+    Code under a condition, in a ``try`` or in another function than ``execute`` may be for another configuration.
+    """
+    node: ast.AST = call
+    method = source.parents[call]
+    if not (isinstance(method, ast.Attribute) and isinstance(source.parents[method], ast.Call)):
+        return False
+    while not isinstance(node, Function | ast.Module):
+        node = source.parents[node]
+        if isinstance(node, ast.If | ast.IfExp | ast.Try | ast.Match | ast.BoolOp | ast.Lambda | ast.While):
+            return False
+    return isinstance(node, Function) and node.name == "execute"
+
+
+def _is_misspelt(name: str, declared: list[str]) -> bool:
+    """Whether ``name`` has the letters of a declared name, in any order and case."""
+    return sorted(name.lower()) in [sorted(other.lower()) for other in declared]

@@ -1,0 +1,173 @@
+"""Syntax trees of ``model.py`` files, which are parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from shoal.authoring.check.findings import Findings, Place
+from shoal.authoring.check.models import Model
+
+PB = "triton_python_backend_utils"
+MAX_SOURCE_BYTES = 256 * 1024  # parsed within a second; four times the longest model.py that we have seen
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """Parsed ``model.py``. ``names`` maps each imported name to its full dotted name."""
+
+    path: Path
+    tree: ast.Module
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, node: ast.AST) -> Place:
+        """Return the place of ``node``."""
+        return Place(self.path, getattr(node, "lineno", 0))
+
+    def name(self, node: ast.AST) -> str:
+        """Return the full dotted name of ``node``, by the file's imports; empty if ``node`` is not a (dotted) name."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        return ".".join([self.names.get(node.id, node.id), *reversed(parts)])
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the file's syntax tree."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """Parent of each node."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    def function_of(self, node: ast.AST) -> Function | ast.Module:
+        """Return the innermost function around ``node``, or the module if there is no function."""
+        while not isinstance(node, Function | ast.Module):
+            node = self.parents[node]
+        return node
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """All calls in the file."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All names, attributes and imported names in the file."""
+        words = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Name):
+                words.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                words.add(node.attr)
+            elif isinstance(node, ast.alias):
+                words.add(node.asname or node.name)
+        return frozenset(words)
+
+
+def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
+    """Return path and text of the ``model.py`` of each version that Triton loads; none if the backend is not Python."""
+    message = model.message
+    if not model.is_python or (message is not None and message.default_model_filename not in ("", "model.py")):
+        return ()
+    return tuple((path, text) for path, text in model.sources if int(path.parent.name) in model.served_versions)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, text: str) -> Source | None:
+    found = parse(text)
+    return Source(path, found, _imports(found)) if isinstance(found, ast.Module) else None
+
+
+def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
+    """Call ``look`` with each ``model.py`` and yield the findings; skip code that is nested too deeply to walk."""
+    for path, text in served_sources(model):
+        source = _read(path, text)
+        if source is not None:
+            with suppress(RecursionError):
+                yield from list(look(source))
+
+
+@lru_cache(maxsize=4)  # several modules of rules parse the same texts
+def parse(text: str) -> ast.Module | SyntaxError | None:
+    """Parse Python code, without its ``if __name__ == "__main__":`` blocks.
+
+    Return the error if that fails, or None if the code is too long, nested too deeply, or for a newer Python.
+    """
+    if len(text) > MAX_SOURCE_BYTES:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about a model.py do not concern this process
+            tree = ast.parse(text.removeprefix("\ufeff"))
+            tree.body = [node for node in tree.body if not _is_main_guard(node)]
+    except SyntaxError as error:
+        return None if _may_be_newer(error) else error
+    except ValueError as error:  # a NUL, until Python 3.12
+        return SyntaxError(str(error))
+    except (RecursionError, MemoryError):
+        return None
+    return tree
+
+
+def _may_be_newer(error: SyntaxError) -> bool:
+    """Whether a newer Python may accept the line of a syntax error, for its nested f-string or its type parameters."""
+    line = error.text or ""
+    is_new = re.match(r"\s*(type\s+\w[^=]*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
+    return (bool(is_new) or error.msg.startswith("f-string")) and sys.version_info < (3, 12)
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    names = {"pb_utils": PB}  # the usual name, also where the import is within a function or a try
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+    return names
+
+
+def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """Return an argument of ``call``, by position or name; None if it is not given, or comes from ``*`` or ``**``."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    given = call.args[: position + 1]
+    if len(given) <= position or any(isinstance(arg, ast.Starred) for arg in given):
+        return None
+    return given[position]
+
+
+def is_literal(node: ast.AST | None, *values: object) -> bool:
+    """Whether ``node`` is a constant with one of ``values``."""
+    return isinstance(node, ast.Constant) and any(node.value is v or node.value == v for v in values)
+
+
+def walk_within(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield ``node`` and the nodes under it in source order, without the contents of nested functions and classes."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        if current is node or not isinstance(current, Function | ast.ClassDef | ast.Lambda):
+            stack.extend(reversed(list(ast.iter_child_nodes(current))))

@@ -1,0 +1,184 @@
+"""Warm-up requests, derived from one text, so that one-time work is done before the first user's request.
+
+Triton accepts warm-up requests only for single models, not for an ensemble. So the text goes through the pipeline here,
+as far as Python components can run it. The outputs of each component become the warm-up inputs of the models that
+follow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.loading import component_class
+from shoal.authoring.repository.versions import find_version
+from shoal.kit.component.base import check_outputs, join
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
+from shoal.kit.component.tensors import Arrays, to_inside
+
+FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
+_MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a tensor
+NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
+# About the length of a passage that a user would send.
+TEXT = (
+    "Before sunrise the harbour was so quiet that Mara could hear the ropes creak. She counted the boats twice: seven"
+    " blue ones, and a red one that nobody had sailed since her grandfather's time. Why did he keep it painted? He had"
+    " never said. This morning, however, the red boat's sail hung loose in the wind, and wet footprints led across the"
+    ' planks toward the lighthouse. "Somebody knows," she whispered. Below the pier a school of herring turned all at'
+    " once, as if one mind had moved ten thousand silver bodies, and the water flashed like a coin. Fishermen call that"
+    " good luck; biologists explain that every fish merely watches its neighbours, keeps its distance and copies their"
+    " direction, so that no leader is needed at all. Mara did not think of luck, or of biology. She tied her"
+    " boots, took the old brass lantern from its hook, and followed the footprints while the tide came in behind her."
+)
+
+
+@dataclass
+class WarmUps:
+    """Warm-up ``requests``: the inputs of one row, by model name; and ``reasons`` why other models have no request.
+
+    A model that several steps call gets the inputs of the first step for which a request could be made.
+    """
+
+    requests: dict[str, Arrays] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def derive(graphs: Iterable[Graph], repository: Path) -> WarmUps:
+    """Make warm-up requests: run one text through the components of each graph, from their files in ``repository``.
+
+    A component that fails here gets no warm-up request. A tensor that no component writes, such as the score of a
+    model, is all zeros in its declared shape. The steps of a nested ensemble are run in the same way.
+    """
+    found = WarmUps()
+    for graph in graphs:
+        _walk(graph, repository, requested(graph.config.spec), found)
+    return WarmUps(found.requests, {name: why for name, why in found.reasons.items() if name not in found.requests})
+
+
+def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    """Run the steps of a graph; add warm-up requests to ``found`` and the graph's tensors, by name, to ``tensors``."""
+    levels = graph.levels()
+    for index in sorted(range(len(levels)), key=levels.__getitem__):
+        _warm(graph, index, repository, tensors, found)
+
+
+def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    step = graph.steps[index]
+    config = graph.members[step.model]
+    inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+    missing = [t.name for t in config.spec.inputs if t.name not in inputs and not t.is_optional]
+    outputs: Mapping[str, Any] = {}
+    if config.is_ensemble:
+        outputs = dict(inputs)
+        _walk(Graph.build(config, graph.members), repository, outputs, found)
+    elif config.spec.is_decoupled:  # otherwise a language model would load its weights here
+        found.reasons.setdefault(step.model, "it is decoupled, and is not started here; it can warm up in its setup")
+    elif graph.repeats(index):  # it may keep state between the answers of a request
+        found.reasons.setdefault(step.model, "it follows a decoupled model, whose answers are not known here")
+    elif config.calls:
+        found.reasons.setdefault(step.model, f"it calls {', '.join(config.calls)}, which may load after it")
+    elif missing:
+        found.reasons.setdefault(step.model, f"no value is known for its input {', '.join(missing)}")
+    else:
+        try:
+            outputs = _run(config, repository, inputs) if config.backend == "python" else {}
+            found.requests.setdefault(step.model, inputs)
+        except Exception as error:  # a user's component, whose libraries may be in another environment
+            found.reasons.setdefault(step.model, f"it does not run here: {_describe(error, repository)}")
+    shapes = {t.name: t for t in config.spec.outputs}
+    for name, tensor in step.outputs.items():
+        value = outputs[name] if name in outputs else _zeros(shapes[name], config.spec)
+        if value is not None:
+            tensors[tensor] = value
+
+
+def _describe(error: Exception, repository: Path) -> str:
+    """Return an error's class and first line, with paths made relative to ``repository``, a temporary folder."""
+    first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
+    return f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+def requested(spec: ModelSpec) -> dict[str, Any]:
+    """Return the inputs of a model's warm-up request: a text for text inputs, zeros for other inputs.
+
+    Optional inputs are left out. If all inputs are optional, the request has only the first text input.
+    """
+    needed = [t for t in spec.inputs if not t.is_optional] or [t for t in spec.inputs if t.dtype == STRING][:1]
+    values = {t.name: _zeros(t, spec, TEXT.encode() if t.dtype == STRING else b"") for t in needed}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _zeros(tensor: TensorSpec, spec: ModelSpec, text: bytes = b"") -> Any:
+    """Return one row of zeros or of copies of ``text`` in the declared shape.
+
+    The result is None for a dimension of -1 (which has size 1 if there is a ``text``), for BF16, which NumPy lacks, and
+    for a size that is too large.
+    """
+    sizes = [1 if text and size == -1 else size for size in tensor.dims]
+    if tensor.dtype not in DTYPES or len(sizes) > _MAX_RANK or min(sizes, default=0) < 0 or prod(sizes) > _MAX_VALUES:
+        return None
+    return tensor.zeros(1 if spec.is_batched else None, text)
+
+
+def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
+    """Run a component on one request; raises the component's errors, which ``Component.process`` would log and hide."""
+    folder, spec = find_version(replace(config, folder=repository / config.name)), config.spec
+    with no_bytecode():
+        component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
+        try:
+            inputs = to_inside(spec.inputs, inputs, is_batched=spec.is_batched)
+            component.check(inputs)
+            batch, (num_rows,) = join(spec, [inputs], component.context.device)
+            outputs = component.run(batch)
+        finally:
+            component.close()
+    check_outputs(spec, outputs, num_rows, component.optional_outputs)
+    return outputs
+
+
+@contextmanager
+def no_bytecode() -> Iterator[None]:
+    """Prevent Python from writing bytecode caches into a model's folder."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def write(message: Any, folder: Path, inputs: Arrays) -> None:
+    """Add a warm-up request to the configuration ``message``, and its data to the model's ``folder``.
+
+    A configuration that already has a warm-up request is not changed.
+    """
+    if message.model_warmup:
+        return
+    is_batched = message.max_batch_size > 0
+    entry = message.model_warmup.add(name="one", batch_size=1 if is_batched else 0, count=NUM_CALLS)
+    types = {tensor.name: tensor.data_type for tensor in message.input}
+    (folder / FOLDER).mkdir(exist_ok=True)
+    for name, array in sorted(inputs.items()):
+        dims = array.shape[1:] if is_batched else array.shape
+        entry.inputs[name].data_type = types[name]
+        entry.inputs[name].dims.extend(dims)
+        entry.inputs[name].input_data_file = name
+        (folder / FOLDER / name).write_bytes(serialize(array))
+
+
+def serialize(array: Any) -> bytes:
+    """Serialize a tensor in Triton's binary format: a text is its length in four bytes, then its bytes."""
+    from tritonclient.utils import serialize_byte_tensor
+
+    if array.dtype == object:
+        return bytes(serialize_byte_tensor(array).item())
+    return bytes(np.ascontiguousarray(array).tobytes())

@@ -1,0 +1,1 @@
+"""Execution environments of Python models: build, inspect, unpack, and check against a stub and a server."""

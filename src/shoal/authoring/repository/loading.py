@@ -1,0 +1,42 @@
+"""Load the component that a ``model.py`` defines into this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from shoal.errors import ArtifactError
+from shoal.kit.component.base import Component
+
+_FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
+
+
+def component_class(path: Path) -> type[Component]:
+    """Return the component class that a ``model.py`` exports to Triton.
+
+    The first line of the file puts the file's folder first on ``sys.path``, for the stub. This function undoes that:
+    otherwise this process would import the copy of shoal in that folder.
+
+    Raises:
+        ArtifactError: the file is not Python code, imports a module that is not installed, or exports no shoal
+            component.
+    """
+    name = f"_shoal_model_{os.fsencode(path.resolve()).hex()}"  # a name without dots, another for each path
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    before, short = list(sys.path), "/".join(path.parts[-3:])  # MODEL/VERSION/model.py
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:  # a Python model without shoal imports modules that only Triton's stubs provide
+        raise ArtifactError(f"{short} is not a shoal component that loads in this process: {error}.", _FIX) from None
+    finally:
+        sys.path[:] = before
+    component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
+    if not (isinstance(component, type) and issubclass(component, Component)):
+        raise ArtifactError(f"{short} is not a shoal component.", _FIX)
+    return component

@@ -1,0 +1,1 @@
+"""Clients of language models: text in, text out, whole or in pieces."""

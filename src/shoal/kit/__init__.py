@@ -1,0 +1,1 @@
+"""What runs in a model's process, and is copied beside its model.py."""

@@ -1,0 +1,115 @@
+"""Context of a component: everything that it gets at start-up, and the interface for calls to other models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from shoal.errors import ArtifactError, SetupError, suggest
+from shoal.kit.component.artifact_files import describe_place
+from shoal.kit.component.spec import ModelSpec
+from shoal.kit.component.tensors import Array, Arrays, Device
+
+
+class Leavable(Protocol):
+    """Part of a ``Stream`` to a client that calls use."""
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Run ``call`` when the client leaves."""
+
+
+class Callees:
+    """Other models that a component can call, through ``self.context.models``.
+
+    ``known`` are their names, which the parameter ``calls`` in the component's ``config.pbtxt`` lists.
+    """
+
+    def __init__(self, known: Collection[str] = ()) -> None:
+        self._known = known
+
+    def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
+        """Call a model that answers once, and return its answer. ``outputs`` names the wanted outputs; empty for all.
+
+        Raises:
+            InputError: the model refused the request.
+            SetupError: the parameter ``calls`` does not list the model.
+            ServerError: the model cannot answer now.
+            ShoalError: the model failed.
+        """
+        self._check(model)
+        return self._infer(model, inputs, outputs)
+
+    def stream(
+        self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Leavable | None = None
+    ) -> Generator[dict[str, Array]]:
+        """Yield a model's answers as they come. Close the generator to stop the model early.
+
+        ``until`` is the stream to a client. When this client leaves, the model is stopped too, and the answers end.
+
+        Raises:
+            InputError, SetupError, ServerError, ShoalError: as in ``infer``; also possible after some answers.
+        """
+        self._check(model)
+        yield from self._stream(model, inputs, outputs, until)
+
+    def _check(self, model: str) -> None:
+        if model not in self._known:
+            raise SetupError(
+                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self._known)
+            )
+
+    def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+        raise NotImplementedError
+
+    def _stream(
+        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Leavable | None
+    ) -> Generator[dict[str, Array]]:
+        raise NotImplementedError
+
+
+def choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays of ``answer`` that ``outputs`` names, or all if it names none."""
+    return {name: answer[name] for name in outputs or answer}
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a component gets at start-up: declaration, artifacts, device and threads.
+
+    ``spec`` is the model's ``config.pbtxt``. ``folder`` is the model's version folder, which contains its artifacts.
+    ``num_threads`` is the number of compute threads this instance may use; None keeps the process's own setting.
+    ``models`` calls the other models that the configuration's parameter ``calls`` lists.
+    """
+
+    spec: ModelSpec
+    folder: Path
+    device: Device = field(default_factory=Device)
+    num_threads: int | None = None
+    models: Callees = field(default_factory=Callees)
+
+    def artifact(self, name: str) -> Path:
+        """Return the path of a required artifact of this model.
+
+        Raises:
+            ArtifactError: the artifact is missing, or is not a file.
+        """
+        path = self.folder / name
+        if path.is_file():
+            return path
+        found = describe_place(path)
+        missed = f"misses its artifact {name} in {self.folder}"
+        raise ArtifactError(
+            f"Model {self.spec.name} {missed if found == 'missing' else f'needs the file {path}, which is {found}'}.",
+            "Copy it there from the artifact folder that `shoal train` wrote, or use `shoal compose`.",
+        )
+
+    def optional_artifact(self, name: str) -> Path | None:
+        """Return the path of an optional artifact, or None if it is missing.
+
+        Raises:
+            ArtifactError: the artifact exists, but is not a file.
+        """
+        return self.artifact(name) if os.path.lexists(self.folder / name) else None

@@ -1,0 +1,1 @@
+"""BERT-family encoders: loading, export, and length bucketing."""

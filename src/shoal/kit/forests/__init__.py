@@ -1,0 +1,1 @@
+"""Tree ensembles: reading, checking and running Treelite checkpoints."""

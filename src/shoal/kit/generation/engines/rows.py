@@ -1,0 +1,48 @@
+"""Whole answers to a batch of requests, with one call of transformers' ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shoal.errors import ServerError
+from shoal.kit.generation.choosing import NOT_FINITE, Chooser, choose
+from shoal.kit.generation.contract import TokenRequest
+
+
+def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int]]:
+    """Return the new tokens of each request, with its own settings and random numbers.
+
+    ``model`` is a decoder on the host. In FP32, a row's tokens do not depend on the other rows.
+
+    Raises:
+        ServerError: the model's logits are not finite.
+    """
+    widest, end_ids = max(len(request.ids) for request in requests), requests[0].end_ids
+    ids, mask = (torch.zeros((len(requests), widest), dtype=torch.int64) for _ in range(2))
+    for row, request in enumerate(requests):  # padded on the left: the answer follows the prompt
+        ids[row, widest - len(request.ids) :] = torch.tensor(request.ids)
+        mask[row, widest - len(request.ids) :] = 1
+    choosers = [Chooser(request) for request in requests]
+
+    def pick(sequences: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Leave only the chosen token of each row, which greedy decoding then takes."""
+        rows = list(zip(choosers, sequences[:, widest:].tolist(), strict=True))
+        tokens = [token for token, _ in choose(logits, rows)]
+        if min(tokens) < 0:
+            raise ServerError(*NOT_FINITE)
+        chosen = torch.tensor(tokens)[:, None]
+        return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
+
+    found = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=max(request.max_tokens for request in requests),
+        do_sample=False,
+        eos_token_id=list(end_ids) or None,
+        pad_token_id=end_ids[0] if end_ids else 0,
+        logits_processor=[pick],
+    )
+    return [row[: request.max_tokens] for row, request in zip(found[:, widest:].tolist(), requests, strict=True)]

@@ -1,0 +1,334 @@
+"""Engine on vLLM. vLLM computes in its own processes, which end with this process and are replaced when they die.
+
+vLLM is imported only when an engine is made: by then, ``TritonModel.initialize`` has set the locale that vLLM needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ServerError, SetupError, ShoalError
+from shoal.kit.component.ledger import ACCEPTED, DRAFTED
+from shoal.kit.component.parameters import Parameters
+from shoal.kit.component.streaming import Stream
+from shoal.kit.component.tensors import Device
+from shoal.kit.generation.answering import Answering
+from shoal.kit.generation.contract import Limits, Place, TokenRequest
+from shoal.kit.generation.sampling import NUMBERS
+from shoal.kit.generation.weights import Weights
+from shoal.system.processes import Reaper
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # parameters for these
+_DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
+_FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
+_HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
+_AGAIN_SECONDS = 10
+_PAUSE_SECONDS = 5.0  # after a restart that failed
+_STOP_SECONDS = 1.0  # for vLLM's processes to end by themselves
+
+_log = logging.getLogger("shoal")
+
+
+def read_arguments(parameters: Parameters) -> dict[str, Any]:
+    """Return the parameter ``engine_args``, a JSON object of vLLM's own arguments.
+
+    Raises:
+        ArtifactError: the parameter is not an object, or has an argument that another parameter or this engine sets.
+    """
+    example = '{"gpu_memory_utilization": 0.8}'
+    try:
+        found = json.loads(parameters.text("engine_args", "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise parameters.refusal("engine_args", "expected a JSON object of vLLM's arguments", example)
+    for name in found:
+        if name in _OWN:
+            raise parameters.refusal("engine_args", f"{name} is set by the parameter {_OWN[name]}", example)
+        if name in _FIXED:
+            raise parameters.refusal("engine_args", f"{name} is always {_FIXED[name]} here", example)
+    return found
+
+
+class VllmEngine:
+    """Continuous batching by vLLM, on a GPU or the host.
+
+    ``limits.slots`` requests are computed at the same time, further requests wait in order. The ``dtype`` ``auto``
+    takes the dtype from the weights' config.json. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
+    ``{"tensor_parallel_size": 2}``. On a GPU, the engine computes on the ``device`` and the following ones, as many as
+    the arguments need, and sees no others; with KIND_MODEL, vLLM chooses from all that this process sees. ``threads``
+    is the number of compute threads on the host. With speculative decoding
+    (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number of guessed tokens, and
+    with ``accepted_tokens`` and the number of confirmed tokens.
+
+    Raises:
+        SetupError: vLLM is not installed, computes on another kind of device, or does not start, for example because it
+            does not know one of ``arguments`` or a GPU is missing.
+    """
+
+    settings = frozenset(row.name for row in NUMBERS if row.vllm)
+
+    def __init__(
+        self,
+        weights: Weights,
+        limits: Limits,
+        *,
+        dtype: str,
+        threads: int | None,
+        arguments: Mapping[str, Any],
+        count: Callable[[str, int], None],
+        device: Device,
+    ) -> None:
+        most = arguments.get("max_logprobs", limits.top_logprobs)  # vLLM checks its type; -1: all tokens
+        is_fewer = isinstance(most, int) and 0 <= most < limits.top_logprobs
+        self.limits = replace(limits, top_logprobs=most) if is_fewer else limits
+        own = weights.config.get("dtype") or weights.config.get("torch_dtype") or "auto"
+        self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
+        os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
+        _set_variables(threads)
+        _show_gpus(device, arguments)
+        self._arguments = _complete({**_DEFAULTS, **arguments}, device) | {
+            **_FIXED,
+            "model": str(weights.folder),
+            "dtype": own if dtype == "auto" else dtype,
+            "max_num_seqs": limits.slots,
+            "max_model_len": limits.context,
+        }
+        self._loggers = [_counting(count)] if "speculative_config" in self._arguments else []
+        self._numbers = itertools.count()
+        self._changing = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._running: tuple[Any, asyncio.AbstractEventLoop] | None = None  # AsyncLLM, while it can be asked
+        self._fault: Exception | None = None  # error of the first start
+        self._is_ready, self._is_closing = threading.Event(), threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="shoal-vllm", daemon=True)
+        self._keeper.start()
+        self._is_ready.wait()
+        if self._fault is not None:
+            raise SetupError(
+                f"vLLM does not start: {_in_one_line(self._fault)}",
+                "Its messages above say why. Where memory is short: a smaller context or slots, or engine_args.",
+            ) from self._fault
+
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self._running is not None
+
+    def admit(self, request: TokenRequest, stream: Stream) -> None:
+        """Begin to answer a checked request, and return at once.
+
+        Raises:
+            ServerError: vLLM is being started again.
+        """
+        with self._changing:
+            if self._running is None:
+                raise _unavailable("its process died, and is being started again")
+            llm, loop = self._running
+            self._streams.add(stream)
+            answering = asyncio.run_coroutine_threadsafe(self._answer(llm, request, stream), loop)
+
+        def leave() -> None:
+            answering.cancel()  # vLLM aborts what is cancelled
+
+        stream.on_leave(leave)
+
+    def close(self) -> None:
+        """End all streams with an error, and end all processes of vLLM."""
+        self._is_closing.set()
+        self._keeper.join(10 * _STOP_SECONDS)
+
+    async def _answer(self, llm: Any, request: TokenRequest, stream: Stream) -> None:
+        answering = Answering(request, stream)
+        prompt, request_id = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
+        number = request.sampling.top_logprobs
+        try:
+            async with aclosing(llm.generate(prompt, _make_params(request), request_id)) as outputs:
+                async for output in outputs:
+                    new = output.outputs[0]
+                    for index, token in enumerate(new.token_ids):
+                        place = _read_place(token, new.logprobs[index], number) if request.returns else None
+                        if not answering.add(token, place):
+                            return
+            stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
+        except Exception as error:
+            may_be_repeated = llm.errored and not answering.ids
+            stream.end(_unavailable("its process died") if may_be_repeated else error)
+        finally:
+            self._streams.discard(stream)
+
+    # --- the thread that vLLM's client lives in ------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Run vLLM, and start it again whenever its processes die, until the engine is closed."""
+        while not self._is_closing.is_set():
+            try:
+                with Reaper(self._sockets) as reaper:
+                    asyncio.run(self._run(reaper))
+            except Exception as error:
+                if not self._is_ready.is_set():
+                    self._fault = error
+                    self._is_closing.set()
+                else:
+                    _log.exception("vLLM did not start again")
+                    self._is_closing.wait(_PAUSE_SECONDS)
+            self._is_ready.set()
+
+    async def _run(self, reaper: Reaper) -> None:
+        """Start vLLM, and serve until its processes die or the engine is closed; then end all requests."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), stat_loggers=self._loggers)
+        try:
+            reaper.note()
+            self._running = llm, asyncio.get_running_loop()
+            self._is_ready.set()
+            while not (llm.errored or self._is_closing.is_set()):
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            with self._changing:
+                self._running = None
+                streams = list(self._streams)
+                self._streams.clear()
+            if is_dead := not self._is_closing.is_set():
+                _log.error("vLLM's processes died; they are started again")
+            for stream in streams:
+                stream.end(llm.dead_error if is_dead else _unavailable("it is being unloaded"))
+            llm.shutdown(timeout=_STOP_SECONDS)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the error's text without line breaks, and without the part that pydantic adds."""
+    return " ".join(str(error).split()).partition(" [type=")[0]
+
+
+def _unavailable(why: str) -> ServerError:
+    """Return an error after which shoal's clients retry; in a stream, they recognize it by its message."""
+    return ServerError(f"The model is unavailable: {why}.", f"Try again in {_AGAIN_SECONDS} s.")
+
+
+def _set_variables(threads: int | None) -> None:
+    """Set the environment variables that vLLM reads, at its import or in its processes."""
+    # Requests come through other threads, and after a fork these would be missing.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
+        os.environ.setdefault(name, "1")
+    if threads is not None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # other models have threads too
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _show_gpus(device: Device, arguments: Mapping[str, Any]) -> None:
+    """Let CUDA, which is not loaded yet, show vLLM the GPUs of ``device``; none if it is the host."""
+    if device.kind == "model":
+        return
+    sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data"))
+    number = math.prod(size for size in sizes if type(size) is int and size > 0)
+    wanted = range(device.index, device.index + number) if device.kind == "gpu" else range(0)
+    said = os.environ.get(_VISIBLE)
+    names = map(str, range(wanted.stop)) if said is None else filter(str.strip, said.split(","))
+    known = list(names)[wanted.start :]
+    if len(known) < len(wanted):
+        raise SetupError(
+            f"vLLM is to compute on GPU {', '.join(map(str, wanted))}, and {_VISIBLE} is {said!r}.",
+            "Compose with other GPUs (--gpu), or with a smaller tensor_parallel_size.",
+        )
+    os.environ[_VISIBLE] = ",".join(known[: len(wanted)])
+
+
+def _complete(arguments: dict[str, Any], device: Device) -> dict[str, Any]:
+    """Return vLLM's arguments; add a cache size if vLLM computes on the host and no argument sets this size."""
+    try:
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"{error.name} is not installed in this model's environment.",
+            "Make one with vLLM, and compose with it: shoal env build --for llm-vllm --out build/env-vllm; "
+            "shoal compose ... --env llm-vllm=build/env-vllm",
+        ) from None
+    except Exception as error:  # libraries that do not fit one another
+        raise SetupError(
+            f"vLLM cannot be imported ({type(error).__name__}: {error}).",
+            "Install vLLM into an environment of its own.",
+        ) from error
+    if device.kind != "model" and current_platform.is_cpu() != (device.kind == "cpu"):
+        where, other = ("a GPU", "cpu") if device.kind == "gpu" else ("the host", "gpu:0")
+        raise SetupError(
+            f"The model is placed on {where}, and the vLLM in its environment does not compute there.",
+            f"Compose with --place MODEL={other}, or with another environment.",
+        )
+    sizes = ("kv_cache_memory_bytes", "gpu_memory_utilization")
+    if current_platform.is_cpu() and not any(size in arguments for size in sizes):
+        arguments.setdefault("kv_cache_memory_bytes", _HOST_CACHE)  # VLLM_CPU_KVCACHE_SPACE precedes it
+    return arguments
+
+
+def _counting(count: Callable[[str, int], None]) -> Any:
+    """Return a class of vLLM statistics loggers that pass the numbers of guessed and confirmed tokens to ``count``."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counter(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            found = scheduler_stats and scheduler_stats.spec_decoding_stats
+            if found:
+                count(DRAFTED, found.num_draft_tokens)
+                count(ACCEPTED, found.num_accepted_tokens)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Counter
+
+
+def _read_place(token: int, found: Mapping[int, Any], number: int) -> Place:
+    """Convert vLLM's log probabilities at one place: the chosen token's, which are first, and the most probable ones'.
+
+    If the chosen token is one of the ``number`` most probable ones, vLLM has it once.
+    """
+    top = sorted([*found.items()][len(found) > number :], key=lambda item: item[1].rank)[:number]
+    return Place(found[token].logprob, [each for each, _ in top], [each.logprob for _, each in top])
+
+
+def _make_params(request: TokenRequest) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = request.sampling
+    given = {row.vllm: getattr(sampling, row.name) for row in NUMBERS if row.vllm}
+    if sampling.is_greedy:
+        given["temperature"] = 0.0
+    if not request.end_ids:
+        given["min_tokens"] = 0
+    if not request.returns:
+        given["logprobs"] = None
+    if request.bias:
+        given["logit_bias"] = dict(request.bias)
+    params = SamplingParams(
+        **given,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.end_ids),
+        ignore_eos=True,  # the request's end tokens alone count
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    if request.bans:  # vLLM itself takes texts alone
+        params._bad_words_token_ids = [list(word) for word in request.bans]
+    return params

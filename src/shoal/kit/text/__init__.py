@@ -1,0 +1,1 @@
+"""Text processing: tokenization and word counts, on the host and on a GPU."""

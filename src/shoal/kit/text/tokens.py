@@ -1,0 +1,269 @@
+"""Tokenizers on the host: BERT's, from a ``vocab.txt``, or any fast tokenizer, from a ``tokenizer.json``.
+
+BERT's normalizer and pre-tokenizer process each whitespace-separated word on its own. So the tokens of a text are the
+tokens of its words in order, and the tokens of each word can be cached: most words of a batch have been seen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from reprlib import repr as shorten
+from threading import Lock
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from shoal.errors import ArtifactError, InputError
+from shoal.kit.component.artifact_files import (
+    MAKE_AGAIN,
+    describe_bytes,
+    find_repeated,
+    read_text,
+    read_tokenizer,
+    refusal,
+)
+from shoal.kit.component.context import Context
+from shoal.kit.component.parameters import Parameters, fixed_by
+from shoal.kit.component.tensors import Array
+
+CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
+MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
+LENGTHS = range(3, 65_537)  # [CLS], a token and [SEP]; texts of more than 65,536 bytes are refused
+WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each compiled once by the encoder
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+MAX_LENGTH = 256
+_FIX = f"Copy the encoder's own {TOKENIZER} there, or the {VOCABULARY} of a BERT; not both."
+_PADDING = ("[PAD]", "<pad>")  # padding tokens of the BERT and RoBERTa families
+# Limits of the cache: about 100 MB. A short word takes some 500 bytes; a long one may be one token per byte.
+MOST_WORDS, MOST_CHARACTERS = 2**17, 2**21
+# Words are split at these four characters only; other whitespace stays within a word.
+_TO_SPACES = str.maketrans("\t\n\r", "   ")
+
+T = TypeVar("T")
+Encode: TypeAlias = Callable[[Sequence[str]], tuple[Array, Array]]
+
+
+def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
+    """Check that each text is UTF-8 and not too long.
+
+    Raises:
+        InputError: a text is not UTF-8 or is too long; the message gives the tensor, the row and the fault.
+    """
+    for row, text in enumerate(texts):
+        if len(text) > max_bytes:
+            raise InputError(
+                f"{name}[{row}] has {len(text)} bytes; at most {max_bytes} are allowed.",
+                "Split the text, or raise the max_text_bytes parameter in the model's config.pbtxt.",
+            )
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}[{row}] is not valid UTF-8: byte 0x{text[error.start]:02x} at position {error.start}.",
+                "Encode the text as UTF-8.",
+            ) from None
+
+
+def decode_texts(texts: Iterable[bytes]) -> list[str]:
+    """Decode texts from UTF-8; ``check_texts`` must have accepted them."""
+    return [text.decode() for text in texts]
+
+
+class WordCache(Generic[T]):
+    """Cache of the results of ``find`` by whitespace-separated word; emptied when full. Thread-safe.
+
+    ``find`` takes a list of words and returns one result for each word. ``forget`` is called when the cache is emptied:
+    all results for one text come from ``find`` after the same call of ``forget``. Both are called by one thread at a
+    time.
+    """
+
+    def __init__(self, find: Callable[[list[str]], Sequence[T]], forget: Callable[[], None] = lambda: None) -> None:
+        self._find, self._forget, self._lock = find, forget, Lock()
+        self._known: dict[str, T] = {}
+        self._num_characters = 0
+
+    def __call__(self, texts: Iterable[str]) -> list[list[T]]:
+        """Return one list per text: the results for its words, in order."""
+        return [self._look_up(text.translate(_TO_SPACES).split(" ")) for text in texts]
+
+    def _look_up(self, words: list[str]) -> list[T]:
+        known = self._known
+        try:
+            return [*map(known.__getitem__, words)]  # most rows: all of their words are known
+        except KeyError:
+            with self._lock:
+                if len(self._known) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
+                    self._known, self._num_characters = {}, 0
+                    self._forget()
+                known = self._known
+                new = [*dict.fromkeys(word for word in words if word not in known)]
+                known.update(zip(new, self._find(new), strict=True))
+                self._num_characters += sum(map(len, new))
+            return [*map(known.__getitem__, words)]
+
+
+def flatten(rows: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Concatenate the integers of all words of each row: one list per row."""
+    return [[*chain.from_iterable(row)] for row in rows]
+
+
+# --- BERT's vocabulary -------------------------------------------------------------------------------------------
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Read the tokens of a ``vocab.txt``, in the order of their ids.
+
+    Raises:
+        ArtifactError: the file is not UTF-8 text, lacks a special token, has a blank line, or repeats a token.
+    """
+    text = read_text(path, "vocabulary")
+    if what := describe_bytes(text[:32].encode()):
+        raise refusal(path, "vocabulary", what)
+    vocabulary = text.split("\n")
+    if vocabulary[-1] == "":
+        vocabulary.pop()
+    fault = ""
+    if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
+        fault = f"lacks {', '.join(missing)}"
+    elif blank := [number for number, token in enumerate(vocabulary, 1) if not token.strip(" \t\0")]:
+        fault = f"has a blank line, number {blank[0]:,}"
+    elif repeated := find_repeated(vocabulary):
+        fault = f"holds a token twice: {shorten(repeated)}"
+    if fault:
+        raise ArtifactError(f"{path} {fault}.", f"Take vocab.txt from the encoder's own tokenizer. {MAKE_AGAIN}")
+    return vocabulary
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens ``[CLS]`` and ``[SEP]``, which begin and end a row, and of ``[PAD]``."""
+
+    cls: int
+    sep: int
+    pad: int
+
+
+class WordPiece:
+    """BERT's tokenizer over a vocabulary; a row has at most ``max_length`` tokens, with ``[CLS]`` and ``[SEP]``."""
+
+    def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        vocab = {token: index for index, token in enumerate(vocabulary)}
+        model = models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=MAX_WORD_CHARS)
+        self._tokenizer = Tokenizer(model)
+        # strip_accents follows lowercase where it is not given, as in the published BERT models
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=is_lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
+        self.max_length = max_length
+        self._words = WordCache(self.find)
+
+    def find(self, words: list[str]) -> list[list[int]]:
+        """Return the token ids of each word."""
+        return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
+
+    def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
+        """Return token ids and attention mask, INT64 ``[texts, tokens]`` each, padded on the right.
+
+        The number of tokens is the longest row's, rounded up to a multiple of 8, at most ``max_length``; but at least
+        ``width``.
+        """
+        return self.frame(flatten(self._words(texts)), width)
+
+    def frame(self, rows: Sequence[Sequence[int]], width: int = 0) -> tuple[Array, Array]:
+        """Put ``[CLS]`` and ``[SEP]`` around rows of token ids; return ids and mask as ``encode`` does."""
+        framed = [[self.ids.cls, *row[: self.max_length - 2], self.ids.sep] for row in rows]
+        return pad(framed, self.ids.pad, self.max_length, width)
+
+
+def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 0) -> tuple[Array, Array]:
+    """Pad ``rows`` of token ids on the right with ``fill``; return ids and mask, INT64 ``[rows, tokens]`` each.
+
+    The number of tokens is the longest row's, rounded up to a multiple of 8, at most ``max_length``; but at least
+    ``width``.
+    """
+    longest = max([1, *map(len, rows)])
+    width = max(width, min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE))
+    ids, mask = np.full((len(rows), width), fill), np.zeros((len(rows), width), np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return ids, mask
+
+
+# --- any tokenizer -----------------------------------------------------------------------------------------------
+
+
+class FastTokenizer:
+    """Tokenizer from a ``tokenizer.json``. Of its truncation and padding settings, only the padding id is used."""
+
+    def __init__(self, path: Path, *, max_length: int) -> None:
+        self._tokenizer = read_tokenizer(path)
+        known = (self._tokenizer.token_to_id(token) for token in _PADDING)
+        padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
+        self._pad_id, self._max_length = int(padding["pad_id"]), max_length
+        self._tokenizer.no_padding()
+        self.num_special = int(self._tokenizer.num_special_tokens_to_add(is_pair=False))
+        if self.num_special < max_length:
+            self._tokenizer.enable_truncation(max_length)
+
+    def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
+        """Return token ids and attention mask, padded on the right, as ``WordPiece.encode`` does."""
+        rows = [row.ids for row in self._tokenizer.encode_batch_fast(texts)]
+        return pad(rows, self._pad_id, self._max_length, width)
+
+
+def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
+    """Return a function that converts texts to token ids and attention mask, INT64 ``[texts, tokens]`` each.
+
+    The tokenizer is read from ``vocab.txt`` or ``tokenizer.json``, whichever exists, and from the parameters
+    ``max_length`` and ``lowercase``. The number of tokens is the longest row's, rounded up to a multiple of 8, at most
+    ``max_length``; it is always ``t`` if the configuration declares this size of the outputs. The arrays are on the
+    component's device; on a GPU, both are uploaded in one copy, which its ledger counts at ``edge``.
+
+    Raises:
+        ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.
+    """
+    is_fixed, device = "t" in parameters.sizes, context.device
+    default = parameters.sizes.get("t", MAX_LENGTH)
+    max_length = parameters.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
+    parameters.expect("t", max_length, "its parameter max_length is")
+    tokenizer = _read(context, parameters, max_length)
+
+    def encode(texts: Sequence[str]) -> tuple[Array, Array]:
+        both = device.put(np.stack(tokenizer.encode(texts, max_length if is_fixed else 0)), edge)
+        return both[0], both[1]
+
+    return encode
+
+
+def _read(context: Context, parameters: Parameters, max_length: int) -> WordPiece | FastTokenizer:
+    with fixed_by(_FIX):
+        vocabulary, whole = (context.optional_artifact(name) for name in (VOCABULARY, TOKENIZER))
+    if vocabulary and whole:
+        raise ArtifactError(f"Model {context.spec.name} has {VOCABULARY} and {TOKENIZER} in {context.folder}.", _FIX)
+    if whole:
+        return _read_whole(whole, parameters, max_length)
+    if vocabulary:
+        is_lowercase = parameters.flag("lowercase", default=True)
+        with fixed_by(_FIX):
+            return WordPiece(read_vocabulary(vocabulary), is_lowercase=is_lowercase, max_length=max_length)
+    raise ArtifactError(
+        f"Model {context.spec.name} misses its artifact {VOCABULARY} or {TOKENIZER} in {context.folder}.", _FIX
+    )
+
+
+def _read_whole(path: Path, parameters: Parameters, max_length: int) -> FastTokenizer:
+    if parameters.text("lowercase"):
+        raise parameters.refusal("lowercase", f"{TOKENIZER} says itself how case is treated", "")
+    with fixed_by(_FIX):
+        tokenizer = FastTokenizer(path, max_length=max_length)
+    if tokenizer.num_special >= max_length:
+        why = f"{TOKENIZER} adds {tokenizer.num_special} special tokens to each text"
+        raise parameters.refusal("max_length", why, str(tokenizer.num_special + 1))
+    return tokenizer

@@ -1,0 +1,1 @@
+"""What is measured, compared and explained."""

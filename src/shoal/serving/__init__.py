@@ -1,0 +1,1 @@
+"""A Triton server, and the gateway in front of it."""

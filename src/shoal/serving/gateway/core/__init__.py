@@ -1,0 +1,1 @@
+"""One request on its way to Triton: admission, fair turns, the connections to the active server, resending."""

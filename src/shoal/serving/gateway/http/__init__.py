@@ -1,0 +1,1 @@
+"""The ports: connections, TLS, bodies and routes."""

@@ -1,0 +1,212 @@
+"""Types of the answers and events of OpenAI's API and its neighbours, for the API's description."""
+# ruff: noqa: UP013  # classes would take three times as many lines
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+_Zero = Literal[0]
+_List = Literal["list"]
+Reason = Literal["stop", "length"]
+
+# --- refusals and models --------------------------------------------------------------------------------------------
+
+Fault = TypedDict("Fault", {"message": str, "type": str, "param": str | None, "code": str})
+Error = TypedDict("Error", {"error": Fault})
+Model = TypedDict(
+    "Model",
+    {
+        "id": str, "object": Literal["model"], "created": int, "owned_by": Literal["shoal"], "serves": list[str],
+        "ready": bool,
+    },
+)  # fmt: skip
+Models = TypedDict("Models", {"object": _List, "data": list[Model]})
+
+# --- language models ------------------------------------------------------------------------------------------------
+
+Usage = TypedDict("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
+TopToken = TypedDict("TopToken", {"token": str, "logprob": float, "bytes": list[int] | None})
+TokenPlace = TypedDict(
+    "TokenPlace", {"token": str, "logprob": float, "bytes": list[int] | None, "top_logprobs": list[TopToken]}
+)
+ChatLogprobs = TypedDict("ChatLogprobs", {"content": list[TokenPlace], "refusal": None})
+ChatMessage = TypedDict(
+    "ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None, "annotations": list[Any]}
+)
+ChatChoice = TypedDict(
+    "ChatChoice", {"index": int, "message": ChatMessage, "logprobs": ChatLogprobs | None, "finish_reason": Reason}
+)
+Chat = TypedDict(
+    "Chat",
+    {
+        "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "choices": list[ChatChoice],
+        "usage": NotRequired[Usage],
+    },
+)  # fmt: skip
+ChatDelta = TypedDict(
+    "ChatDelta", {"role": NotRequired[Literal["assistant"]], "content": NotRequired[str], "refusal": NotRequired[None]}
+)
+ChatPiece = TypedDict(
+    "ChatPiece", {"index": int, "delta": ChatDelta, "logprobs": ChatLogprobs | None, "finish_reason": Reason | None}
+)
+ChatEvent = TypedDict(
+    "ChatEvent",
+    {
+        "id": str, "object": Literal["chat.completion.chunk"], "created": int, "model": str,
+        "choices": list[ChatPiece], "usage": NotRequired[Usage | None],
+    },
+)  # fmt: skip
+CompletionLogprobs = TypedDict(
+    "CompletionLogprobs",
+    {
+        "tokens": list[str], "token_logprobs": list[float], "top_logprobs": list[dict[str, float]],
+        "text_offset": list[int],
+    },
+)  # fmt: skip
+CompletionChoice = TypedDict(
+    "CompletionChoice",
+    {"index": int, "text": str, "logprobs": CompletionLogprobs | None, "finish_reason": Reason | None},
+)
+Completion = TypedDict(
+    "Completion",
+    {
+        "id": str, "object": Literal["text_completion"], "created": int, "model": str,
+        "choices": list[CompletionChoice], "usage": NotRequired[Usage | None],
+    },
+)  # fmt: skip
+Tokens = TypedDict("Tokens", {"count": int, "max_model_len": int, "tokens": list[int], "token_strs": None})
+Text = TypedDict("Text", {"prompt": str})
+
+# --- responses ------------------------------------------------------------------------------------------------------
+
+InputDetails = TypedDict("InputDetails", {"cached_tokens": _Zero, "cache_write_tokens": _Zero})
+OutputDetails = TypedDict("OutputDetails", {"reasoning_tokens": _Zero})
+ResponseUsage = TypedDict(
+    "ResponseUsage",
+    {
+        "input_tokens": int, "input_tokens_details": InputDetails, "output_tokens": int,
+        "output_tokens_details": OutputDetails, "total_tokens": int,
+    },
+)  # fmt: skip
+OutputText = TypedDict(
+    "OutputText", {"type": Literal["output_text"], "text": str, "annotations": list[Any], "logprobs": list[TokenPlace]}
+)
+Status = Literal["in_progress", "completed", "incomplete"]
+OutputMessage = TypedDict(
+    "OutputMessage",
+    {
+        "id": str, "type": Literal["message"], "status": Status, "role": Literal["assistant"],
+        "content": list[OutputText],
+    },
+)  # fmt: skip
+Incomplete = TypedDict("Incomplete", {"reason": Literal["max_output_tokens"]})
+Form = TypedDict("Form", {"type": Literal["text"]})
+Forms = TypedDict("Forms", {"format": Form})
+NoReasoning = TypedDict("NoReasoning", {"effort": None, "summary": None})
+Response = TypedDict(
+    "Response",
+    {
+        "id": str, "object": Literal["response"], "created_at": int, "completed_at": int | None, "status": Status,
+        "incomplete_details": Incomplete | None, "model": str, "instructions": str | None,
+        "output": list[OutputMessage], "usage": ResponseUsage | None, "max_output_tokens": int | None,
+        "temperature": float, "top_p": float, "top_logprobs": int, "presence_penalty": float,
+        "frequency_penalty": float, "background": Literal[False], "error": None, "max_tool_calls": None,
+        "metadata": dict[str, str], "parallel_tool_calls": Literal[False], "previous_response_id": None,
+        "prompt_cache_key": None, "reasoning": NoReasoning, "safety_identifier": None,
+        "service_tier": Literal["default"], "store": Literal[False], "text": Forms, "tool_choice": Literal["auto"],
+        "tools": list[Any], "truncation": Literal["disabled"],
+    },
+)  # fmt: skip
+ResponseState = TypedDict(
+    "ResponseState",
+    {
+        "type": Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"],
+        "sequence_number": int, "response": Response,
+    },
+)  # fmt: skip
+ResponseItem = TypedDict(
+    "ResponseItem",
+    {
+        "type": Literal["response.output_item.added", "response.output_item.done"], "sequence_number": int,
+        "output_index": _Zero, "item": OutputMessage,
+    },
+)  # fmt: skip
+ResponsePart = TypedDict(
+    "ResponsePart",
+    {
+        "type": Literal["response.content_part.added", "response.content_part.done"], "sequence_number": int,
+        "item_id": str, "output_index": _Zero, "content_index": _Zero, "part": OutputText,
+    },
+)  # fmt: skip
+ResponseDelta = TypedDict(
+    "ResponseDelta",
+    {
+        "type": Literal["response.output_text.delta"], "sequence_number": int, "item_id": str, "output_index": _Zero,
+        "content_index": _Zero, "delta": str, "logprobs": list[TokenPlace],
+    },
+)  # fmt: skip
+ResponseDone = TypedDict(
+    "ResponseDone",
+    {
+        "type": Literal["response.output_text.done"], "sequence_number": int, "item_id": str, "output_index": _Zero,
+        "content_index": _Zero, "text": str, "logprobs": list[TokenPlace],
+    },
+)  # fmt: skip
+ResponseFault = TypedDict("ResponseFault", {"type": Literal["error"], "sequence_number": int, "error": Fault})
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+MessageFault = TypedDict("MessageFault", {"type": str, "message": str})
+MessageError = TypedDict("MessageError", {"type": Literal["error"], "error": MessageFault, "request_id": None})
+TextBlock = TypedDict("TextBlock", {"type": Literal["text"], "text": str, "citations": None})
+StopReason = Literal["end_turn", "max_tokens"]
+MessageUsage = TypedDict(
+    "MessageUsage",
+    {
+        "input_tokens": int, "output_tokens": int, "cache_creation": None, "cache_creation_input_tokens": None,
+        "cache_read_input_tokens": None, "inference_geo": None, "output_tokens_details": None,
+        "server_tool_use": None, "service_tier": None,
+    },
+)  # fmt: skip
+MessageAnswer = TypedDict(
+    "MessageAnswer",
+    {
+        "id": str, "type": Literal["message"], "role": Literal["assistant"], "model": str, "content": list[TextBlock],
+        "stop_reason": StopReason | None, "stop_sequence": None, "stop_details": None, "container": None,
+        "usage": MessageUsage,
+    },
+)  # fmt: skip
+MessageEnd = TypedDict(
+    "MessageEnd", {"stop_reason": StopReason, "stop_sequence": None, "stop_details": None, "container": None}
+)
+TextDelta = TypedDict("TextDelta", {"type": Literal["text_delta"], "text": str})
+MessageStart = TypedDict("MessageStart", {"type": Literal["message_start"], "message": MessageAnswer})
+BlockStart = TypedDict(
+    "BlockStart", {"type": Literal["content_block_start"], "index": _Zero, "content_block": TextBlock}
+)
+BlockDelta = TypedDict("BlockDelta", {"type": Literal["content_block_delta"], "index": _Zero, "delta": TextDelta})
+BlockStop = TypedDict("BlockStop", {"type": Literal["content_block_stop"], "index": _Zero})
+MessageDelta = TypedDict("MessageDelta", {"type": Literal["message_delta"], "delta": MessageEnd, "usage": MessageUsage})
+MessageStop = TypedDict("MessageStop", {"type": Literal["message_stop"]})
+Count = TypedDict("Count", {"input_tokens": int})
+
+# --- models of numbers ----------------------------------------------------------------------------------------------
+
+TextUsage = TypedDict(
+    "TextUsage", {"prompt_tokens": _Zero, "total_tokens": _Zero, "completion_tokens": NotRequired[_Zero]}
+)
+Embedding = TypedDict("Embedding", {"object": Literal["embedding"], "index": int, "embedding": list[float] | str})
+Embeddings = TypedDict("Embeddings", {"object": _List, "data": list[Embedding], "model": str, "usage": TextUsage})
+Classes = TypedDict("Classes", {"index": int, "label": str | None, "probs": list[float], "num_classes": int})
+Classification = TypedDict(
+    "Classification",
+    {"id": str, "object": _List, "created": int, "model": str, "data": list[Classes], "usage": TextUsage},
+)
+Document = TypedDict("Document", {"text": str})
+Rank = TypedDict("Rank", {"index": int, "relevance_score": float, "document": NotRequired[Document]})
+Ranking = TypedDict("Ranking", {"id": str, "model": str, "results": list[Rank], "usage": TextUsage})
+Score = TypedDict("Score", {"index": int, "object": Literal["score"], "score": float})
+Scores = TypedDict(
+    "Scores", {"id": str, "object": _List, "created": int, "model": str, "data": list[Score], "usage": TextUsage}
+)
+Predictions = TypedDict("Predictions", {"predictions": list[dict[str, Any]]})

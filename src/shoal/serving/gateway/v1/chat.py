@@ -1,0 +1,155 @@
+"""OpenAI's chat completions and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from shoal.kit.generation.pieces import Piece
+from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.schema import ChatRequest, CompletionRequest
+from shoal.serving.gateway.v1.sse import Event, Form, Json, answer
+
+_REASONS = {"stop": "stop", "length": "length"}  # others, such as cancelled, count as stop
+
+
+async def answer_chat(asked: ChatRequest, asker: Asker) -> web.StreamResponse:
+    """Answer a chat."""
+    prompt = [message.to_plain() for message in asked.messages]
+    return await answer(asked, asker, [prompt], _Chat(asked))
+
+
+async def answer_completion(asked: CompletionRequest, asker: Asker) -> web.StreamResponse:
+    """Answer with the continuations of one text or several."""
+    return await answer(asked, asker, asked.prompts, _Completion(asked))
+
+
+class _Form(Form):
+    kind = piece_kind = ""
+
+    def __init__(self, asked: ChatRequest | CompletionRequest) -> None:
+        super().__init__(asked.model)
+        self._asked = asked
+        self._head = {"id": self.id, "created": self.created, "model": self.model}
+
+    @property
+    def _usage(self) -> Json | None:
+        prompt, answer = self.counts
+        if not prompt:
+            return None
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+    def whole(self, pieces: Sequence[Piece]) -> Json:
+        """Return the whole answer."""
+        choices = [self._choice(number, piece) for number, piece in enumerate(pieces)]
+        usage = {"usage": counted} if (counted := self._usage) else {}
+        return {**self._head, "object": self.kind, "choices": choices, **usage}
+
+    def events(self, number: int, piece: Piece) -> list[Event]:
+        """Return the events for one piece."""
+        options = self._asked.stream_options
+        usage = self._usage if options is not None and options.continuous_usage_stats else None
+        return [self._chunk([choice], usage) for choice in self._choices(number, piece)]
+
+    def last_events(self) -> list[Event]:
+        """Return the event with the numbers of tokens, if it is asked for."""
+        return [self._chunk([], self._usage)] if self._asked.wants_usage else []
+
+    def _chunk(self, choices: Sequence[Json], usage: Json | None = None) -> Event:
+        counted = {"usage": usage} if self._asked.wants_usage else {}
+        return Event({**self._head, "object": self.piece_kind, "choices": choices, **counted})
+
+    def _choice(self, number: int, piece: Piece) -> Json:
+        raise NotImplementedError
+
+    def _choices(self, number: int, piece: Piece) -> list[Json]:
+        raise NotImplementedError
+
+
+class _Chat(_Form):
+    prefix, kind, piece_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    _has_begun = False
+
+    def _choice(self, number: int, piece: Piece) -> Json:
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
+        return {
+            "index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": _reason(piece),
+        }  # fmt: skip
+
+    def _choices(self, number: int, piece: Piece) -> list[Json]:
+        found: list[tuple[Json, Json | None, str | None]] = []
+        if not self._has_begun:
+            self._has_begun = True
+            found.append((({"role": "assistant", "content": "", "refusal": None}), None, None))
+        if piece.text or piece.logprobs:
+            found.append(({"content": piece.text}, self._logprobs(piece), None))
+        if piece.finish_reason:
+            found.append(({}, None, _reason(piece)))
+        return [
+            {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+            for delta, logprobs, reason in found
+        ]
+
+    def _logprobs(self, piece: Piece) -> Json | None:
+        if not piece.logprobs:
+            return None
+        assert isinstance(self._asked, ChatRequest)
+        return {"content": describe_places(piece, self._asked.top_logprobs or 0), "refusal": None}
+
+
+class _Completion(_Form):
+    prefix, kind, piece_kind = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, asked: CompletionRequest) -> None:
+        super().__init__(asked)
+        self._offsets: dict[int, int] = {}  # characters so far, by prompt
+
+    def _choice(self, number: int, piece: Piece) -> Json:
+        return {
+            "index": number, "text": piece.text, "logprobs": self._logprobs(number, piece),
+            "finish_reason": _reason(piece) if piece.finish_reason else None,
+        }  # fmt: skip
+
+    def _choices(self, number: int, piece: Piece) -> list[Json]:
+        return [self._choice(number, piece)] if piece.text or piece.logprobs or piece.finish_reason else []
+
+    def _logprobs(self, number: int, piece: Piece) -> Json | None:
+        if not piece.logprobs:
+            return None
+        chosen, tops, offsets = [], [], []
+        for place in piece.logprobs:
+            first, *_ = place.values()
+            chosen.append(first)
+            top: Json = {}
+            for each in place.values():  # the most probable first, of tokens with the same text
+                if each["rank"]:
+                    top.setdefault(each["decoded_token"], each["logprob"])
+            tops.append(top)
+            offsets.append(self._offsets.setdefault(number, 0))
+            self._offsets[number] += len(first["decoded_token"])
+        return {
+            "tokens": [each["decoded_token"] for each in chosen], "top_logprobs": tops, "text_offset": offsets,
+            "token_logprobs": [each["logprob"] for each in chosen],
+        }  # fmt: skip
+
+
+def describe_places(piece: Piece, most: int) -> list[Json]:
+    """Return the log probabilities of a piece's tokens, and of the ``most`` most probable ones at each place."""
+    places = []
+    for place in piece.logprobs:
+        first, *_ = place.values()
+        ranked = sorted((each for each in place.values() if each["rank"]), key=lambda each: each["rank"])
+        places.append({**_token(first), "top_logprobs": [_token(each) for each in ranked[:most]]})
+    return places
+
+
+def _reason(piece: Piece) -> str:
+    return _REASONS.get(piece.finish_reason, "stop")
+
+
+def _token(place: Mapping[str, Any]) -> Json:
+    text = place["decoded_token"]
+    spelled = place.get("bytes", None if "\ufffd" in text else [*text.encode()])  # vLLM's backend has no bytes
+    return {"token": text, "logprob": place["logprob"], "bytes": spelled}

@@ -1,0 +1,165 @@
+"""Description of OpenAI's API and its neighbours, as OpenAPI and as a page, from the types of requests and answers."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.serving.gateway.v1 import answers, messages, responses, schema, tokens
+
+MODEL = "{model}"  # in paths
+_REFS = "#/components/schemas/{name}"
+_REF = _REFS.format(name="")
+_RESPONSE_EVENTS = (
+    answers.ResponseState, answers.ResponseItem, answers.ResponsePart, answers.ResponseDelta, answers.ResponseDone,
+    answers.ResponseFault,
+)  # fmt: skip
+_MESSAGE_EVENTS = (
+    answers.MessageStart, answers.BlockStart, answers.BlockDelta, answers.BlockStop, answers.MessageDelta,
+    answers.MessageStop, answers.MessageError,
+)  # fmt: skip
+_BOUNDS = {
+    "minimum": "at least", "maximum": "at most", "minLength": "characters: at least",
+    "maxLength": "characters: at most", "minItems": "entries: at least", "maxItems": "entries: at most",
+}  # fmt: skip
+_STYLE = "body{font-family:sans-serif;max-width:60em;margin:2em auto}td{vertical-align:top;padding-right:2em}"
+
+
+class Operation(NamedTuple):
+    """Path that clients may ask, with the types of its request, of its answer and, if it may be one, of its events."""
+
+    name: str
+    path: str
+    answer: Any
+    request: type[msgspec.Struct] | None = None
+    events: tuple[Any, ...] = ()
+    error: Any = answers.Error
+
+
+OPERATIONS = (
+    Operation("Models", "/v1/models", answers.Models),
+    Operation("Prediction", f"/v1/models/{MODEL}:predict", answers.Predictions, schema.PredictRequest),
+    Operation("Model", f"/v1/models/{MODEL}", answers.Model),
+    Operation(
+        "Chat completions", "/v1/chat/completions", answers.Chat, schema.ChatRequest,
+        (answers.ChatEvent, answers.Error),
+    ),
+    Operation(
+        "Completions", "/v1/completions", answers.Completion, schema.CompletionRequest,
+        (answers.Completion, answers.Error),
+    ),
+    Operation("Responses", "/v1/responses", answers.Response, responses.ResponseRequest, _RESPONSE_EVENTS),
+    Operation(
+        "Messages", "/v1/messages", answers.MessageAnswer, messages.MessageRequest, _MESSAGE_EVENTS,
+        answers.MessageError,
+    ),
+    Operation(
+        "Numbers of tokens", "/v1/messages/count_tokens", answers.Count, messages.CountRequest,
+        error=answers.MessageError,
+    ),
+    Operation("Embeddings", "/v1/embeddings", answers.Embeddings, schema.EmbeddingsRequest),
+    Operation("Classification", "/v1/classify", answers.Classification, schema.ClassifyRequest),
+    Operation("Ranking", "/v1/rerank", answers.Ranking, schema.RerankRequest),
+    Operation("Scores", "/v1/score", answers.Scores, schema.ScoreRequest),
+    Operation("Token ids", "/tokenize", answers.Tokens, tokens.TokenizeRequest),
+    Operation("Texts of token ids", "/detokenize", answers.Text, tokens.DetokenizeRequest),
+)  # fmt: skip
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """Return the description, an OpenAPI document, ready for JSON."""
+    requests = [each.request for each in OPERATIONS if each.request]
+    made = [kind for each in OPERATIONS for kind in (each.answer, each.error, *each.events)]
+    _, taken = msgspec.json.schema_components(requests, ref_template=_REFS)
+    _, given = msgspec.json.schema_components([*dict.fromkeys(made)], ref_template=_REFS)
+    for component in taken.values():
+        component["description"] = component["description"].replace("``", "`")
+    for component in given.values():
+        component["additionalProperties"] = False
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "OpenAI's API and its neighbours, served by shoal", "version": "1"},
+        "paths": {each.path: _describe(each) for each in OPERATIONS},
+        "components": {
+            "schemas": taken | given,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    answered: dict[str, Any] = {"application/json": {"schema": _refer(operation.answer)}}
+    if operation.events:  # the schema is that of each event's data, as in OpenAI's own document
+        answered["text/event-stream"] = {"schema": {"anyOf": [*map(_refer, operation.events)]}}
+    refused = {"description": "Refusal", "content": {"application/json": {"schema": _refer(operation.error)}}}
+    found: dict[str, Any] = {
+        "operationId": operation.name.lower().replace(" ", "_"),
+        "summary": operation.name,
+        "responses": {"200": {"description": "Answer", "content": answered}, "4XX": refused, "5XX": refused},
+    }
+    if MODEL in operation.path:
+        place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        found["parameters"] = [place]
+    if operation.request is None:
+        return {"get": found}
+    content = {"application/json": {"schema": _refer(operation.request)}}
+    return {"post": {**found, "requestBody": {"required": True, "content": content}}}
+
+
+def _refer(kind: Any) -> dict[str, str]:
+    return {"$ref": _REF + kind.__name__}
+
+
+@cache
+def write_page() -> str:
+    """Return the description as an HTML page without script."""
+    document = describe()
+    schemas = document["components"]["schemas"]
+    lines = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>API</title><style>{_STYLE}</style>",
+        f"<h1>{html.escape(document['info']['title'])}</h1><p>The same for programs: "
+        "<a href=/v1/openapi.json>/v1/openapi.json</a>. Keys: <code>Authorization: Bearer KEY</code>.",
+    ]
+    for path, methods in document["paths"].items():
+        ((method, operation),) = methods.items()
+        lines.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}")
+        if body := operation.get("requestBody"):
+            lines.append(f"<p>Request: {_show(body['content']['application/json']['schema'])}")
+        for kind, answered in operation["responses"]["200"]["content"].items():
+            lines.append(f"<p>{'Events' if 'event' in kind else 'Answer'}: {_show(answered['schema'])}")
+        lines.append(f"<p>Refusal: {_show(operation['responses']['4XX']['content']['application/json']['schema'])}")
+    for name, each in sorted(schemas.items()):
+        lines.append(f"<h3 id={name}>{name}</h3><p>{html.escape(each.get('description', ''))}<table>")
+        required = {*each["required"]}
+        lines += [
+            f"<tr><td>{html.escape(field)}{'' if field in required else ' (optional)'}<td>{_show(kind)}"
+            for field, kind in each["properties"].items()
+        ]
+        lines.append("</table>")
+    return "\n".join(lines)
+
+
+def _show(kind: Mapping[str, Any]) -> str:
+    """Return a type in a few words of HTML, with links to the types that it names."""
+    if reference := kind.get("$ref"):
+        name = reference.removeprefix(_REF)
+        return f"<a href=#{name}>{name}</a>"
+    if choices := kind.get("anyOf"):
+        return " or ".join(map(_show, choices))
+    if values := kind.get("enum"):
+        return html.escape(", ".join(map(json.dumps, values)))
+    bounds = [f"{_BOUNDS[name]} {value}" for name, value in kind.items() if name in _BOUNDS]
+    what = kind.get("type", "any value")
+    if what == "array" and kind.get("maxItems") != 0:
+        what = f"list of {_show(kind.get('items', {}))}"
+    return f"{what} ({', '.join(bounds)})" if bounds else what

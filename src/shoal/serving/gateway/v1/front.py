@@ -1,0 +1,208 @@
+"""Routes of OpenAI's API and its neighbours, on the HTTP port beside Triton's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from shoal.authoring.repository.apis import Api, find_served, read_labels
+from shoal.authoring.repository.call_graph import find_below, mark_decoupled
+from shoal.authoring.repository.config import ModelConfig
+from shoal.clients.client.calls import find_text_input
+from shoal.serving.gateway.callers.callers import Caller, Scope
+from shoal.serving.gateway.callers.exposure import MOST_LISTED
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.upstream import join
+from shoal.serving.gateway.http.bodies import SMALL, read_body, work_apart
+from shoal.serving.gateway.http.routes import Envelope, Route
+from shoal.serving.gateway.v1.answers import MessageError
+from shoal.serving.gateway.v1.ask import COPIES, Asker
+from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
+from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
+from shoal.serving.gateway.v1.errors import ApiError, to_envelope
+from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
+from shoal.serving.gateway.v1.responses import answer_response
+from shoal.serving.gateway.v1.schema import MOST_BODY, ClassifyRequest, Places, PredictRequest, decode
+from shoal.serving.gateway.v1.sse import Json, to_response
+from shoal.serving.gateway.v1.tables import (
+    answer_classify,
+    answer_embeddings,
+    answer_predict,
+    answer_rerank,
+    answer_score,
+)
+from shoal.serving.gateway.v1.tokens import (
+    DetokenizeRequest,
+    Steps,
+    TokenizeRequest,
+    answer_detokenize,
+    answer_tokenize,
+    count_tokens,
+    find_steps,
+)
+
+Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
+_COUNT = "/v1/messages/count_tokens"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # of the page
+_OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
+
+
+class ApiFront:
+    """Handlers of the API; ``routes`` belong on the HTTP port."""
+
+    def __init__(self, gate: Gate, configs: Mapping[str, ModelConfig], aliases: Mapping[str, str]) -> None:
+        self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
+        marked = mark_decoupled(configs, configs.get)
+        self._served = {name: find_served(each, marked) for name, each in marked.items()}
+        self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
+        self._start = int(time.time())
+        below = find_below(configs)
+        self._steps = {
+            name: find_steps((name, *sorted(below[name])), configs)
+            for name, served in self._served.items() if served.api is Api.LANGUAGE
+        }  # fmt: skip
+
+        def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
+            return lambda asked, asker: answer(asked, asker, self._served[asker.model])
+
+        def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
+            return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
+
+        answers: dict[str, Answer] = {
+            f"/v1/models/{MODEL}:predict": self._answer_predict,
+            "/v1/chat/completions": answer_chat, "/v1/completions": answer_completion,
+            "/v1/responses": answer_response, "/v1/messages": answer_message, _COUNT: self._answer_count,
+            "/v1/embeddings": numbers(answer_embeddings), "/v1/classify": classify,
+            "/v1/rerank": numbers(answer_rerank), "/v1/score": numbers(answer_score),
+            "/tokenize": self._answer_tokenize, "/detokenize": self._answer_detokenize,
+        }  # fmt: skip
+        read: dict[str, Callable[..., Awaitable[web.StreamResponse]]] = {
+            "/v1/models": self._answer_models, f"/v1/models/{MODEL}": self._answer_model,
+        }  # fmt: skip
+
+        def make(operation: Operation) -> Route:
+            path = operation.path.replace(MODEL, "(?P<model>[^/]+)")
+            envelope: Envelope = to_anthropic if operation.error is MessageError else to_envelope
+            if operation.request is None:
+                return Route(operation.name, Scope.READ, path, read[operation.path], "GET", envelope)
+            work = partial(self._answer, operation.request, answers[operation.path])
+            return Route(operation.name, Scope.INFER, path, work, "POST", envelope)
+
+        self.routes = [
+            *map(make, OPERATIONS),
+            Route("Description", Scope.OPEN, "/v1/openapi.json", self._answer_document, "GET", to_envelope),
+            Route("Description", Scope.OPEN, "/v1/docs", self._answer_page, "GET", to_envelope),
+            *(
+                Route(f"{name}'s API", Scope.OPEN, path, self._refuse_path, "GET, POST, DELETE", envelope)
+                for name, path, envelope in (
+                    ("Anthropic", r"/v1/messages(/[\s\S]*)", to_anthropic),
+                    ("OpenAI", r"/v1(/[\s\S]*)?", to_envelope),
+                )
+            ),
+        ]
+
+    async def _answer_document(self, *_: Any) -> web.Response:
+        return to_response(describe())
+
+    async def _answer_page(self, *_: Any) -> web.Response:
+        return web.Response(text=write_page(), content_type="text/html", headers={"Content-Security-Policy": _POLICY})
+
+    async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
+        path = request.rel_url.raw_path[:100]
+        raise ApiError(f"There is no path {path!r} here: {_OTHERS}.", code="unknown_url", why=Why.ABSENT)
+
+    # --- models ----------------------------------------------------------------------------------------------------
+
+    async def _answer_models(self, _: web.Request, caller: Caller) -> web.Response:
+        return to_response({
+            "object": "list", "data": [self._describe(name, caller) for name in self._list_models(caller)],
+        })  # fmt: skip
+
+    async def _answer_model(self, _: web.Request, caller: Caller, model: str) -> web.Response:
+        model = unquote(model)
+        self._find(model, caller)
+        return to_response(self._describe(model, caller))
+
+    def _describe(self, name: str, caller: Caller) -> Json:
+        model = self._aliases.get(name, name)
+        return {
+            "id": name, "object": "model", "created": self._start, "owned_by": "shoal",
+            "serves": self._list_routes(name), "ready": not self._gate.is_unready(model, caller),
+        }  # fmt: skip
+
+    def _list_routes(self, name: str) -> list[str]:
+        """Return the paths that a model, or another name of it, serves."""
+        model = self._aliases.get(name, name)
+        served = self._served[model]
+        steps = self._steps.get(model, Steps())
+        more = [*([_COUNT, "/tokenize"] if steps.prompt else []), *(["/detokenize"] if steps.text else [])]
+        predict = [] if self._gate.requests.is_decoupled(model) else [f"/v1/models/{name}:predict"]
+        return [*served.paths, *more, *predict]
+
+    def _list_models(self, caller: Caller) -> list[str]:
+        """Return the names by which a caller may ask models."""
+        names = sorted([*self._served, *self._aliases])
+        return [name for name in names if self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)]
+
+    def _find(self, name: str, caller: Caller, path: str = "") -> str:
+        """Return the model of a name, which serves ``path``, if that is given.
+
+        Raises:
+            RefusedError: there is no such model for the caller, or it serves something else.
+        """
+        model = self._aliases.get(name, name)
+        try:
+            self._gate.exposure.check_exposed(model, caller)
+        except RefusedError as refused:
+            code = "model_not_found" if refused.why is Why.ABSENT else ""
+            what = refused.message.rpartition(" Models: ")[0].replace(repr(model[:100]), repr(name[:100]))
+            known = ", ".join(self._list_models(caller)[:MOST_LISTED])
+            raise ApiError(f"{what} Models: {known}.", "model", code, refused.why) from None
+        if path and path not in (serves := self._list_routes(name)):
+            raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
+        return model
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
+        step = asker.at(self._specs[self._steps[asker.model].prompt])
+        return to_response({"input_tokens": await count_tokens(asked.conversation, asked.variables, step)})
+
+    async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
+        steps = self._steps[asker.model]
+        return await answer_tokenize(asked, asker.at(self._specs[steps.prompt]), steps.context)
+
+    async def _answer_detokenize(self, asked: DetokenizeRequest, asker: Asker) -> web.Response:
+        return await answer_detokenize(asked, asker.at(self._specs[self._steps[asker.model].text]))
+
+    async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
+        spec = self._specs[asker.model]
+        return await answer_predict(asked, asker, spec, find_text_input(spec))
+
+    async def _answer(
+        self, kind: type[Any], answer: Answer, request: web.Request, caller: Caller, model: str = ""
+    ) -> web.StreamResponse:
+        """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
+        if request.content_type != "application/json":
+            raise RefusedError(Why.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json.")
+        with self._gate.reserve_memory(caller) as held:
+            body = await join(await read_body(request, self._gate, held, MOST_BODY))
+            if len(body) > SMALL:
+                if (COPIES + 1) * len(body) > self._gate.traffic.memory.share:
+                    what = f"The request has {len(body)} bytes, of which each takes {COPIES + 1} of memory"
+                    raise RefusedError(Why.LARGE, f"{what}: more than this server has for one client. Send less.")
+                self._gate.traffic.grow(held, COPIES * len(body))
+            work = partial(decode, kind, body)
+            asked = await work_apart(work, len(body))
+            path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
+            found = self._find(unquote(model) or asked.model, caller, path)
+            places = getattr(asked, "places", Places(""))
+            del body, work
+            with self._gate.traffic.count_once(caller) as sender:  # whatever it is split into
+                return await answer(asked, Asker(self._gate, request, sender, self._specs[found], held, places))

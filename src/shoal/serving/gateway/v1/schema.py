@@ -1,0 +1,405 @@
+"""Requests of OpenAI's API: types that decode and check them in one step.
+
+A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``_UNSUPPORTED`` says
+why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: they are taken and do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shoal.errors import suggest
+from shoal.kit.generation.sampling import VARIABLES
+from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v2.scanning import MOST_PLAIN, scan, to_dict
+
+MOST_BODY = 2**22  # bytes
+MOST_NESTED = 32  # brackets of JSON within each other
+# Decoding holds the interpreter's lock: at these bounds for 40 ms.
+MOST_VALUES = 2**18 + 2**10
+MOST_KEYS = 2**16  # also lists and objects
+MOST_VARIABLES = 2**14  # bytes of a chat template's variables as JSON, which is written again
+IDLE = (
+    "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "store",
+)  # fmt: skip
+_TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
+_NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
+_FORMS = "answers follow no grammar"
+_AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
+_FREE = "nothing is billed"
+_UNSUPPORTED = {
+    "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
+    "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
+    "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
+    "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
+    "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
+    "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
+    "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
+    "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
+    "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
+    "truncation": "prompts are never cut", "format": _FORMS,
+    "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
+    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
+    "background_options": _NO_STATE,
+    "moderation": "nothing is moderated", "image": _TEXTS, "context_management": _WHOLE, "compaction": _WHOLE,
+    "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _TOOLS,
+    "mcp_servers": _TOOLS, "output_config": _FORMS, "output_format": _FORMS, "thread": _NO_STATE,
+    "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
+    "fallback_credit_token": _FREE, "billing_policy": _FREE,
+}  # fmt: skip
+_OF_TOOLS = re.compile("'(tool|function)'")  # roles
+_MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown field `"
+_MOST_WORDS = 2**9  # characters of a message that are read
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
+StopText = Annotated[str, Meta(max_length=4096)]
+StopTexts = Annotated[list[StopText], Meta(max_length=64)]
+T = TypeVar("T", bound=Struct)
+
+
+class Places(NamedTuple):
+    """Fields of a request by which a model's refusals are explained: those with its prompt, and with settings.
+
+    Without a prompt, ``prompt`` is empty. ``before`` is the field whose text is the first message, empty if there is
+    none; ``is_list`` says whether the field ``prompt`` has the other messages.
+    """
+
+    prompt: str = "messages"
+    settings: Mapping[str, str] = {"stop_words": "stop"}
+    before: str = ""
+    is_list: bool = True
+
+    @property
+    def max_tokens(self) -> str:
+        """The field with the greatest number of tokens."""
+        return self.settings.get("max_tokens", "max_tokens")
+
+    def find(self, index: int) -> str:
+        """Return the place of a message's content."""
+        at = index - bool(self.before)
+        return self.before if at < 0 else f"{self.prompt}[{at}].content" if self.is_list else self.prompt
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """Part of a message's content."""
+
+    text: str
+    type: Literal["text"] = "text"
+    prompt_cache_breakpoint: dict[str, str] | None = None
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """Message of a chat. Besides ``role`` and ``content``, it may have what OpenAI's client gives back of an answer."""
+
+    role: Literal["developer", "system", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+    name: None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+    def to_plain(self) -> dict[str, str]:
+        """Return the message as language models take it; parts are lines."""
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of an answer that comes in pieces."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool = False
+
+
+class TextFormat(Struct, forbid_unknown_fields=True):
+    """The only form of answers."""
+
+    type: Literal["text"]
+
+
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of each request of OpenAI's."""
+
+    model: Name
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    store: Literal[False] | None = None
+
+
+class Writing(Body, kw_only=True):
+    """Fields of every request to a language model; the numbers are checked by the model's pipeline.
+
+    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions, as is
+    ``chat_template_kwargs`` of chats.
+    """
+
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopText | StopTexts | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: Number | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Number | None = None
+    ignore_eos: bool | None = None
+    n: Literal[1] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the answer comes in pieces."""
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
+        return self.max_tokens
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options needs stream: true.", "stream_options")
+        words = [self.stop] if isinstance(self.stop, str) else self.stop
+        names = (
+            "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "top_k", "repetition_penalty",
+            "min_tokens",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in names}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63  # models take seeds from 0
+        if self.ignore_eos and (words or self.longest is None):
+            raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
+        given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
+        found = {**given, "max_tokens": self.longest, "stop_words": words or None}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class ChatRequest(Writing, kw_only=True):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Number | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
+    prediction: None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: None = None
+    web_search_options: None = None
+    moderation: None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        check_variables(self.chat_template_kwargs)
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return Places(settings={"stop_words": "stop", "max_tokens": longest})
+
+    @property
+    def longest(self) -> int | None:
+        """Greatest number of tokens of the answer."""
+        most = [number for number in (self.max_tokens, self.max_completion_tokens) if number is not None]
+        if len({*most}) > 1:
+            raise ApiError(
+                f"max_tokens is {most[0]} and max_completion_tokens is {most[1]}. Send one of them.", "max_tokens"
+            )
+        return most[0] if most else None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
+        wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        own = {} if self.chat_template_kwargs is None else {VARIABLES: self.chat_template_kwargs}
+        return super().settings() | wanted | own
+
+
+class CompletionRequest(Writing, kw_only=True):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
+    logprobs: Number | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts to continue."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def places(self) -> Places:
+        """Fields by which a model's refusals are explained."""
+        return Places("prompt", {"stop_words": "stop", "top_logprobs": "logprobs"})
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names that language models have for them."""
+        wanted = {} if self.logprobs is None else {"return_logprobs": True, "top_logprobs": self.logprobs}
+        return super().settings() | wanted
+
+
+class EmbeddingsRequest(Body, kw_only=True):
+    """Body of ``POST /v1/embeddings``."""
+
+    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to embed."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class ClassifyRequest(Body, kw_only=True):
+    """Body of ``POST /v1/classify``, as vLLM and NVIDIA Dynamo have it."""
+
+    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts to classify."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class RerankRequest(Body, kw_only=True):
+    """Body of ``POST /v1/rerank``, as Cohere and vLLM have it."""
+
+    query: str
+    documents: Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(Body, kw_only=True):
+    """Body of ``POST /v1/score``, as vLLM has it: one text with each of others, or as many of both."""
+
+    text_1: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    text_2: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+
+    @property
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """The first and the second texts."""
+        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
+        if len(first) not in (1, len(second)):
+            raise ApiError(f"text_1 has {len(first)} texts and text_2 has {len(second)}.", "text_1")
+        return first * (len(second) // len(first)), second
+
+
+class PredictRequest(Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: a text, or values by input, per row."""
+
+    instances: Annotated[list[str | dict[str, Any]], Meta(min_length=1, max_length=2**14)]
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """Decode a request.
+
+    Raises:
+        ApiError: the body is not JSON, or not such a request; the error names the place.
+    """
+    try:
+        _, counts = scan(body, most=MOST_NESTED)
+    except RefusedError as refused:
+        raise ApiError(refused.message, code="invalid_json") from None
+    for number, most, what in (
+        (counts.commas, MOST_VALUES, "values"), (counts.openings, MOST_KEYS, "lists and objects"),
+        (counts.colons, MOST_KEYS, "keys"), (counts.longest, MOST_PLAIN, "digits in a number"),
+    ):  # fmt: skip
+        if number > most:
+            fewer = f"The JSON has {number} {what}; at most {most} are read. Send fewer rows at a time."
+            raise ApiError(fewer, why=Why.LARGE)
+    try:
+        found = msgspec.json.decode(body, type=kind)
+        json.loads(body, object_pairs_hook=to_dict, parse_int=len, parse_float=len)  # for keys that are there twice
+    except msgspec.ValidationError as error:
+        raise _explain(kind, str(error)) from None
+    except (ValueError, RecursionError):  # also: not UTF-8
+        raise ApiError("The body is not JSON.", code="invalid_json") from None
+    except ApiError:
+        raise
+    except RefusedError as refused:
+        raise ApiError(refused.message) from None
+    return found
+
+
+def check_variables(variables: Mapping[str, Any] | None) -> None:
+    """Check the variables of a chat template, which are written as JSON several times."""
+    if (size := len(msgspec.json.encode(variables))) > MOST_VARIABLES:
+        raise ApiError(f"{VARIABLES} has {size} bytes as JSON; at most {MOST_VARIABLES} are read.", VARIABLES)
+
+
+def _explain(kind: type[Struct], message: str) -> ApiError:
+    what, is_placed, place = message.rpartition(" - at `$")
+    what, place = (what, place.removesuffix("`").removeprefix(".")) if is_placed else (message, "")
+    what = what[:_MOST_WORDS]
+    if what.startswith(_UNKNOWN):
+        name = what.removeprefix(_UNKNOWN).removesuffix("`")
+        param = f"{place}.{name}" if place else name
+        if reason := _find_reason(param):
+            return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
+        known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
+        near = f" {suggest(name[:60], known)}" if known else ""
+        return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
+    if what.startswith(_MISSING):
+        missing = what.removeprefix(_MISSING).removesuffix("`")
+        place = f"{place}.{missing}" if place else missing
+        return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
+    reason = _TOOLS if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
+    if reason or what.startswith("Expected `null`"):
+        why = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
+        return ApiError(f"{place} {why}", place, "unsupported_parameter")
+    if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
+        return ApiError(
+            f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",
+            place,
+        )
+    return ApiError(f"{place or 'The request'}: {what[:200]}.", place or None)
+
+
+def _find_reason(place: str) -> str:
+    """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
+    names = (name.partition("[")[0] for name in place.split("."))
+    return next((_UNSUPPORTED[name] for name in names if name in _UNSUPPORTED), "")

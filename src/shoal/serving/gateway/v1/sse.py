@@ -1,0 +1,160 @@
+"""Answers of language models as JSON, whole or as server-sent events; each API has a form of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from aiohttp import web
+
+from shoal.kit.generation.pieces import Piece, join_pieces
+from shoal.serving.gateway.core.refusals import FAULT, RefusedError, Why
+from shoal.serving.gateway.http.client_stream import has_left
+from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.logs import log
+from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.errors import to_envelope
+
+_EVENTS = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+Json = dict[str, Any]
+
+
+class Event(NamedTuple):
+    """Server-sent event; APIs that name their events repeat the name in the document."""
+
+    document: Json
+    name: str = ""
+
+    def encode(self) -> bytes:
+        """Return the event as it is sent."""
+        head = f"event: {self.name}\n".encode() if self.name else b""
+        return head + b"data: " + msgspec.json.encode(self.document) + b"\n\n"
+
+
+class Asked(Protocol):
+    """Request to a language model."""
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the answer comes in pieces."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings by the names that language models have for them."""
+
+
+class Form:
+    """Documents of one answer. Pieces are passed to it in their order, and it counts their tokens."""
+
+    prefix = ""  # of the answer's id
+    end = DONE  # of a stream
+
+    def __init__(self, model: str) -> None:
+        self.id = f"{self.prefix}{secrets.token_hex(12)}"
+        self.created, self.model = int(time.time()), model
+        self._counts: dict[int, tuple[int, int]] = {}  # tokens of prompt and answer so far, by prompt
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of tokens of the prompts and of the answers so far; 0 of a model that does not tell them."""
+        return tuple(sum(each[at] for each in self._counts.values()) for at in (0, 1))  # type: ignore[return-value]
+
+    def count(self, number: int, piece: Piece) -> None:
+        """Count the tokens of a piece."""
+        self._counts[number] = piece.num_input_tokens or 0, piece.num_output_tokens or 0
+
+    def whole(self, pieces: Sequence[Piece]) -> Json:
+        """Return the whole answer; each piece is the whole answer to one prompt."""
+        raise NotImplementedError
+
+    def events(self, number: int, piece: Piece) -> list[Event]:
+        """Return the events for one piece of the answer to a prompt."""
+        raise NotImplementedError
+
+    def last_events(self) -> list[Event]:
+        """Return the events after the last piece."""
+        return []
+
+    def fail(self, refused: RefusedError) -> Event:
+        """Return the event that ends an answer which has failed."""
+        return Event(to_envelope(refused, find_status(refused)))
+
+
+async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form) -> web.StreamResponse:
+    """Answer a request to a language model.
+
+    Raises:
+        RefusedError: it was refused, or lost before its first piece.
+        ConnectionError: the client has left.
+    """
+    settings = asked.settings()
+    if not asked.is_streaming:
+        found: list[list[Piece]] = [[] for _ in prompts]
+
+        async def keep(number: int, piece: Piece) -> None:
+            found[number].append(piece)
+
+        await asker.write(prompts, settings, keep, is_streaming=False)
+        if has_left(asker.request):
+            raise ConnectionResetError
+        whole = [join_pieces(pieces) for pieces in found]
+        for number, piece in enumerate(whole):
+            form.count(number, piece)
+        return to_response(form.whole(whole))
+    events = _Events(asker.request)
+
+    async def send(number: int, piece: Piece) -> None:
+        form.count(number, piece)
+        await events.write(b"".join(event.encode() for event in form.events(number, piece)))
+
+    try:
+        await asker.write(prompts, settings, send, is_streaming=True)
+    except RefusedError as refused:
+        if not events.has_begun:
+            raise
+        return await events.finish(form.fail(refused).encode() + form.end)
+    except Exception as error:
+        if not events.has_begun or isinstance(error, ConnectionError):
+            raise
+        log.exception("An answer of %s failed", asker.model)
+        fault = RefusedError(Why.FAULT, FAULT)
+        return await events.finish(form.fail(fault).encode() + form.end)
+    return await events.finish(b"".join(event.encode() for event in form.last_events()) + form.end)
+
+
+def to_response(document: Any) -> web.Response:
+    """Return a response with JSON."""
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+class _Events:
+    """Response of server-sent events. It begins with the first event, so that a refusal before it has its status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+
+    @property
+    def has_begun(self) -> bool:
+        return self._response.prepared
+
+    async def write(self, content: bytes) -> None:
+        if has_left(self._request) or not content:  # of a client that has left, the rest is read and discarded
+            return
+        with contextlib.suppress(ConnectionError):
+            if not self.has_begun:
+                await self._response.prepare(self._request)
+            await self._response.write(content)
+
+    async def finish(self, content: bytes) -> web.StreamResponse:
+        await self.write(content)
+        if not self.has_begun:
+            raise ConnectionResetError
+        if not has_left(self._request):
+            with contextlib.suppress(ConnectionError):
+                await self._response.write_eof()
+        return self._response

@@ -1,0 +1,181 @@
+"""Answers of models that turn texts into numbers: embeddings, classes and scores, and the outputs of any model."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from shoal.authoring.repository.apis import Served
+from shoal.kit.component.spec import ModelSpec
+from shoal.serving.gateway.core.refusals import Why
+from shoal.serving.gateway.http.bodies import work_apart
+from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.schema import (
+    MOST_BODY,
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from shoal.serving.gateway.v1.sse import to_response
+
+_USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tokens
+_VALUE = 8  # bytes of a number of an answer
+
+
+async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Served) -> web.Response:
+    """Answer with an embedding for each text, in their order."""
+    array = await _infer({served.text: asked.texts}, asker, served)
+    if asked.dimensions not in (None, array.shape[1]):
+        what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {array.shape[1]}."
+        raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
+
+    def to_row(index: int, row: Any) -> dict[str, Any]:
+        is_text = asked.encoding_format == "base64"
+        embedding = base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist()
+        return {"object": "embedding", "index": index, "embedding": embedding}
+
+    head = {"object": "list", "model": asked.model, "usage": _USAGE}
+    return await _to_response(head, "data", map(to_row, count(), array), array.size)
+
+
+async def answer_classify(
+    asked: ClassifyRequest, asker: Asker, served: Served, labels: tuple[str, ...]
+) -> web.Response:
+    """Answer with the probabilities, or the score, of each text, and the label of the greatest one."""
+    array = await _infer({served.text: asked.texts}, asker, served)
+    if labels and len(labels) != array.shape[1]:
+        what = f"The model's output {served.output} has {array.shape[1]} classes for {len(labels)} labels."
+        raise ApiError(what, "model")
+
+    def to_row(index: int, row: Any) -> dict[str, Any]:
+        label = labels[int(np.argmax(row))] if labels else None
+        return {"index": index, "label": label, "probs": row.tolist(), "num_classes": len(row)}
+
+    head = {
+        "id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
+        "usage": {**_USAGE, "completion_tokens": 0},
+    }  # fmt: skip
+    return await _to_response(head, "data", map(to_row, count(), array), array.size)
+
+
+async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> web.Response:
+    """Answer with the scores of documents for a query, the greatest one first."""
+    scores = await _score([asked.query] * len(asked.documents), asked.documents, asker, served)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if asked.return_documents is not False:
+        results = [{**each, "document": {"text": asked.documents[each["index"]]}} for each in results]
+    head = {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model}
+    return to_response({**head, "results": results, "usage": _USAGE})
+
+
+async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web.Response:
+    """Answer with the score of each pair of texts, in their order."""
+    scores = await _score(*asked.pairs, asker, served)
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return to_response({
+        "id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
+        "data": data, "usage": _USAGE,
+    })  # fmt: skip
+
+
+async def _score(first: list[str], second: list[str], asker: Asker, served: Served) -> list[float]:
+    size = sum(map(len, first))  # of characters, which encoding may multiply by 4
+    if size > MOST_BODY or (size := sum(len(text.encode()) for text in first)) > MOST_BODY:
+        what = f"The first text, once for each second one, has more than {MOST_BODY} bytes."
+        raise ApiError(f"{what} Send fewer at a time.", why=Why.LARGE)
+    asker.reserve(size)
+    array = await _infer({served.text: first, served.second: second}, asker, served)
+    scores: list[float] = array[:, 0].tolist()
+    return scores
+
+
+async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, text: str) -> web.Response:
+    """Answer with the outputs for each instance: a text, for the input ``text``, or values by input."""
+    rows, alike = await asker.work(partial(_group, asked.instances, text))
+    if not spec.is_batched and len(rows) > 1:
+        raise ApiError("The model takes one instance at a time.", "instances")
+    found: dict[int, tuple[int, dict[str, Any]]] = {}  # by row: its place in the outputs with it
+    num_values = 0
+    for names, numbers in alike.items():
+        values = {
+            name: [rows[number][name] for number in numbers] if spec.is_batched else rows[0][name] for name in names
+        }
+        answer = await asker.infer(values)
+        columns = {name: array if spec.is_batched else array[None] for name, array in answer.items()}
+        for name, array in columns.items():
+            if len(array) != len(numbers):
+                raise ApiError(f"The model does not answer each row with a row of {name}.", "instances")
+        num_values += sum(array.size for array in columns.values())
+        found |= {number: (at, columns) for at, number in enumerate(numbers)}
+
+    def to_prediction(number: int) -> dict[str, Any]:
+        at, columns = found[number]
+        return {name: _to_python(array[at]) for name, array in columns.items()}
+
+    return await _to_response({}, "predictions", map(to_prediction, range(len(rows))), num_values)
+
+
+def _group(
+    instances: Iterable[str | dict[str, Any]], text: str
+) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
+    """Return the rows of instances, and the numbers of those with the same inputs."""
+    rows = [_to_row(number, each, text) for number, each in enumerate(instances)]
+    alike = defaultdict[tuple[str, ...], list[int]](list)
+    for number, row in enumerate(rows):
+        alike[tuple(sorted(row))].append(number)
+    return rows, alike
+
+
+def _to_row(number: int, instance: str | dict[str, Any], text: str) -> dict[str, Any]:
+    if not isinstance(instance, str):
+        return instance
+    if not text:
+        raise ApiError("The model has no input for texts alone: give values by input.", f"instances[{number}]")
+    return {text: instance}
+
+
+def _to_python(array: Any) -> Any:
+    """Return a row of an output: its only value, or a list."""
+    value = array.tolist()
+    if array.shape == (1,):
+        value = value[0]
+    return _decode(value) if array.dtype == np.object_ else value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(each) for each in value]
+    return value.decode("utf-8", "backslashreplace")
+
+
+async def _infer(values: dict[str, list[str]], asker: Asker, served: Served) -> Any:
+    answer = await asker.infer(values)
+    array = answer.get(served.output)
+    if array is None or array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
+        raise ApiError(f"The model's output {served.output} is not a row of finite numbers for each text.", "input")
+    return array
+
+
+async def _to_response(head: dict[str, Any], name: str, rows: Iterable[Any], num_values: int) -> web.Response:
+    """Return the JSON of ``head`` and of the list ``name``; each row by a call of its own, which is short."""
+
+    def encode() -> bytes:
+        begin = msgspec.json.encode(head)[:-1] + (b"," if head else b"")
+        return begin + f'"{name}":['.encode() + b",".join(map(msgspec.json.encode, rows)) + b"]}"
+
+    body = await work_apart(encode, num_values * _VALUE)
+    return web.Response(body=body, content_type="application/json")

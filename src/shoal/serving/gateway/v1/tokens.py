@@ -1,0 +1,122 @@
+"""Token ids of prompts, and texts of token ids, in vLLM's form: ``POST /tokenize`` and ``/detokenize``.
+
+Both ask the pipeline's own steps: that which turns prompts into token ids, and that which turns token ids into texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from shoal.authoring.repository.config import ModelConfig
+from shoal.kit.component.parameters import Parameters
+from shoal.kit.generation.sampling import VARIABLES
+from shoal.kit.generation.weights import read_context
+from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.schema import Message, Name, check_variables
+from shoal.serving.gateway.v1.sse import to_response
+
+_PROMPT = {"text_input", "messages"}, {"input_ids", "input_lengths"}  # inputs and outputs of the steps
+_TEXT = {"output_ids", "sequence_length", "carry"}, {"text_output"}
+_CARRY = '{"stops": [], "num_input_tokens": 0, "keeps_specials": true}'
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of ``POST /tokenize``: a text, which gets the tokenizer's special tokens; or a chat, as its template is."""
+
+    model: Name
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    return_token_strs: Literal[False] | None = None
+    chat_template: None = None
+    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        check_variables(self.chat_template_kwargs)
+
+    @property
+    def inputs(self) -> dict[str, list[str]]:
+        """The prompt as the pipeline's step takes it."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError("The request needs either prompt or messages.", "prompt")
+        if self.add_special_tokens is (self.prompt is None):
+            what = "A text gets the tokenizer's special tokens, and a chat those of its template."
+            raise ApiError(f"{what} Leave add_special_tokens out.", "add_special_tokens", "unsupported_parameter")
+        if self.messages is None and self.chat_template_kwargs is not None:
+            raise ApiError("A text has no chat template. Send messages.", VARIABLES)
+        if self.messages is None:
+            return {"text_input": [self.prompt or ""]}
+        own = {} if self.chat_template_kwargs is None else {VARIABLES: [json.dumps(self.chat_template_kwargs)]}
+        return {"messages": [json.dumps([message.to_plain() for message in self.messages])], **own}
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True):
+    """Body of ``POST /detokenize``."""
+
+    model: Name
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=2**18)]
+
+
+class Steps(NamedTuple):
+    """Steps of a language model, empty if it has none, and the greatest number of tokens of prompt and answer."""
+
+    prompt: str = ""
+    text: str = ""
+    context: int = 0
+
+
+def find_steps(names: Iterable[str], configs: Mapping[str, ModelConfig]) -> Steps:
+    """Return the steps of those models that turn prompts into token ids, and token ids into texts.
+
+    Raises:
+        ArtifactError: the model's configuration in the folder of its weights cannot be read.
+    """
+    prompt, text = (
+        next((name for name in names if _has(configs[name], *tensors) and not configs[name].spec.is_decoupled), "")
+        for tensors in (_PROMPT, _TEXT)
+    )
+    if not prompt:
+        return Steps()
+    context = Parameters(configs[prompt].spec).whole("context", 0, least=0)
+    weights = configs[prompt].weights
+    return Steps(prompt, text, context or (read_context(Path(weights)) if weights else 0))
+
+
+def _has(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:
+    spec = config.spec
+    return inputs <= {each.name for each in spec.inputs} and outputs <= {each.name for each in spec.outputs}
+
+
+async def count_tokens(messages: list[dict[str, str]], variables: Mapping[str, Any], step: Asker) -> int:
+    """Return the number of tokens of a chat with a template's variables; ``step`` asks the step for prompts."""
+    own = {VARIABLES: [json.dumps(variables)]} if variables else {}
+    answer = await step.infer({"messages": [json.dumps(messages)], **own})
+    return int(answer["input_lengths"][0, 0])
+
+
+async def answer_tokenize(asked: TokenizeRequest, step: Asker, context: int) -> web.Response:
+    """Answer with the token ids of a prompt; ``step`` asks the step for prompts."""
+    answer = await step.infer(asked.inputs)
+    count = int(answer["input_lengths"][0, 0])
+    tokens = answer["input_ids"][0, :count].tolist()
+    return to_response({"count": count, "max_model_len": context, "tokens": tokens, "token_strs": None})
+
+
+async def answer_detokenize(asked: DetokenizeRequest, step: Asker) -> web.Response:
+    """Answer with the text of token ids, special tokens included; ``step`` asks the step for texts."""
+    ids = np.array([[asked.tokens]], np.int32)
+    lengths = np.array([[ids.size]], np.int32)
+    answer = await step.infer({"output_ids": ids, "sequence_length": lengths, "carry": [_CARRY]})
+    return to_response({"prompt": answer["text_output"][0, 0].decode()})

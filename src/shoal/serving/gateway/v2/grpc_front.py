@@ -1,0 +1,450 @@
+"""gRPC front end: forwards calls to Triton, as bytes, if their method is open to clients, and refuses other calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+from shoal.errors import SetupError, forget_frames
+from shoal.serving.gateway.callers.access_log import Visit, begin_visit, current_visit
+from shoal.serving.gateway.callers.callers import Caller, Scope
+from shoal.serving.gateway.callers.quotas import Quota
+from shoal.serving.gateway.core.gate import Gate
+from shoal.serving.gateway.core.refusals import (
+    EXTENSIONS,
+    PRIVATE,
+    FailedError,
+    RefusedError,
+    Why,
+    closed,
+    kept,
+    keyless,
+)
+from shoal.serving.gateway.core.upstream import SERVICE, Upstream
+from shoal.serving.gateway.http.certificates import Certificates
+from shoal.serving.gateway.http.routes import Route
+from shoal.serving.gateway.options import STREAM_SECONDS, Limits
+from shoal.serving.gateway.v2.grpc_stream import GrpcStream
+from shoal.serving.gateway.v2.rules import Rules
+from shoal.serving.gateway.v2.screening import parse, screen_grpc
+
+HEALTH = "/grpc.health.v1.Health/Check"
+MOST_CALLS = 2048  # concurrent calls, including refused ones
+_LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
+_CLOSED = {
+    "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
+    "TraceSetting": "Tracing", "LogSettings": "Logging",
+}  # fmt: skip
+
+
+_STATUS = {
+    Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
+    Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
+    Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Why.FAULT: grpc.StatusCode.INTERNAL,
+}  # fmt: skip
+_MOST_QUESTION = 2**16  # bytes of a message that is not for inference
+_PAUSE = 0.02  # seconds between two looks at a pool, or at a message
+_LOOKS = 5  # after which a message is late; several, because one pause can pass while the event loop is busy
+_PATIENCE = 5.0  # seconds after which a late message loses its place to another
+
+
+class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handler of all gRPC methods: passes calls to the active Triton server if their method is open to clients."""
+
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
+        self._gate, self._rules = gate, rules
+        self._calls = Quota(MOST_CALLS, gate.limits.client_share)
+        # a message is in memory before its size is known: these bound how many arrive at a time
+        most, share = max(4, gate.traffic.memory.most // gate.limits.request_bytes), gate.limits.client_share
+        self._reading = Quota(2 * most, share)
+        self._late = _Late(most, share)
+        self._opened = _Late(max(4, gate.traffic.streams.most // 4), share)  # streams, which may begin with a pause
+        everybody, health, read, infer = Scope.OPEN, Scope.HEALTH, Scope.READ, Scope.INFER
+        self._stream_route = Route("Inference", infer, f"{SERVICE}ModelStreamInfer", self._stream)
+        self.routes = [
+            Route("Liveness", everybody, f"{SERVICE}ServerLive", self._answer_live),
+            Route("Readiness", everybody, f"{SERVICE}ServerReady", self._answer_ready),
+            Route("Health", everybody, HEALTH, self._answer_health),
+            Route("Readiness", health, f"{SERVICE}ModelReady", self._answer_model_ready),
+            Route("Server metadata", read, f"{SERVICE}ServerMetadata", self._answer_server_metadata),
+            Route("Model metadata", read, f"{SERVICE}ModelMetadata", self._answer_model_metadata),
+            Route("Configuration", read, f"{SERVICE}ModelConfig", self._answer_config),
+            Route("Statistics", read, f"{SERVICE}ModelStatistics", self._answer_statistics),
+            Route("Repository index", read, f"{SERVICE}RepositoryIndex", self._answer_index),
+            Route("Inference", infer, f"{SERVICE}ModelInfer", self._answer_infer),
+        ]
+        # each unary call is handled as a stream of one message, which can be read with a time-out
+        self._handlers: dict[str, Any] = {
+            route.path: grpc.stream_unary_rpc_method_handler(partial(self._unary, route)) for route in self.routes
+        }
+        self._handlers[self._stream_route.path] = grpc.stream_stream_rpc_method_handler(self._stream)
+
+    def service(self, details: Any) -> Any:
+        """Return the handler for the method of a call (grpc's interface)."""
+        if handler := self._handlers.get(details.method):
+            return handler
+        unknown = Route("Nothing", Scope.HEALTH, details.method, partial(self._answer_unknown, details.method))
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, unknown))
+
+    async def _unary(self, route: Route, _: Any, context: Any) -> bytes:
+        limits, visit, status = self._gate.limits, self._begin(route, context), "CANCELLED"
+        caller = visit.caller
+        seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
+        is_free = self._calls.has(caller)
+        self._calls.take(caller)
+        try:
+            if not is_free:
+                raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
+            route.check(caller)
+            most = limits.request_bytes if route.scope is Scope.INFER else _MOST_QUESTION
+            # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
+            answer = bytes(
+                await route.answer(
+                    await self._arrive(self._late, caller, context, seconds, most) or b"", caller, context
+                )
+            )
+            self._gate.callers.check_valid(caller)
+            status, visit.sent = "OK", len(answer)
+            context.set_trailing_metadata(tuple(visit.headers()))
+            return answer
+        except RefusedError as refused:
+            status = _STATUS[refused.why].name
+            await self._refuse(context, refused)
+        except FailedError as error:
+            status = error.status.name
+            await self._fail(context, error)
+        finally:
+            visit.end(status, is_answered=status == "OK")
+            self._calls.give_back(caller)
+        raise AssertionError  # abort raises
+
+    async def _arrive(self, late: _Late, caller: Caller, context: Any, seconds: float, most: int) -> bytes | None:
+        """Read the first message of a call, of at most ``most`` bytes; return ``None`` if the client sends none.
+
+        A message that the client has sent is there at once. Another one needs a place in ``late``, or else messages
+        that are sent by half would keep all others waiting.
+
+        Raises:
+            RefusedError: no place was free, or the message is too large or did not arrive within ``seconds``.
+        """
+        while not self._reading.has(caller):
+            await asyncio.sleep(_PAUSE)
+        arrival = _Arrival(self._reading, late, caller, seconds)
+        try:
+            async with arrival.timer:
+                message = await context.read()
+        except TimeoutError:
+            if context.done():
+                raise asyncio.CancelledError from None
+            raise arrival.refusal from None
+        finally:
+            arrival.end()
+        if message is grpc.aio.EOF:
+            return None
+        if len(message) > most:
+            raise RefusedError(Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here.")
+        current_visit().received += len(message)
+        return bytes(message)
+
+    def _begin(self, route: Route, context: Any) -> Visit:
+        """Return the visit of a call, with its caller."""
+        peer = _host(context.peer())
+        given = {"x-forwarded-for": list[str](), "authorization": list[str](), "x-request-id": list[str]()}
+        for name, value in context.invocation_metadata() or ():
+            if name in given:
+                given[name].append(value if isinstance(value, str) else "")
+        visit = begin_visit(self._gate.audit, peer, given.pop("x-request-id"), route.name)
+        visit.caller = self._gate.callers.find(peer, *given.values())
+        return visit
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    async def _answer_live(self, *_: Any) -> bytes:
+        return _LIVE
+
+    async def _answer_ready(self, *_: Any) -> bytes:
+        return b"" if self._gate.active.trouble() else _LIVE
+
+    async def _answer_health(self, *_: Any) -> bytes:
+        return _NOT_SERVING if self._gate.active.trouble() else _SERVING
+
+    async def _answer_model_ready(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        model = parse("ModelReadyRequest", request).name
+        self._gate.exposure.check_allowed(model, caller)
+        return b"" if self._gate.is_unready(model, caller) else await self._fetch("ModelReady", request, caller)
+
+    async def _answer_server_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request, caller))
+        open_ones = [name for name in answer.extensions if name in EXTENSIONS]
+        del answer.extensions[:]
+        answer.extensions.extend(open_ones)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_model_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        self._gate.exposure.check_visible(parse("ModelMetadataRequest", request).name, caller)
+        return await self._fetch("ModelMetadata", request, caller)
+
+    async def _answer_config(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        wanted, exposure = parse("ModelConfigRequest", request), self._gate.exposure
+        if not wanted.name and (default := exposure.find_default(caller)):
+            wanted.name = default
+            request = wanted.SerializeToString()
+        exposure.check_visible(wanted.name, caller)
+        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request, caller))
+        for name in PRIVATE:
+            answer.config.ClearField(name)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_statistics(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        exposure = self._gate.exposure
+        if name := parse("ModelStatisticsRequest", request).name:
+            exposure.check_visible(name, caller)
+        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request, caller))
+        _keep(answer.model_stats, lambda name: exposure.is_visible(name, caller))
+        return bytes(answer.SerializeToString())
+
+    async def _answer_index(self, request: bytes, caller: Caller, _: Any) -> bytes:
+        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request, caller))
+        _keep(answer.models, lambda name: self._gate.exposure.is_exposed(name, caller))
+        return bytes(answer.SerializeToString())
+
+    async def _answer_unknown(self, method: str, *_: Any) -> bytes:
+        name = method.removeprefix(SERVICE)
+        if what := next((what for prefix, what in _CLOSED.items() if name.startswith(prefix)), ""):
+            raise closed(what)
+        raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
+
+    async def _fetch(self, method: str, request: bytes, caller: Caller) -> bytes:
+        """Send a client's request to Triton with the administrator's key, which the client does not have."""
+
+        async def call(upstream: Upstream, _: str) -> bytes:
+            return await upstream.ask(method, request, is_admin=True)
+
+        return await self._gate.ask(caller, "", request, call)
+
+    # --- inference -----------------------------------------------------------------------------------------------
+
+    async def _answer_infer(self, request: bytes, caller: Caller, context: Any) -> bytes:
+        held = self._gate.reserve_memory(caller)
+        context.add_done_callback(lambda _: held.release())  # once the client has the answer
+        self._gate.traffic.grow(held, len(request))
+        model, _, request_id, _ = await screen_grpc(request, self._rules)
+        self._gate.exposure.check_exposed(model, caller)
+        if self._gate.requests.is_stop(model, request):
+            self._gate.stop(caller, model, request_id)
+            return bytes(service_pb2.ModelInferResponse(model_name=model, id=request_id).SerializeToString())
+        metadata = kept(context.invocation_metadata())
+
+        async def call(upstream: Upstream, own_id: str) -> bytes:
+            if not own_id:
+                return await upstream.ask("ModelInfer", request, metadata)
+            marks = service_pb2.ModelInferRequest(id=own_id), service_pb2.ModelInferResponse(id=request_id)
+            sent, mark = (each.SerializeToString() for each in marks)  # of two fields ``id``, the later one counts
+            return bytes(await upstream.ask("ModelInfer", request + sent, metadata) + mark)
+
+        # Triton 24.10 can crash on disconnecting clients: the request always runs to its end, and keeps its place
+        answer = await self._gate.ask(
+            caller, model, request, call, is_waited_for=lambda: not context.done(), request_id=request_id
+        )
+        if context.done():
+            raise asyncio.CancelledError
+        held.grow(len(answer))
+        return answer
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        visit, limits, status = self._begin(self._stream_route, context), self._gate.limits, "CANCELLED"
+        caller = visit.caller
+
+        async def relay() -> None:
+            self._stream_route.check(caller)
+            with self._gate.traffic.reserve_stream(caller):
+                first = [await self._arrive(self._opened, caller, context, limits.head_seconds, limits.request_bytes)]
+                if first[0] is not None:
+                    await GrpcStream(self._gate, self._rules, caller, context).run(first)
+
+        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
+        relaying = asyncio.ensure_future(relay())
+        relaying.add_done_callback(_retrieve_error)
+        revoked = asyncio.Event()
+        try:
+            with self._gate.callers.watch(caller, revoked.set):
+                await self._wait_first(relaying, revoked)
+            status = "OK"
+            context.set_trailing_metadata(tuple(visit.headers()))
+        except RefusedError as refused:
+            del relaying  # as in _unary: it has the error, with the traceback
+            status = _STATUS[refused.why].name
+            await self._refuse(context, refused)
+        except FailedError as error:
+            del relaying
+            status = error.status.name
+            await self._fail(context, error)
+        finally:
+            if visit.why or not visit.num_messages:  # otherwise, its messages have lines of their own
+                visit.end(status, is_answered=status == "OK")
+
+    async def _wait_first(self, relaying: asyncio.Future[None], revoked: asyncio.Event) -> None:
+        """Wait until a stream has ended, which then may raise its error, or its key is revoked.
+
+        Raises:
+            RefusedError: the key was revoked. The stream is then read to its end, as if the client had disconnected.
+        """
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(revoked.wait())
+        try:
+            await asyncio.wait([relaying, waiting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not relaying.done():
+            raise keyless()
+        relaying.result()
+
+    async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
+        """End a call with the gRPC status and the message of a refusal."""
+        self._gate.note_refusal(refused)
+        forget_frames(refused)
+        visit = current_visit()
+        visit.refuse(refused)
+        context.set_trailing_metadata((*visit.headers(), *refused.headers))
+        await context.abort(_STATUS[refused.why], refused.words)
+        raise refused  # unreachable: abort raises
+
+    async def _fail(self, context: Any, error: FailedError) -> NoReturn:
+        """End a call with an error of Triton's."""
+        forget_frames(error)
+        context.set_trailing_metadata(tuple(current_visit().headers()))
+        await context.abort(error.status, error.message)
+        raise error  # unreachable
+
+
+def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificates | None = None) -> Any:
+    """Create the gRPC server that listens at ``address`` once it is started, with ``front`` as its handler.
+
+    Raises:
+        SetupError: grpc does not take the certificate.
+    """
+    options = [
+        ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server at the same port is an error
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_connection_idle_ms", int(1000 * STREAM_SECONDS)),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
+        # limits read-ahead to 64 KiB per call instead of megabytes
+        ("grpc.http2.bdp_probe", 0),
+    ]
+    server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
+    if tls is None:
+        server.add_insecure_port(address)
+        return server
+    try:
+        server.add_secure_port(address, tls.credentials())
+    except RuntimeError:
+        raise SetupError("gRPC does not take this certificate.", "Give one with an RSA, P-256 or P-384 key.") from None
+    return server
+
+
+class _Late:
+    """Places for messages that do not arrive at once; one caller gets at most the part ``share``."""
+
+    def __init__(self, most: int, share: float) -> None:
+        self._most, self._share = most, max(1, int(most * share))
+        self._of: dict[_Arrival, float] = {}  # oldest first: when each took its place
+
+    def take(self, arrival: _Arrival) -> None:
+        """Take a place. If none is free, the oldest message loses its place if it has had its time.
+
+        Raises:
+            RefusedError: no place is free.
+        """
+        rivals = [each for each in self._of if each.caller.id == arrival.caller.id]
+        if len(rivals) < self._share:
+            rivals = list(self._of) if len(self._of) >= self._most else []
+        if rivals:
+            if time.monotonic() - self._of[rivals[0]] < _PATIENCE:
+                raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
+            rivals[0].stop()
+            del self._of[rivals[0]]
+        self._of[arrival] = time.monotonic()
+
+    def give_back(self, arrival: _Arrival) -> None:
+        """Give back the place of a message, if it has one."""
+        self._of.pop(arrival, None)
+
+
+class _Arrival:
+    """Message that is being read: for a few looks, in one of the places ``early``, and after them in one of ``late``.
+
+    It is read within the context ``timer``, which stops the reading when the message has had its ``seconds`` or loses
+    its place; ``refusal`` says so.
+    """
+
+    def __init__(self, early: Quota, late: _Late, caller: Caller, seconds: float) -> None:
+        self.caller, self.timer = caller, asyncio.timeout(None)
+        self._early, self._late, self._seconds = early, late, seconds
+        self._loop, self._start, self._looks = asyncio.get_running_loop(), time.monotonic(), _LOOKS
+        self._full: RefusedError | None = None
+        early.take(caller)
+        self._next = self._loop.call_later(_PAUSE, self._look)
+
+    @property
+    def refusal(self) -> RefusedError:
+        """The refusal of a message that was not read to its end."""
+        seconds = time.monotonic() - self._start
+        return self._full or RefusedError(Why.SLOW, f"No whole message came within {seconds:.0f} s.")
+
+    def _look(self) -> None:
+        self._looks -= 1
+        if self._looks:
+            self._next = self._loop.call_later(_PAUSE, self._look)
+            return
+        self._early.give_back(self.caller)
+        try:
+            self._late.take(self)
+        except RefusedError as refused:
+            self._full = refused
+            self.stop()
+        else:
+            self.timer.reschedule(self._loop.time() + self._seconds)
+
+    def stop(self) -> None:
+        """Stop the reading now, if its time is not over already."""
+        if not self.timer.expired():
+            self.timer.reschedule(self._loop.time())
+
+    def end(self) -> None:
+        """Give back the message's place. Called when the reading has ended."""
+        self._next.cancel()
+        if self._looks:
+            self._early.give_back(self.caller)
+        self._late.give_back(self)
+
+
+def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
+    """Remove the entries from a protobuf list whose field ``name``, the name of a model, is not wanted."""
+    kept_ones = [entry for entry in entries if is_wanted(entry.name)]
+    del entries[:]
+    entries.extend(kept_ones)
+
+
+@lru_cache(4096)
+def _host(peer: str) -> str:
+    """Extract the host from a gRPC peer such as ``ipv4:127.0.0.1:4711``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
+    """Retrieve a task's error, because asyncio logs errors that are never retrieved."""
+    if task.done() and not task.cancelled():
+        task.exception()

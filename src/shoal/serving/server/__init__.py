@@ -1,0 +1,1 @@
+"""Find, start and stop a Triton server on this machine."""

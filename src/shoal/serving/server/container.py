@@ -1,0 +1,155 @@
+"""The command that serves a repository from NVIDIA's Triton container."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.authoring.check.targets import check_backends
+from shoal.authoring.environment.imports import find_imports, find_requirements
+from shoal.authoring.environment.targets import BACKENDS, EMBEDDED, IMAGES, LATEST, find_target
+from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.model_folders import read_configs
+from shoal.authoring.repository.sizes import CACHE_MIB, find_launch_flags
+from shoal.errors import InputError
+from shoal.system.files import read_json
+
+REPOSITORY = "nvcr.io/nvidia/tritonserver"
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+_ENGINES = ("gpt_model_path", "engine_dir")  # parameters of TensorRT-LLM's models: the folder of an engine
+_ON_GPUS = frozenset({"tensorrt", "tensorrtllm", "vllm"})  # backends that need a GPU, whatever the instance groups
+_GPU_MODULES = frozenset({"tensorrt_llm", "vllm"})
+_GPU, _MODEL = 1, 3  # instance kinds KIND_GPU and KIND_MODEL; a model of the latter chooses its devices itself
+_LEAST_MIB = 1024  # of shared memory, as in NVIDIA's guides; it is taken only when it is used
+_ULIMITS = ("--ulimit memlock=-1", "--ulimit stack=67108864")
+
+
+def container_command(
+    repository: Path,
+    *,
+    target: str = "",
+    host: str = "127.0.0.1",
+    ports: tuple[int, int, int] = (8000, 8001, 8002),
+    model_memory_mib: float = 0.0,
+    cache_mib: float = CACHE_MIB,
+) -> str:
+    """Return the shell command that serves a repository from NVIDIA's Triton container, in several lines.
+
+    ``target`` is the release, by default that for which the repository was composed, else the newest known one. The
+    ports for HTTP, gRPC and metrics are those of this machine, at the address ``host``; 0 is any free port. If
+    ``model_memory_mib`` is given, the container gets so many MiB for each process of a Python model, and as much for
+    Triton itself. ``cache_mib`` is the size of the response cache, if a model has one.
+
+    Raises:
+        InputError: the repository was composed for another release or for the embedded server; no image of the release
+            has the backends of its models, or the package of a module that they import is not known.
+        ArtifactError: a configuration or the manifest cannot be read.
+    """
+    manifest, configs = read_manifest(repository), read_configs(repository)
+    if not configs:
+        raise InputError(
+            f"{repository} is not a model repository: it holds no MODEL/config.pbtxt.", "Name another one."
+        )
+    server = find_target(_choose_target(repository, manifest.get("target", ""), target))
+    members = [config for config in configs.values() if not config.is_ensemble]
+    check_backends(members, server.name)
+    kinds = {group.kind for config in members for group in config.message.instance_group}
+    needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
+    for name in (name for name, needed in needs.items() if "shoal" in needed):
+        raise InputError(
+            f"Model {name} imports shoal, of which it has no copy, and the image has none either.",
+            f"Compose it: shoal compose {name} REPOSITORY --project FOLDER --target {server.version}",
+        )
+    modules = frozenset[str]().union(*needs.values())
+    image = server.find_image({config.backend for config in members} & BACKENDS, modules) or IMAGES[0]
+    lines = find_requirements(modules - image.modules - {"numpy"}, image.row(server.release).cuda)
+    # In double quotes, since the whole script is in single ones.
+    install = f"pip install {' '.join(map(json.dumps, lines))} && " if lines else ""
+    uses_gpus = kinds & {_GPU, _MODEL} or any(c.backend in _ON_GPUS or _GPU_MODULES & {*c.requires} for c in members)
+    address = f"[{host}]" if ":" in host else host.replace("localhost", "127.0.0.1")
+    options = [
+        "--rm",
+        *(["--gpus all"] if uses_gpus else []),  # a subset would be renumbered inside
+        f"--shm-size={max(_LEAST_MIB, -(-int(manifest.get('launch', {}).get('shared_memory', 0)) // 2**20))}m",
+        *_ULIMITS,
+        *([f"--memory={_find_memory(members, model_memory_mib)}m"] if model_memory_mib else []),
+        *(f"-p {address}:{port or ''}:{inside}" for port, inside in zip(ports, (8000, 8001, 8002), strict=True)),
+        *(f"--mount {shlex.quote(f'type=bind,src={path},dst={path},readonly')}" for path in _mounts(manifest, members)),
+        "-e PYTHONNOUSERSITE=1",
+        f"-v {shlex.quote(f'{repository.resolve()}:/models:ro')}",
+        f"{REPOSITORY}:{server.version}-{image.suffix}",
+    ]
+    script = shlex.quote(f"{install}exec {_launch(manifest, members, find_launch_flags(repository, cache_mib))}")
+    return " \\\n  ".join([f"docker run {options[0]}", *options[1:], f"bash -c {script}"])
+
+
+def _choose_target(repository: Path, composed: str, wanted: str) -> str:
+    if composed == EMBEDDED or wanted == EMBEDDED or (composed and wanted and composed != wanted):
+        raise InputError(
+            f"{repository} was composed for {composed}, not for {wanted or 'a container'}."
+            if composed
+            else f"{EMBEDDED} is not a release of NVIDIA's container.",
+            f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target {LATEST}",
+        )
+    return composed or wanted or LATEST
+
+
+def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
+    """Return the modules that a Python model needs in the server's own Python; none if it has an environment."""
+    if config.backend not in ("python", "") or config.spec.parameters.get(_ENVIRONMENT):
+        return frozenset()
+    kinds = {group.kind for group in config.message.instance_group}
+    found = (find_imports(path.parent) for path in config.folder.glob("[0-9]*/model.py"))
+    needed = (each.find_needed(on_gpu=_GPU in kinds, is_beside_gpu=is_beside_gpu) for each in found)
+    return frozenset(config.requires).union(*needed)
+
+
+def _find_memory(configs: Iterable[ModelConfig], each: float) -> int:
+    groups = [group for config in configs if config.backend == "python" for group in config.message.instance_group]
+    return int(each * (1 + sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups)))
+
+
+def _mounts(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> list[str]:
+    """Return the folders outside of the repository that its models read: environments, weights, tokenizers, engines."""
+    values = (value for config in configs for value in config.spec.parameters.values())
+    folders = {value for value in values if value.startswith("/") and Path(value).is_dir()}
+    folders |= {path for path in manifest.get("environments", {}).values() if path.startswith("/")}
+    if weights := manifest.get("weights"):
+        folder = Path(weights["folder"])  # in the hub's cache, files are links into the folder two levels up
+        folders.add(str(folder.parents[1] if weights["revision"] else folder))
+    return sorted(path for path in folders if not any(str(parent) in folders for parent in Path(path).parents))
+
+
+def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: Iterable[str]) -> str:
+    """Return the command line of tritonserver: one process, or one for each rank of TensorRT-LLM's largest engine.
+
+    The form with several ranks is that of TensorRT-LLM's ``launch_triton_server.py``.
+    """
+    server = ["tritonserver", "--model-repository=/models"]
+    if manifest:  # the configurations of other repositories may be incomplete
+        server.append("--disable-auto-complete-config")
+    server += flags
+    ranks = {config.name: size for config in configs if (size := _world_size(config)) > 1}
+    if not ranks:
+        return shlex.join([*server, "--model-control-mode=none"])
+    loads = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in sorted(ranks))]
+    parts = ["mpirun", "--allow-run-as-root"]
+    for rank in range(max(ranks.values())):
+        prefix = f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"
+        parts += [":"] * bool(rank) + ["-n", "1", *server, prefix, *(loads if rank else [])]
+    return shlex.join(parts)
+
+
+def _world_size(config: ModelConfig) -> int:
+    """Return the number of processes of a TensorRT-LLM engine, from the engine's ``config.json``; 1 if unknown."""
+    folder = next((config.spec.parameters[name] for name in _ENGINES if config.spec.parameters.get(name)), "")
+    folder = folder.replace("/models", str(config.folder.parent), 1) if folder.startswith("/models/") else folder
+    try:
+        about = read_json(config.folder / folder / "config.json") if folder else {}
+        return int(about["pretrained_config"]["mapping"]["world_size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 1

@@ -1,0 +1,1 @@
+"""This machine: paths, files, processes, processors and memory, progress."""
