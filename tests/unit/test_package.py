@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +18,7 @@ from shoal import read_homes
 from shoal.authoring.vendoring import find_carried
 from shoal.errors import SetupError, ShoalError, needs
 from shoal.kit.component.triton import CALLING
+from tests.support.house import FACES, FLOORS, PACKAGE, find_arrows, find_imports, find_place, tracked
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES
 
@@ -43,24 +43,7 @@ HEAVY = {
     "numpy",
     "typer",
 }
-PUBLIC = {
-    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Context", "Ensemble", "InputError",
-    "Pipeline", "ServerError", "SetupError", "ShoalError", "add_model", "compose", "load", "serve",
-}  # fmt: skip
-
-
 pytestmark = pytest.mark.usefixtures("may_start_processes")  # git lists the files
-
-
-def tracked(*patterns: str) -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
 
 
 def test_importing_shoal_imports_nothing_heavy() -> None:
@@ -69,23 +52,33 @@ def test_importing_shoal_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(modules)
 
 
+LIGHT = {"authoring.repository": "default_model", "kit.generation": "pieces"}  # modules that import nothing else
+
+
 def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> None:
     code = "import shoal, shoal.clients.llm, sys; shoal.Client, shoal.AsyncClient, shoal.Llm; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    packages = {name.split(".")[1] for name in modules if name.startswith("shoal.")}
-    assert packages == {"client", "component", "default_model", "errors", "keys", "llm", "pieces"}
+    loaded = {name for name in modules if name.startswith("shoal.")}
+    rooms = {".".join(name.split(".")[1:3]) for name in loaded if name.count(".") > 1}
+    assert rooms == {
+        "authoring.repository",
+        "clients.client",
+        "clients.keys",
+        "clients.llm",
+        "kit.component",
+        "kit.generation",
+    }
+    assert {name for name in loaded if name.startswith("shoal.authoring.repository.")} == {
+        "shoal.authoring.repository.default_model"
+    }
+    assert {name for name in loaded if name.startswith("shoal.kit.generation.")} == {"shoal.kit.generation.pieces"}
 
 
 def test_public_names() -> None:
-    assert set(shoal.__all__) == set(dir(shoal)) == PUBLIC
-    for name in PUBLIC:
-        assert getattr(shoal, name).__name__ == name
+    """docs/api.md has the list."""
+    assert set(shoal.__all__) == set(dir(shoal))
     with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'nope'"):
         _ = shoal.nope
-
-
-PACKAGE = ROOT / "src" / "shoal"
-FACES = [path for path in PACKAGE.rglob("__init__.py") if "= face(" in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("path", FACES, ids=lambda path: path.parent.name)
@@ -205,42 +198,10 @@ def test_such_reads_are_seen() -> None:
     assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
-# Each floor of src/shoal, with its rooms in order and a line of reason. A module imports from its own room and from the
-# rooms and floors before it. docs/architecture.md shows them.
-FLOORS = {
-    "errors": ("", "what every floor raises"),
-    "system": ("", "this machine; knows nothing of models"),
-    "kit": (
-        "component blocks text generation forests encoders backends",
-        "is copied beside a model.py: what it imports, a model's process carries",
-    ),
-    "authoring": (
-        "vendoring environment repository draw check composition project",
-        "makes and reads repositories, without a server: a laptop is enough",
-    ),
-    "clients": ("keys client local llm bulk", "asks models, by a server or in this process, and never starts a server"),
-    "serving": ("server gateway", "starts Triton and stands before it, with the clients' own ways of asking"),
-    "lab": ("bench tune tiny_llm llm_quickstart", "measures what the floors before it make and serve"),
-    "cli": ("", "parses, calls, prints; nothing knows it but an application's commands"),
-    "readability": ("", "the first application: nothing imports it, entry points lead to it"),
-}
-
-
-def place_in_house(module: str) -> tuple[int, int]:
-    """The floor and the room of a module by its dotted name."""
-    _, floor, room, *_ = [*module.split("."), ""]
-    rooms = FLOORS[floor][0].split()
-    return list(FLOORS).index(floor), rooms.index(room) if rooms and room else 0
-
-
 def test_floors_import_only_lower_ones() -> None:
-    homes = {f"shoal.{name}": home for name, home in read_homes(str(PACKAGE / "__init__.py")).items()}
-    for path in tracked("src/shoal/*/**/*.py", "src/shoal/errors.py"):
-        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-        for used in find_imports(ast.parse(path.read_text(encoding="utf-8"))):
-            home = homes.get(used, used)
-            if home.split(".")[0] == "shoal" and len(home.split(".")) > 2:
-                assert place_in_house(home) <= place_in_house(module), f"{module} imports {home}"
+    for module, used in sorted(find_arrows()):
+        if not (module.startswith("shoal.cli") and used.startswith("shoal.readability")):
+            assert find_place(used) <= find_place(module), f"{module} imports {used}"
 
 
 def test_the_package_holds_its_floors_alone() -> None:
@@ -260,22 +221,6 @@ def test_no_two_modules_need_each_other() -> None:
         for name, path in modules.items()
     }
     TopologicalSorter({name: (used & set(modules)) - {name} for name, used in needs.items()}).prepare()
-
-
-def find_imports(node: ast.AST, is_face: bool = False) -> Iterator[str]:
-    """Dotted names of what is imported; of a package's names, as if they were modules too.
-
-    What a face imports for type checkers is left out: who imports a name from a face needs the module at its home.
-    """
-    if is_face and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module:
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield node.module
-    for child in ast.iter_child_nodes(node):
-        yield from find_imports(child, is_face)
 
 
 def test_nothing_imports_the_first_application() -> None:

@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from shoal import Arrays, Component, Context, InputError, Parameters, Prompts
-from shoal.kit.generation.sampling import Sampling
-from shoal.kit.generation.contract import TokenRequest
-from shoal.kit.generation.weights import find_weights
-from shoal.kit.generation.chats import llama2
-from shoal.kit.generation.chats import read_messages
-from shoal.kit.generation.contract import as_python
+from shoal.kit.generation.chats import llama2, read_messages
+from shoal.kit.generation.contract import TokenRequest, as_python
 from shoal.kit.generation.engines.loading import DTYPES, load_model
 from shoal.kit.generation.engines.rows import continue_rows
+from shoal.kit.generation.sampling import Sampling
 from shoal.kit.generation.tokenizer import read_model_tokenizer
+from shoal.kit.generation.weights import find_weights
 
 
 class Llamav2(Component):
@@ -44,9 +42,8 @@ class Llamav2(Component):
         before = read_messages(self.prompts.decode(history, "history"), "history") if history else []
         if self.system and not (before and before[0]["role"] == "system"):
             before.insert(0, {"role": "system", "content": self.system})
-        ids = self.prompts.encode(
-            messages=[*before, {"role": "user", "content": self.prompts.decode(prompt, "prompt")}]
-        )
+        before.append({"role": "user", "content": self.prompts.decode(prompt, "prompt")})
+        ids = self.prompts.encode(messages=before)
         room = self.weights.context - len(ids)
         wanted = min(self.max_tokens, room) if max_tokens is None else max_tokens
         if not 1 <= wanted <= room:

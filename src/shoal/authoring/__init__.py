@@ -1,1 +1,1 @@
-"""What makes, reads and checks model repositories, without a server."""
+"""Model repositories: made, read and checked without a server."""

@@ -1,1 +1,1 @@
-"""What runs in a model's process, and is copied beside its model.py."""
+"""Code that runs in a model's process, and is copied beside its model.py."""

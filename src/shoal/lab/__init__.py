@@ -1,1 +1,1 @@
-"""What is measured, compared and explained."""
+"""Measurements, comparisons and advice."""

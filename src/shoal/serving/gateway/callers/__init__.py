@@ -1,1 +1,1 @@
-"""Who asks: keys, addresses, quotas, what each may use, and the log of their requests."""
+"""Callers: keys, addresses, quotas, what each may use, and the log of their requests."""
