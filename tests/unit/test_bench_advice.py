@@ -11,7 +11,7 @@ import pytest
 
 from shoal.authoring.repository.config import ModelConfig, read_config
 from shoal.lab.bench.advice import Advice, Evidence, advise
-from shoal.lab.bench.record import Cell, Figures, Settings
+from shoal.lab.bench.record import BenchSettings, Cell, Figures
 from shoal.lab.bench.run import bench
 from shoal.lab.bench.steps import StepFigures
 
@@ -88,7 +88,7 @@ def put(text: str, lines: str) -> str:
 def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
     """Rows a second of twelve callers with a row each, and the advice that helps."""
     # Many executions in each window, for one at its edge is counted whole or not at all.
-    settings = Settings(seconds=2, warm_seconds=0.2, repeats=1)
+    settings = BenchSettings(seconds=2, warm_seconds=0.2, repeats=1)
     record = bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(12,))
     (rate,) = (load["median"]["rows_per_s"] for load in record["loads"] if load["callers"] == 12)
     (advice,) = record["advice"].values()

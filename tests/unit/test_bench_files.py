@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError, SetupError
-from shoal.lab.bench.record import Settings
+from shoal.lab.bench.record import BenchSettings
 from shoal.lab.bench.run import bench, write
 from tests.unit.test_bench_advice import write_repository
 
@@ -22,7 +22,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the record of a benchmark of a real server."""
     folder = tmp_path_factory.mktemp("bench")
     repository = write_repository(folder / "repository", seconds="0")
-    settings = Settings(seconds=0.2, warm_seconds=0.1, repeats=2)
+    settings = BenchSettings(seconds=0.2, warm_seconds=0.1, repeats=2)
     return bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(2,))
 
 

@@ -15,7 +15,7 @@ from shoal.clients.llm.client import Llm
 from shoal.errors import InputError, ServerError
 from shoal.kit.generation.pieces import Piece
 from shoal.lab.bench.generation import Timeline, fit_prompt, make_record, summarise, write_prompt
-from shoal.lab.bench.record import Measured, Settings, TokenCell, TokenFigures
+from shoal.lab.bench.record import BenchSettings, Measured, TokenCell, TokenFigures
 from shoal.lab.bench.tables import make_sheets, remarks, write_page
 from tests.support.commands import Shoal
 
@@ -84,7 +84,7 @@ def test_a_record_and_its_table() -> None:
         short: [TokenFigures(100.0, 20, 33, 1, 20.0, 25.0, 40.0, None, None, None, 90.0, 0.2)],
     }
     measured = [Measured("llm", cell, tuple(figures)) for cell, figures in found.items()]
-    record = json.loads(json.dumps(make_record("10.0.0.7:8001", Settings(), measured)))
+    record = json.loads(json.dumps(make_record("10.0.0.7:8001", BenchSettings(), measured)))
     assert record["loads"][0]["min_max"] == {
         "tokens_per_s": [80.0, 120.0], "first_p50_ms": [20.0, 20.0], "between_p50_ms": [10.0, 10.0],
     }  # fmt: skip

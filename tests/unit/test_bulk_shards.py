@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.clients.bulk.shards.folders import open_folder
-from shoal.clients.bulk.shards.parts import Part, digest_end, open_parts
-from shoal.clients.bulk.shards.plan import PLAN, SUCCESS, Plan, make_plan, read_shards
+from shoal.clients.bulk.shards.parts import FilePart, digest_end, open_parts
+from shoal.clients.bulk.shards.plan import PLAN, SUCCESS, ShardPlan, make_plan, read_shards
 from shoal.clients.bulk.shards.report import find_faults, read_status
-from shoal.clients.bulk.shards.scheduler import Crew
-from shoal.clients.bulk.shards.shard_task import Job
+from shoal.clients.bulk.shards.scheduler import Scheduler
+from shoal.clients.bulk.shards.shard_task import ScoringJob
 from shoal.clients.bulk.shards.workers import make_processes
 from shoal.clients.client.client import Client
 from shoal.errors import ArtifactError, InputError, ShoalError
@@ -212,9 +212,12 @@ def test_a_slow_model_with_processes_of_its_own(tmp_path: Path) -> None:
         rows, outputs ="""
     path.write_text(path.read_text(encoding="utf-8").replace("        rows, outputs =", slowly), encoding="utf-8")
     pattern = write_inputs(tmp_path / "in", ".jsonl", [160])
-    folder, job = open_folder(str(tmp_path / "out")), Job("", "local", tmp_path / "slow", Client, None, 1, "", {}, {})
+    folder, job = (
+        open_folder(str(tmp_path / "out")),
+        ScoringJob("", "local", tmp_path / "slow", Client, None, 1, "", {}, {}),
+    )
     make_plan(folder, pattern, 1000, {})
-    assert Crew(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (160, 0, {}, 0)
+    assert Scheduler(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (160, 0, {}, 0)
 
 
 @pytest.fixture
@@ -251,9 +254,9 @@ def test_a_worker_that_hangs_is_replaced(fragile: Path, tmp_path: Path) -> None:
     pattern = write_inputs(tmp_path / "in", ".jsonl", [100])
     with (tmp_path / "in" / "0.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"text": "HANG"}\n')
-    folder, job = open_folder(str(tmp_path / "out")), Job("", "local", fragile, Client, None, None, "", {}, {})
+    folder, job = open_folder(str(tmp_path / "out")), ScoringJob("", "local", fragile, Client, None, None, "", {}, {})
     plan = make_plan(folder, pattern, 1000, {})
-    assert Crew(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
+    assert Scheduler(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
     assert ((tmp_path / "flag").exists(), plan.shards) == (True, 1)
 
 
@@ -365,9 +368,9 @@ def test_any_two_cuts_divide_a_file_into_its_lines(tmp_path: Path) -> None:
         path = tmp_path / "in.txt"
         path.write_bytes(content)
         with path.open("rb") as file:
-            part = partial(Part, str(path), len(content), digest_end(file, len(content), ".txt"))
+            part = partial(FilePart, str(path), len(content), digest_end(file, len(content), ".txt"))
 
-        def read(*cuts: tuple[int, int], part: Callable[..., Part] = part) -> list[Any]:
+        def read(*cuts: tuple[int, int], part: Callable[..., FilePart] = part) -> list[Any]:
             table = open_parts([part(*cut) for cut in cuts], ".txt", ("text",))
             return [row["text"] for _, row in table.rows if isinstance(row, dict)]
 
@@ -390,7 +393,7 @@ def test_any_cut_divides_json_lines(tmp_path: Path) -> None:
     path.write_bytes(content[:-1])
     size = len(content) - 1
     with path.open("rb") as file:
-        part = partial(Part, str(path), size, digest_end(file, size, ".jsonl"))
+        part = partial(FilePart, str(path), size, digest_end(file, size, ".jsonl"))
 
     def read(*cuts: tuple[int, int]) -> list[str]:
         rows = open_parts([part(*cut) for cut in cuts], ".jsonl", ("text",)).rows
@@ -474,7 +477,7 @@ def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
     plan = make_plan(open_folder(str(tmp_path / "out")), str(tmp_path / "*.txt"), 100, {})
     assert (plan.files, plan.shards, plan.bytes) == (2_000, 0, 0)
     assert list(read_shards(open_folder(str(tmp_path / "out")))) == []
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, ShardPlan)
     with pytest.raises(InputError, match="not complete"):
         list(find_faults(open_folder(str(tmp_path / "out"))))
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli import app
-from shoal.clients.client.failures import Server, connection_failure, explain, grpc_failure
+from shoal.clients.client.failures import Peer, connection_failure, explain, grpc_failure
 from shoal.clients.client.flow import read_url
 from shoal.clients.client.tls import Tls
 from shoal.errors import InputError, ServerError
@@ -311,7 +311,7 @@ def test_a_server_that_is_not_trusted(details: str, reason: str) -> None:
         grpc_failure("UNAVAILABLE", said.replace(" failed: ", " failed: SSL_ERROR_SSL: ")),
         connection_failure(ssl.SSLError(1, f"[SSL: X] {details.lower().replace('_', ' ')} (_ssl.c:1006)")),
     ):  # fmt: skip
-        assert str(explain(failure, call, Server("here:1", "grpc", 1.0))) == (
+        assert str(explain(failure, call, Peer("here:1", "grpc", 1.0))) == (
             f"No secure connection to the server at here:1 was made: {reason}. If the certificate is right, name its "
             "authority: --ca-cert FILE, in Python ca_cert=..."
         )

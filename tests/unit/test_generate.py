@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.clients.client.calls import Call, Method
-from shoal.clients.client.failures import CallError, Kind, Server, explain, stream_failure
+from shoal.clients.client.failures import CallError, Kind, Peer, explain, stream_failure
 from shoal.clients.client.http_transport import Events, from_generate, to_generate
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.kit.component.spec import ModelSpec, TensorSpec
@@ -140,7 +140,7 @@ def test_outputs_with_ambiguous_shapes() -> None:
 )
 def test_errors_within_a_stream_have_no_status(message: str, kind: type[ShoalError], said: str) -> None:
     call = make_call({}, {})
-    error = explain(stream_failure(message), call, Server("here", "http", 1.0))
+    error = explain(stream_failure(message), call, Peer("here", "http", 1.0))
     assert isinstance(error, kind)
     assert isinstance(error, InputError | ServerError) == (kind is not ShoalError)
     assert str(error).startswith(said)

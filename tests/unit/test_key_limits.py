@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.calls import Call, Method
 from shoal.clients.client.failures import Kind, grpc_failure, http_failure
-from shoal.clients.client.flow import Attempts, Settings
+from shoal.clients.client.flow import Attempts, ClientOptions
 from shoal.clients.keys import hide_keys, make_key, read_id
 from shoal.errors import ArtifactError, InputError
 from shoal.serving.gateway.callers.access_log import Audit, Visit, begin_visit
@@ -383,7 +383,7 @@ def test_a_client_waits_for_as_long_as_it_was_told(protocol: str) -> None:
     else:
         failure = http_failure(429, json.dumps({"error": words}).encode())
     assert (failure.kind, failure.after) == (Kind.BUSY, 13)
-    settings = Settings.checked("a:1", protocol, 60.0, 1, 3, is_repeatable=False)
+    settings = ClientOptions.checked("a:1", protocol, 60.0, 1, 3, is_repeatable=False)
     pauses = [Attempts(Call(Method.INFER, "m"), settings).pause(failure) for _ in range(99)]
     assert all(pause is not None and 13 <= pause <= 13 * 1.2 for pause in pauses)
     assert Attempts(Call(Method.INFER, "m", timeout=10.0), settings).pause(failure) is None, "its time is up before"

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from shoal.clients.client.calls import Call, Method
 from shoal.clients.client.client import Client
-from shoal.clients.client.failures import Server, explain, grpc_failure, http_failure
+from shoal.clients.client.failures import Peer, explain, grpc_failure, http_failure
 from shoal.clients.keys import check_key, hash_key, make_key, read_id
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.serving.gateway.callers.callers import Scope
@@ -446,7 +446,7 @@ def test_a_pattern_without_a_model_is_warned_of(world: World, caplog: pytest.Log
 
 
 def test_a_client_says_what_to_give() -> None:
-    call, server = Call(Method.INFER, "m", {}), Server("here:1", "grpc", 1.0)
+    call, server = Call(Method.INFER, "m", {}), Peer("here:1", "grpc", 1.0)
     for failure in (grpc_failure("UNAUTHENTICATED", "A valid key is needed"), http_failure(401, b"{}")):
         assert "wants a key" in str(explain(failure, call, server))
         assert "--api-key-file FILE, or SHOAL_API_KEY; in Python api_key=..." in str(explain(failure, call, server))

@@ -90,7 +90,7 @@ def test_branches_run_side_by_side(repository: Path) -> None:
     pipeline = load(repository / "ensemble_all")
     meeting = threading.Barrier(2, timeout=20)  # breaks unless both branches are there at once
 
-    def meet(model: local.Model) -> local.Model:
+    def meet(model: local.LocalModel) -> local.LocalModel:
         def call(inputs: Any) -> Any:
             meeting.wait()
             return model.call(inputs)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.clients.bulk.shards.folders import open_folder
 from shoal.clients.bulk.shards.on_ray import divide, make_ray_workers
-from shoal.clients.bulk.shards.shard_task import Job
+from shoal.clients.bulk.shards.shard_task import ScoringJob
 from shoal.clients.client.client import Client
 from shoal.errors import InputError, SetupError
 
@@ -30,6 +30,6 @@ def test_the_resources_of_ray_workers() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray(tmp_path: Path) -> None:
-    job = Job("", "local", tmp_path, Client, None, None, "", {}, {})
+    job = ScoringJob("", "local", tmp_path, Client, None, None, "", {}, {})
     with pytest.raises(SetupError, match=r"ray is not installed. Type: pip install 'shoal\[ray\]'"):
         make_ray_workers("auto", open_folder(str(tmp_path)), job, 1)

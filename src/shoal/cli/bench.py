@@ -82,7 +82,7 @@ def bench(
     second.
     """
     from shoal.lab.bench.generation import bench_tokens
-    from shoal.lab.bench.record import Settings, TokenCell
+    from shoal.lab.bench.record import BenchSettings, TokenCell
     from shoal.lab.bench.run import BATCHES, make_folder, write
     from shoal.lab.bench.run import bench as run_bench
     from shoal.readability.corpus import sample_texts
@@ -90,7 +90,7 @@ def bench(
     if out:
         make_folder(out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
-    settings = Settings(protocol, seconds or times[0], times[1], repeats or times[2])
+    settings = BenchSettings(protocol, seconds or times[0], times[1], repeats or times[2])
     of_rows = {"--inputs": rows, "--batches": batches, "--callers": callers, "--report": is_report}
     of_tokens = {
         "--url": url, "--input-tokens": input_tokens, "--output-tokens": output_tokens, "--concurrency": concurrency,

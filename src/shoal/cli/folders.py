@@ -14,7 +14,7 @@ from shoal.errors import InputError, printable
 
 if TYPE_CHECKING:
     from shoal.clients.bulk.shards.scheduler import Outcome
-    from shoal.clients.bulk.shards.shard_task import Job
+    from shoal.clients.bulk.shards.shard_task import ScoringJob
 
 
 def is_folder(output: str) -> bool:
@@ -38,14 +38,14 @@ def check_no_urls(*files: str | None) -> None:
 
 
 def score_folder(
-    output: str, source: str | None, job: Job, scored_by: str, output_format: str, shard_rows: int, workers: int,
+    output: str, source: str | None, job: ScoringJob, scored_by: str, output_format: str, shard_rows: int, workers: int,
     worker: str, ray: str, *, is_fresh: bool,
 ) -> None:  # fmt: skip
     """Score files into a folder; the same command does what is missing."""
     from shoal.clients.bulk.shards.folders import open_folder
     from shoal.clients.bulk.shards.on_ray import make_ray_workers
     from shoal.clients.bulk.shards.plan import make_plan
-    from shoal.clients.bulk.shards.scheduler import Crew
+    from shoal.clients.bulk.shards.scheduler import Scheduler
     from shoal.clients.bulk.shards.workers import make_processes
 
     index, count = _read_worker(worker)
@@ -66,10 +66,10 @@ def score_folder(
         output_kind=output_format and f".{output_format}", check=lambda plan: job.feed(spec, plan), is_fresh=is_fresh,
     )  # fmt: skip
     make = partial(make_ray_workers, ray) if ray else make_processes
-    crew = Crew(folder, make(folder, job, workers), index=index, count=count)
+    scheduler = Scheduler(folder, make(folder, job, workers), index=index, count=count)
     try:
         with show_progress() as show:
-            outcome = crew.run(lambda rows: show("rows", rows, plan.rows or 0 if count == 1 else 0))
+            outcome = scheduler.run(lambda rows: show("rows", rows, plan.rows or 0 if count == 1 else 0))
     except KeyboardInterrupt:
         ERR.print("Interrupted. Run the same command (without --fresh) to resume.")
         raise typer.Exit(130) from None

@@ -148,7 +148,7 @@ def infer(
     from shoal.cli.writing import write_file, write_stream
     from shoal.clients.bulk.inputs import make_feed, make_table, read_constants
     from shoal.clients.bulk.scoring import open_model, rehearse
-    from shoal.clients.bulk.shards.shard_task import Job
+    from shoal.clients.bulk.shards.shard_task import ScoringJob
     from shoal.clients.bulk.tables import TEXT
     from shoal.clients.client.calls import find_text_input
     from shoal.clients.client.client import Client
@@ -199,7 +199,7 @@ def infer(
     where = "local" if is_local else placement
     if output is not None and has_folder:
         connect = partial(Client, url, protocol=protocol, timeout=timeout, **access)
-        job = Job(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
+        job = ScoringJob(model, where, repository, connect, batch_size, concurrency, text_column, fed, given)
         by, shape = (url or "here") if where == "server" else _identify(repository), form.replace("table", "")
         score_folder(output, source, job, by, shape, shard_rows, workers, worker, ray, is_fresh=fresh)
         return

@@ -53,7 +53,9 @@ class Pipeline:
     on the client's server, as in placement ``hybrid``. Threads may share a pipeline.
     """
 
-    def __init__(self, graph: Graph, models: Mapping[tuple[str, int], Model], held: ExitStack | None = None) -> None:
+    def __init__(
+        self, graph: Graph, models: Mapping[tuple[str, int], LocalModel], held: ExitStack | None = None
+    ) -> None:
         self._graph = graph
         self._models = models
         self._held = held or ExitStack()
@@ -276,7 +278,7 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
 
 
 @dataclass(frozen=True)
-class Model:
+class LocalModel:
     """One model of the graph: functions that run it, and the device of its outputs."""
 
     name: str
@@ -302,7 +304,7 @@ class Model:
 class LocalCallees(Callees):
     """Models in this process that a component's code may call."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, LocalModel]) -> None:
         super().__init__(models)
         self._models = models
 
@@ -317,10 +319,10 @@ class LocalCallees(Callees):
                 yield choose(answer, outputs)
 
 
-def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> Model:
+def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> LocalModel:
     if remote is not None and not config.is_ensemble and not is_in_client(config):
         at: dict[str, Any] = {} if version == LATEST else {"version": version}
-        return Model(
+        return LocalModel(
             config.name,
             lambda inputs: remote.infer(config.name, inputs, **at),
             lambda inputs, _: remote.stream(config.name, inputs, **at),  # type: ignore[attr-defined]  # a Client has it
@@ -336,7 +338,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, ver
                 f"Type: shoal check {config.folder.parent}",
             ) from None
         held.callback(nested.close)
-        return Model(
+        return LocalModel(
             config.name,
             lambda inputs: nested(**inputs),
             lambda inputs, _: nested.stream(**inputs),
@@ -361,7 +363,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, ver
                 until.on_leave(answers.leave)
             yield from answers
 
-    return Model(config.name, ask, ask_stream, config.spec.is_decoupled, component.context.device)
+    return LocalModel(config.name, ask, ask_stream, config.spec.is_decoupled, component.context.device)
 
 
 def load_component(config: ModelConfig, models: Callees | None = None, version: int = LATEST) -> Component:

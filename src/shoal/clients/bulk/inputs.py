@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.clients.bulk.rows import Row, Source, shorten, shorten_all
+from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all
 from shoal.clients.bulk.tables import TEXT, Table
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
@@ -109,7 +109,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     rows: Iterator[tuple[int, Row]] = (
         (at + 1, {name: _plain(rows[at % len(rows)]) for name, rows in given.items()}) for at in range(number)
     )
-    return Table(Source("arguments", ".txt"), tuple(given), rows, lambda: None)
+    return Table(RowSource("arguments", ".txt"), tuple(given), rows, lambda: None)
 
 
 def _refuse_texts(text: str, model: ModelSpec) -> str:

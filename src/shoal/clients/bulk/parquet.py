@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from shoal.clients.bulk.rows import NotUtf8, Rows, Source, check_distinct
+from shoal.clients.bulk.rows import NotUtf8, Rows, RowSource, check_distinct
 from shoal.errors import ArtifactError, needs
 from shoal.system.files import open_regular
 
@@ -34,7 +34,7 @@ def open_parquet(file: BinaryIO, name: str, stack: ExitStack) -> Any:
     return table
 
 
-def parquet_rows(table: Any, source: Source, groups: range | None = None) -> Rows:
+def parquet_rows(table: Any, source: RowSource, groups: range | None = None) -> Rows:
     """Yield the rows of an open Parquet file, or of some of its row groups.
 
     Raises:

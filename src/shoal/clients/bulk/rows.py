@@ -22,7 +22,7 @@ class NotUtf8(bytes):
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``.
 
     If only a part of a file is read, its lines are counted from the byte ``offset``.

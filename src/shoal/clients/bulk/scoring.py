@@ -54,7 +54,7 @@ class Endpoint:
     """A model that answers bulk requests.
 
     ``call`` answers one request of at most ``max_rows`` rows, and may be called by ``num_callers`` threads at a time.
-    ``stream`` answers one request in pieces; closing its iterator ends the request.
+    ``stream`` streams the answers to one request; closing its iterator ends the request.
     """
 
     spec: ModelSpec
@@ -116,7 +116,7 @@ def _limited(model: Endpoint) -> Endpoint:
 
 
 def _whole(model: Endpoint) -> Endpoint:
-    """Return the endpoint of a language model that answers in pieces, asked for whole answers; else ``model``.
+    """Return the endpoint of a language model that streams its answers, asked for whole answers; else ``model``.
 
     Such a model has an input ``stream`` or ``streaming``, BOOL ``[1]``. Its rows are answered without ``batch_index``,
     which depends on how rows are joined to requests.

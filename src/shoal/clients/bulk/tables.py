@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from shoal.clients.bulk.parquet import open_parquet, parquet_rows
-from shoal.clients.bulk.rows import NotUtf8, Row, Rows, Source, check_distinct, shorten
+from shoal.clients.bulk.rows import NotUtf8, Row, Rows, RowSource, check_distinct, shorten
 from shoal.errors import ArtifactError, needs
 from shoal.system.files import open_regular
 
@@ -43,7 +43,7 @@ class Table(Generic[R]):
     Parquet, from 1. Values are strings in CSV; in other files, an empty cell is None.
     """
 
-    source: Source
+    source: RowSource
     columns: tuple[str, ...]
     rows: Iterator[tuple[int, R]]
     fraction_read: Callable[[], float | None]  # approximate; None if the size of the input is unknown
@@ -61,7 +61,7 @@ class _Opened(NamedTuple):
     fraction_read: Callable[[], float] | None = None
 
 
-def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
+def _name_columns(header: Sequence[object], source: RowSource) -> dict[str, int]:
     """Return each column's index in the header, by name. A column without a name is called ``column NUMBER``."""
     names = ["" if name is None else str(name) for name in header]
     given = [name for name in names if name.strip()]
@@ -74,7 +74,7 @@ def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
     return {name: place for place, name in enumerate(named)}
 
 
-def _no_rows(source: Source) -> ArtifactError:
+def _no_rows(source: RowSource) -> ArtifactError:
     """Make the error for a file without a header."""
     return ArtifactError(f"{source.name} is empty.", "Name a file with a header and rows.")
 
@@ -92,7 +92,7 @@ def _open_text(file: BinaryIO, stack: ExitStack, newline: str, encoding: str = "
     return stack.enter_context(TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline))
 
 
-def _read_lines(file: BinaryIO, source: Source, stack: ExitStack) -> Iterator[tuple[int, str | ArtifactError]]:
+def _read_lines(file: BinaryIO, source: RowSource, stack: ExitStack) -> Iterator[tuple[int, str | ArtifactError]]:
     """Yield numbered lines; one that is too long for memory is an error. Only "\\n" ends a line."""
     text = _open_text(file, stack, newline="\n", encoding="utf-8" if source.offset else "utf-8-sig")
     number = 0
@@ -127,7 +127,7 @@ def as_cell(text: str) -> str | NotUtf8:
 # --- CSV ------------------------------------------------------------------------------------------------------------
 
 
-def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def open_csv(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     """Open the columns and rows of CSV; a row with wrong quotes or too many fields becomes an error.
 
     A quote that is never closed ends the reading, because it makes one cell of everything after it.
@@ -145,7 +145,7 @@ def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     return _Opened(tuple(named), _csv_rows(records, named, len(header), source))
 
 
-def _records(lines: Iterable[str], source: Source) -> Iterator[tuple[int, list[str] | ArtifactError]]:
+def _records(lines: Iterable[str], source: RowSource) -> Iterator[tuple[int, list[str] | ArtifactError]]:
     reader, number = csv.reader(lines, strict=True), 0
     while True:
         number += 1
@@ -163,7 +163,7 @@ def _records(lines: Iterable[str], source: Source) -> Iterator[tuple[int, list[s
 
 
 def _csv_rows(
-    records: Iterator[tuple[int, list[str] | ArtifactError]], named: dict[str, int], width: int, source: Source
+    records: Iterator[tuple[int, list[str] | ArtifactError]], named: dict[str, int], width: int, source: RowSource
 ) -> Rows:
     for number, cells in records:
         if isinstance(cells, ArtifactError):
@@ -181,7 +181,7 @@ def _csv_rows(
 # --- JSON Lines and plain text --------------------------------------------------------------------------------------
 
 
-def _open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def _open_jsonl(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     """Open the columns of the first object, and the rows; a row is an error where its line is not a JSON object.
 
     The first line must be an object: the columns of CSV output are taken from it.
@@ -195,7 +195,7 @@ def _open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     return _Opened(tuple(first[1]), chain([first], rows))
 
 
-def json_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
+def json_rows(file: BinaryIO, source: RowSource, stack: ExitStack) -> Rows:
     """Yield the rows of JSON Lines; a row is an error where its line is not a JSON object."""
     for number, line in _read_lines(file, source, stack):  # within JSON, "\r" is whitespace
         if isinstance(line, ArtifactError):
@@ -236,12 +236,12 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     raise ArtifactError(f"{where} is not JSON: {reason}.", "Write one JSON object per line.")
 
 
-def _open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def _open_lines(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     """Open a file with one text per line."""
     return _Opened((TEXT,), text_rows(file, source, stack))
 
 
-def text_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
+def text_rows(file: BinaryIO, source: RowSource, stack: ExitStack) -> Rows:
     """Yield one text per line. A blank line is an empty text; U+2028 and the like do not end a line."""
     for number, line in _read_lines(file, source, stack):
         yield number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))} if isinstance(line, str) else line
@@ -250,7 +250,7 @@ def text_rows(file: BinaryIO, source: Source, stack: ExitStack) -> Rows:
 # --- Parquet and Excel ----------------------------------------------------------------------------------------------
 
 
-def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def _open_parquet(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     """Open the columns and rows of a Parquet file, in batches."""
     table = open_parquet(file, source.name, stack)
     read = 0
@@ -264,7 +264,7 @@ def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     return _Opened(tuple(table.schema_arrow.names), rows(), lambda: read / max(1, table.metadata.num_rows))
 
 
-def _open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
+def _open_xlsx(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     """Open the columns and rows of a workbook's first sheet."""
     with needs("files"):
         import openpyxl
@@ -287,7 +287,7 @@ def _open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
     return _Opened(tuple(named), ((number, _by_name(cells, named)) for number, cells in records))
 
 
-def _sheet_rows(sheet: Any, source: Source) -> Iterator[tuple[int, Sequence[Any]]]:
+def _sheet_rows(sheet: Any, source: RowSource) -> Iterator[tuple[int, Sequence[Any]]]:
     number = 0
     try:
         for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
@@ -301,7 +301,7 @@ def _sheet_rows(sheet: Any, source: Source) -> Iterator[tuple[int, Sequence[Any]
 # --- opening --------------------------------------------------------------------------------------------------------
 
 
-_Reader = Callable[[BinaryIO, Source, ExitStack], _Opened]
+_Reader = Callable[[BinaryIO, RowSource, ExitStack], _Opened]
 _READERS: dict[str, _Reader] = {
     ".csv": open_csv,
     ".jsonl": _open_jsonl,
@@ -335,7 +335,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
     with ExitStack() as stack:
         with explained(path):
             file = stack.enter_context(open_regular(path))
-            source = Source(path.name, path.suffix.lower())
+            source = RowSource(path.name, path.suffix.lower())
             read = _READERS.get(source.kind)
             if read is None:
                 is_array = source.kind in (".npy", ".json")
@@ -366,7 +366,7 @@ def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
     """
     if kind not in STREAM_KINDS:
         raise ArtifactError(f"{kind} cannot be read from standard input.", f"Known: {', '.join(STREAM_KINDS)}.")
-    source = Source("standard input", kind)
+    source = RowSource("standard input", kind)
     with ExitStack() as stack:
         opened = _READERS[kind](stream, source, stack)
         yield Table(source, opened.columns, opened.rows, lambda: None)

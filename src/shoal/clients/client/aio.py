@@ -11,7 +11,16 @@ from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import Attempts, Flow, Flows, Request, Settings, check_timeout, closed_client, merge
+from shoal.clients.client.flow import (
+    Attempts,
+    ClientOptions,
+    Flow,
+    Flows,
+    InferRequest,
+    check_timeout,
+    closed_client,
+    merge,
+)
 from shoal.clients.client.grpc_transport import AsyncGrpc
 from shoal.clients.client.http_transport import AsyncHttp
 from shoal.clients.client.streams import AsyncReplies, Course
@@ -44,7 +53,7 @@ class AsyncClient:
         ca_cert: str | os.PathLike[str] = "",
         client_cert: str | os.PathLike[str] = "",
     ) -> None:
-        self._settings = Settings.checked(
+        self._settings = ClientOptions.checked(
             url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
         )
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
@@ -76,7 +85,7 @@ class AsyncClient:
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         return await self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -93,7 +102,7 @@ class AsyncClient:
         version: int | None = None,
         **named: Any,
     ) -> AsyncReplies:
-        """Send one request to a decoupled model, which answers in pieces, as ``Client.stream`` does::
+        """Send one request to a decoupled model, which streams its answers, as ``Client.stream`` does::
 
             async for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
@@ -107,7 +116,7 @@ class AsyncClient:
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         flow = self._flows.stream(
-            Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+            InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         )
         limit = None if between is None else check_timeout(between, "between")
 

@@ -12,7 +12,16 @@ from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import Attempts, Flow, Flows, Request, Settings, check_timeout, closed_client, merge
+from shoal.clients.client.flow import (
+    Attempts,
+    ClientOptions,
+    Flow,
+    Flows,
+    InferRequest,
+    check_timeout,
+    closed_client,
+    merge,
+)
 from shoal.clients.client.grpc_transport import Grpc
 from shoal.clients.client.http_transport import Http
 from shoal.clients.client.streams import Course, Replies
@@ -61,7 +70,7 @@ class Client:
         ca_cert: str | os.PathLike[str] = "",
         client_cert: str | os.PathLike[str] = "",
     ) -> None:
-        self._settings = Settings.checked(
+        self._settings = ClientOptions.checked(
             url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
         )
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
@@ -100,7 +109,7 @@ class Client:
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         return self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -117,7 +126,7 @@ class Client:
         version: int | None = None,
         **named: Any,
     ) -> Replies:
-        """Send one request to a decoupled model, which answers in pieces, and iterate over the answers as they come::
+        """Send one request to a decoupled model, which streams its answers, and iterate over them as they come::
 
             for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
@@ -136,7 +145,7 @@ class Client:
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         limit = None if between is None else check_timeout(between, "between")
-        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         call = self._run_flow(self._flows.stream(request))
         replies = Replies(Course(call, self._settings, limit, self._flows.note_refusal), self._transport.stream)
         self._streams.add(replies)

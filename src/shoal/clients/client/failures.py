@@ -54,7 +54,7 @@ class RestrictedError(ServerError):
     """The server restricts this part of its interface to administrators."""
 
 
-class Server(NamedTuple):
+class Peer(NamedTuple):
     """Address, protocol and time-out of a request, for error messages.
 
     ``has_begun`` means that some answers of a stream have come; ``seconds`` is then the time-out between two answers.
@@ -182,7 +182,7 @@ def _plain(reason: str) -> str:
 # --- errors for callers ---------------------------------------------------------------------------------------------
 
 
-def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
+def explain(failure: CallError, call: Call, server: Peer) -> ShoalError:
     """Build the error for callers: what happened, and what to do."""
     url, protocol, seconds, has_begun = server
     message = strip(failure.message, call.request_id)

@@ -29,7 +29,7 @@ from shoal.clients.client.calls import (
     to_arrays,
     too_many_rows,
 )
-from shoal.clients.client.failures import PORTS, SECURE, CallError, Kind, RestrictedError, Server, UnknownModelError
+from shoal.clients.client.failures import PORTS, SECURE, CallError, Kind, Peer, RestrictedError, UnknownModelError
 from shoal.clients.client.tls import Tls
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.spec import ModelSpec
@@ -43,7 +43,7 @@ FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a retry; each pause is twice
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-class Settings(NamedTuple):
+class ClientOptions(NamedTuple):
     """Validated options of a client."""
 
     url: str
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
     def checked(
         cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool,
         ca_cert: str | os.PathLike[str] = "", client_cert: str | os.PathLike[str] = "",
-    ) -> Settings:  # fmt: skip
+    ) -> ClientOptions:  # fmt: skip
         """Validate the options given by a caller.
 
         Raises:
@@ -149,7 +149,7 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter
 class Attempts:
     """Attempts of one call: the time left, and the back-off before the next attempt."""
 
-    def __init__(self, call: Call, settings: Settings) -> None:
+    def __init__(self, call: Call, settings: ClientOptions) -> None:
         self.seconds = settings.timeout if call.timeout is None else call.timeout
         self._deadline = time.monotonic() + min(self.seconds, MAX_SECONDS)
         self._retries = settings.retries
@@ -158,9 +158,9 @@ class Attempts:
         self._settings = settings
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Peer:
         """Address, protocol and time-out, for error messages."""
-        return Server(self._settings.url, self._settings.protocol, self.seconds)
+        return Peer(self._settings.url, self._settings.protocol, self.seconds)
 
     @property
     def left(self) -> float:
@@ -191,7 +191,7 @@ class Attempts:
 # --- flows ----------------------------------------------------------------------------------------------------------
 
 
-class Request(NamedTuple):
+class InferRequest(NamedTuple):
     """Inputs and options of a request as the caller gave them, not yet checked."""
 
     model: str
@@ -257,7 +257,7 @@ class Flows:
         (answer,) = yield [Call(Method.READY, model)]
         return bool(answer)
 
-    def infer(self, request: Request) -> Flow[Answer]:
+    def infer(self, request: InferRequest) -> Flow[Answer]:
         """Run one request, in parts if it has more rows than the model takes at a time."""
         call, spec = yield from self._prepare(Method.INFER, request)
         try:
@@ -270,7 +270,7 @@ class Flows:
             self.note_refusal(error, call.model)
             raise
 
-    def stream(self, request: Request) -> Flow[Call]:
+    def stream(self, request: InferRequest) -> Flow[Call]:
         """Check one streamed request; return the call for the client to send."""
         call, spec = yield from self._prepare(Method.STREAM, request)
         if spec.is_batched and count_rows(call.arrays) > spec.max_batch_size:
@@ -282,7 +282,7 @@ class Flows:
         if isinstance(error, InputError):
             self._described.pop(model, None)
 
-    def _prepare(self, method: Method, request: Request) -> Flow[tuple[Call, ModelSpec]]:
+    def _prepare(self, method: Method, request: InferRequest) -> Flow[tuple[Call, ModelSpec]]:
         """Check one request against the model's description.
 
         A cached description is fetched again if the request does not fit it, because the model may have been replaced.
@@ -301,7 +301,7 @@ class Flows:
         return call, spec
 
 
-def _make_call(method: Method, request: Request, spec: ModelSpec) -> Call:
+def _make_call(method: Method, request: InferRequest, spec: ModelSpec) -> Call:
     return Call(
         method,
         request.model,

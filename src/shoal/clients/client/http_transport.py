@@ -121,7 +121,7 @@ def _http_answer(call: Call, reply: HttpReply) -> Answer:
     return make_answer(call, arrays, head.get("model_version", ""), head.get("parameters", {}))
 
 
-# --- answers in pieces ----------------------------------------------------------------------------------------------
+# --- streamed answers ------------------------------------------------------------------------------------------------
 # Triton's generate extension: requests of flat lists, answered by server-sent events. It carries neither dtypes nor
 # shapes: both come from the model's description.
 

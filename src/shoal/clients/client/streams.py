@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.clients.client.calls import Answer, Call
-from shoal.clients.client.failures import CallError, Kind, Server, explain
-from shoal.clients.client.flow import Attempts, Settings
+from shoal.clients.client.failures import CallError, Kind, Peer, explain
+from shoal.clients.client.flow import Attempts, ClientOptions
 from shoal.errors import ShoalError
 
 # --- answers for callers --------------------------------------------------------------------------------------------
@@ -28,7 +28,11 @@ class Course:
     """Sans-I/O state of one streamed request: the time-out of the next answer, and the retry after a failure."""
 
     def __init__(
-        self, call: Call, settings: Settings, between: float | None, note_refusal: Callable[[ShoalError, str], None]
+        self,
+        call: Call,
+        settings: ClientOptions,
+        between: float | None,
+        note_refusal: Callable[[ShoalError, str], None],
     ) -> None:
         self.call = call
         self._settings, self._note_refusal = settings, note_refusal
@@ -62,7 +66,7 @@ class Course:
             return pause
         raise self._explain(failure, self._attempts.server) from None
 
-    def _explain(self, failure: CallError, server: Server) -> ShoalError:
+    def _explain(self, failure: CallError, server: Peer) -> ShoalError:
         if self._has_begun:
             server = server._replace(seconds=self._between, has_begun=True)
         error = explain(failure, self.call, server)

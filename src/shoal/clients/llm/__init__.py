@@ -1,1 +1,1 @@
-"""Clients of language models: text in, text out, whole or in pieces."""
+"""Clients of language models: text in, text out, whole or streamed."""

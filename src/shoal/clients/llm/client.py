@@ -19,7 +19,7 @@ from shoal.kit.generation.pieces import Piece, join_pieces
 _AT_ONCE = 16  # requests of ``generate_all``: an engine's default slots
 
 
-class Settings(TypedDict, total=False):
+class GenerationSettings(TypedDict, total=False):
     """Settings of one request; for a setting that is left out, the model's default applies.
 
     ``shoal.kit.generation.sampling`` has their meaning and their limits.
@@ -44,7 +44,7 @@ class Settings(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any]
 
 
-class Pipeline(Protocol):
+class StreamingPipeline(Protocol):
     """Interface of a pipeline in this process; ``shoal.Pipeline`` has it."""
 
     @property
@@ -93,7 +93,7 @@ class Llm:
     ``tensorrt_llm_bls`` (texts alone, ``max_tokens`` needed, answers without reason).
     """
 
-    def __init__(self, source: Client | Pipeline, model: str = "") -> None:
+    def __init__(self, source: Client | StreamingPipeline, model: str = "") -> None:
         self._source = source
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 
@@ -103,7 +103,7 @@ class Llm:
         *,
         timeout: float | None = None,
         request_id: str = "",
-        **settings: Unpack[Settings],
+        **settings: Unpack[GenerationSettings],
     ) -> Piece:
         """Return the whole answer to ``prompt``; ``timeout`` is in seconds.
 
@@ -119,7 +119,7 @@ class Llm:
             return join_pieces([*pieces])
 
     def generate_all(
-        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[Settings]
+        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
     ) -> list[Piece]:
         """Return the whole answers to several prompts, in their order: requests of their own, 16 at a time.
 
@@ -136,9 +136,9 @@ class Llm:
         timeout: float | None = None,
         between: float | None = None,
         request_id: str = "",
-        **settings: Unpack[Settings],
+        **settings: Unpack[GenerationSettings],
     ) -> Generator[Piece]:
-        """Yield the answer to ``prompt`` in pieces; to stop the model before the end, close the generator.
+        """Stream the answer to ``prompt``; to stop the model before the end, close the generator.
 
         ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next;
         ``request_id`` is as in ``generate``.
@@ -169,7 +169,7 @@ class Llm:
 class AsyncLlm:
     """Language model behind an ``AsyncClient``, or in this process in threads; see ``Llm``."""
 
-    def __init__(self, source: AsyncClient | Pipeline, model: str = "") -> None:
+    def __init__(self, source: AsyncClient | StreamingPipeline, model: str = "") -> None:
         self._source, self._model = source, model
 
     async def generate(
@@ -178,7 +178,7 @@ class AsyncLlm:
         *,
         timeout: float | None = None,
         request_id: str = "",
-        **settings: Unpack[Settings],
+        **settings: Unpack[GenerationSettings],
     ) -> Piece:
         """Return the whole answer; see ``Llm.generate``."""
         _check_settings(settings)
@@ -186,7 +186,7 @@ class AsyncLlm:
         return join_pieces([piece async for piece in self._ask(question)])
 
     async def generate_all(
-        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[Settings]
+        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
     ) -> list[Piece]:
         """Return the whole answers to several prompts; see ``Llm.generate_all``."""
         places = asyncio.Semaphore(_AT_ONCE)
@@ -209,9 +209,9 @@ class AsyncLlm:
         timeout: float | None = None,
         between: float | None = None,
         request_id: str = "",
-        **settings: Unpack[Settings],
+        **settings: Unpack[GenerationSettings],
     ) -> AsyncGenerator[Piece]:
-        """Yield the answer in pieces; see ``Llm.stream``."""
+        """Stream the answer; see ``Llm.stream``."""
         _check_settings(settings)
         return self._ask(Question(prompt, settings, True, timeout, between, request_id))
 
@@ -255,5 +255,5 @@ def _close(answers: Generator[Any]) -> None:
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """Raise ``InputError`` if a setting is unknown."""
     for name in settings:
-        if name not in Settings.__annotations__:
-            raise InputError(f"Unknown setting {name!r}.", suggest(name, Settings.__annotations__))
+        if name not in GenerationSettings.__annotations__:
+            raise InputError(f"Unknown setting {name!r}.", suggest(name, GenerationSettings.__annotations__))

@@ -22,7 +22,7 @@ from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
 from shoal.lab.bench.load import closed_loop
 from shoal.lab.bench.measure import Pool
-from shoal.lab.bench.record import Measured, Settings, TokenCell, TokenFigures, start_record
+from shoal.lab.bench.record import BenchSettings, Measured, TokenCell, TokenFigures, start_record
 from shoal.system.progress import OnProgress
 
 _OUTPUTS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"}
@@ -46,7 +46,7 @@ def generates_text(outputs: Iterable[TensorSpec]) -> bool:
 def bench_tokens(
     url: str,
     cells: Sequence[TokenCell],
-    settings: Settings,
+    settings: BenchSettings,
     *,
     model: str = "",
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -117,7 +117,7 @@ def fit_prompt(wanted: int, llm: Llm) -> int:
     return max(1, words + round((wanted - count(words)) / per_word))
 
 
-def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], settings: Settings) -> TokenFigures:
+def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], settings: BenchSettings) -> TokenFigures:
     timelines: list[Timeline] = []
     readings: list[tuple[float, float]] = []  # clock seconds, and CPU seconds of this process
 
@@ -212,7 +212,7 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
     return float(p50), float(p90), float(p99)
 
 
-def make_record(url: str, settings: Settings, measured: _Loads) -> dict[str, Any]:
+def make_record(url: str, settings: BenchSettings, measured: _Loads) -> dict[str, Any]:
     """Build the benchmark's record: figures, machine, versions and settings, as JSON values."""
     model = measured[0].label
     return {

@@ -19,9 +19,9 @@ from shoal.clients.local import Pipeline, load
 from shoal.errors import ServerError
 from shoal.lab.bench.inputs import Inputs
 from shoal.lab.bench.load import Load, closed_loop
-from shoal.lab.bench.record import Cell, Figures, Measured, Settings
+from shoal.lab.bench.record import BenchSettings, Cell, Figures, Measured
 from shoal.lab.bench.steps import Reading, read, summarise_step
-from shoal.lab.bench.target import Target
+from shoal.lab.bench.target import BenchTarget
 from shoal.serving.server.launch import KEEP_LOG, Server, serve
 from shoal.system.machine import usable_cores
 from shoal.system.progress import OnProgress
@@ -81,7 +81,7 @@ class Running:
     With the placement ``hybrid``, the Python components run in the thread that sends the request, as in a real client.
     """
 
-    def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
+    def __init__(self, target: BenchTarget, inputs: Inputs, settings: BenchSettings, held: ExitStack) -> None:
         self.target, self._inputs, self._settings = target, inputs, settings
         self.server: Server = held.enter_context(serve(target.repository))
         self._steps = target.steps()
@@ -186,7 +186,11 @@ def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
 
 
 def measure(
-    targets: Sequence[Target], cells: Sequence[Cell], inputs: Inputs, settings: Settings, on_progress: OnProgress
+    targets: Sequence[BenchTarget],
+    cells: Sequence[Cell],
+    inputs: Inputs,
+    settings: BenchSettings,
+    on_progress: OnProgress,
 ) -> list[Measured[Cell, Figures]]:
     """Measure every load on every target. Each target has its own server; only one server is under load at a time.
 

@@ -17,7 +17,7 @@ _EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats var
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """Settings: each load is measured for ``seconds``, after ``warm_seconds``; all loads are run ``repeats`` times."""
 
     protocol: str = "grpc"
@@ -161,7 +161,7 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def start_record(settings: Settings, measured: Sequence[Measured[Any, Any]], *libraries: str) -> dict[str, Any]:
+def start_record(settings: BenchSettings, measured: Sequence[Measured[Any, Any]], *libraries: str) -> dict[str, Any]:
     """Return what the records of all benchmarks have: date, machine, versions, settings and loads, as JSON values."""
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -15,9 +15,9 @@ from shoal.errors import InputError, SetupError
 from shoal.lab.bench.advice import Evidence, advise
 from shoal.lab.bench.inputs import Inputs, Texts, read_inputs
 from shoal.lab.bench.measure import measure
-from shoal.lab.bench.record import Cell, Figures, Measured, Settings, compare, rounded, start_record
+from shoal.lab.bench.record import BenchSettings, Cell, Figures, Measured, compare, rounded, start_record
 from shoal.lab.bench.tables import write_page
-from shoal.lab.bench.target import Target, find_targets
+from shoal.lab.bench.target import BenchTarget, find_targets
 from shoal.system.progress import OnProgress
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -26,7 +26,7 @@ NEIGHBOURS = 0.1  # of all cores' time: other programs that use more make the fi
 
 def bench(
     places: Sequence[Path],
-    settings: Settings,
+    settings: BenchSettings,
     *,
     rows: Path | Texts,
     model: str = "",
@@ -56,7 +56,10 @@ def bench(
 
 
 def find_cells(
-    targets: Sequence[Target], batches: Sequence[int] = (), callers: Sequence[int] = (), usual: Sequence[int] = BATCHES
+    targets: Sequence[BenchTarget],
+    batches: Sequence[int] = (),
+    callers: Sequence[int] = (),
+    usual: Sequence[int] = BATCHES,
 ) -> list[Cell]:
     """Choose the loads to measure; the first is one caller with one row.
 
@@ -82,7 +85,7 @@ def find_cells(
 
 
 def _make_record(
-    targets: Sequence[Target], inputs: Inputs, settings: Settings, measured: Sequence[Measured[Cell, Figures]]
+    targets: Sequence[BenchTarget], inputs: Inputs, settings: BenchSettings, measured: Sequence[Measured[Cell, Figures]]
 ) -> dict[str, Any]:
     """Build the benchmark's record: figures, machine, versions, settings and advice, as JSON values."""
     record = start_record(settings, measured)

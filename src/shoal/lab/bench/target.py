@@ -19,7 +19,7 @@ PLAN = ("placement", "dtype", "target")  # manifest fields in which repositories
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A pipeline in a repository, with its label in tables."""
 
     label: str
@@ -68,7 +68,7 @@ def _leaves(config: ModelConfig, models: Mapping[str, ModelConfig]) -> dict[str,
     return found
 
 
-def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
+def find_targets(places: Sequence[Path], model: str = "") -> list[BenchTarget]:
     """Find the pipeline of each repository (or model folder) in ``places``; all pipelines must take the same inputs.
 
     A pipeline's label is the name of its repository's folder. If two names are the same, all labels are paths.
@@ -92,10 +92,10 @@ def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
     return targets
 
 
-def _find(place: Path, model: str) -> Target:
+def _find(place: Path, model: str) -> BenchTarget:
     if not place.is_dir():
         raise ArtifactError(f"There is no repository {place}.", "Make one: shoal compose ENSEMBLE REPOSITORY")
     graph = find_graph(place, model)
     repository = graph.config.folder.parent
     manifest = read_manifest(repository)
-    return Target(repository.name, repository, graph, {key: str(manifest.get(key, "-")) for key in PLAN})
+    return BenchTarget(repository.name, repository, graph, {key: str(manifest.get(key, "-")) for key in PLAN})

@@ -31,7 +31,7 @@ _URL = re.compile(r"(?:s3|gs|az)://([^/]+)/?(.*)")
 _BLOCK = 2**21  # bytes per request to an object store
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """File of a folder. ``modified`` is in seconds, by the clock of the file system or the store."""
 
     name: str
@@ -52,7 +52,7 @@ class LocalFolder:
         """Whether an input is in this folder."""
         return not is_url(file) and self.root.resolve() in Path(file).resolve().parents
 
-    def entries(self, under: str = "") -> Iterator[Entry]:
+    def entries(self, under: str = "") -> Iterator[FolderEntry]:
         """Yield the files below the folder ``under``, in no order; files that are being written are left out."""
         for folder, folders, names in os.walk(self.root / under):
             if Path(folder) == (self.root / ASIDE).parent and "_tmp" in folders:
@@ -61,7 +61,7 @@ class LocalFolder:
                 path = Path(folder, name)
                 with suppress(FileNotFoundError):  # removed by another worker
                     found = path.stat()
-                    yield Entry(path.relative_to(self.root).as_posix(), found.st_size, found.st_mtime)
+                    yield FolderEntry(path.relative_to(self.root).as_posix(), found.st_size, found.st_mtime)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none."""
@@ -175,13 +175,15 @@ class Bucket:
         """Whether an input is in this folder."""
         return file.startswith(f"{self._url}/")
 
-    def entries(self, under: str = "") -> Iterator[Entry]:
+    def entries(self, under: str = "") -> Iterator[FolderEntry]:
         """Yield the files below the folder ``under``, in no order."""
         api, store = _open_store(self._bucket)
         with _reached(self._url):
             for found in api.list(store, prefix=(self._prefix + under).rstrip("/") or None):
                 for each in found:
-                    yield Entry(each["path"][len(self._prefix) :], each["size"], each["last_modified"].timestamp())
+                    yield FolderEntry(
+                        each["path"][len(self._prefix) :], each["size"], each["last_modified"].timestamp()
+                    )
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.clients.bulk.shards.folders import Folder
-from shoal.clients.bulk.shards.shard_task import Job, Message, Scorer
+from shoal.clients.bulk.shards.shard_task import Message, Scorer, ScoringJob
 from shoal.clients.bulk.shards.workers import DiedError, Worker
 from shoal.errors import InputError, SetupError, needs
 
@@ -18,7 +18,7 @@ _CONNECT_SECONDS = 10.0
 
 
 class _Actor(Scorer):
-    def __init__(self, working: str, folder: Folder, job: Job) -> None:
+    def __init__(self, working: str, folder: Folder, job: ScoringJob) -> None:
         with suppress(OSError):  # relative names are those of the driver, where the machine has its folder
             os.chdir(working)
         super().__init__(folder, job)
@@ -27,7 +27,7 @@ class _Actor(Scorer):
 class RayWorker(Worker):
     """Actor of a Ray cluster; Ray chooses its machine, again after each death."""
 
-    def __init__(self, ray: Any, folder: Folder, job: Job, resources: dict[str, float]) -> None:
+    def __init__(self, ray: Any, folder: Folder, job: ScoringJob, resources: dict[str, float]) -> None:
         super().__init__()
         self._ray, self._arguments = ray, (str(Path.cwd()), folder, job)
         self._class = ray.remote(**resources)(_Actor)
@@ -63,7 +63,7 @@ class RayWorker(Worker):
         workers[0]._ray.wait([worker._answers for worker in workers], timeout=seconds)
 
 
-def make_ray_workers(address: str, folder: Folder, job: Job, number: int) -> list[RayWorker]:
+def make_ray_workers(address: str, folder: Folder, job: ScoringJob, number: int) -> list[RayWorker]:
     """Connect to a Ray cluster, and return workers among which its CPUs and GPUs are divided.
 
     Raises:

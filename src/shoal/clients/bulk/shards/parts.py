@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from shoal.clients.bulk.parquet import open_parquet, parquet_rows
-from shoal.clients.bulk.rows import Row, Rows, Source
+from shoal.clients.bulk.rows import Row, Rows, RowSource
 from shoal.clients.bulk.shards.folders import open_input
 from shoal.clients.bulk.tables import Table, explained, json_rows, open_csv, text_rows
 from shoal.errors import ArtifactError
@@ -21,7 +21,7 @@ _END_BYTES = 65_536  # at the end of a file that is not Parquet, which its diges
 _CHUNK = 2**20
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class FilePart(msgspec.Struct, frozen=True, omit_defaults=True):
     """Part of a file of ``size`` bytes; ``digest`` is the SHA-256 of the file's end, of Parquet its footer.
 
     ``begin`` and ``end`` are row groups of Parquet, or bytes of JSON Lines and plain text. A line belongs to the part
@@ -47,17 +47,17 @@ def digest_end(file: BinaryIO, size: int, kind: str) -> str:
     return hashlib.sha256(file.read(length)).hexdigest()
 
 
-def open_parts(parts: Sequence[Part], kind: str, columns: tuple[str, ...]) -> Table[Row]:
+def open_parts(parts: Sequence[FilePart], kind: str, columns: tuple[str, ...]) -> Table[Row]:
     """Return a table of the rows of these parts, one after another.
 
     ``rows`` raises an ArtifactError if a file is missing or damaged, or has changed since the plan.
     """
     name = Path(parts[0].file).name if parts else "no file"
     rows = (row for part in parts for row in _read(part, kind))
-    return Table(Source(name, kind), columns, rows, lambda: None)
+    return Table(RowSource(name, kind), columns, rows, lambda: None)
 
 
-def open_part(part: Part, kind: str, stack: ExitStack) -> BinaryIO:
+def open_part(part: FilePart, kind: str, stack: ExitStack) -> BinaryIO:
     """Open the file of a part.
 
     Raises:
@@ -75,19 +75,19 @@ def open_part(part: Part, kind: str, stack: ExitStack) -> BinaryIO:
     raise ArtifactError(said, "Start over: --fresh")
 
 
-def _read(part: Part, kind: str) -> Rows:
+def _read(part: FilePart, kind: str) -> Rows:
     with ExitStack() as stack, explained(part.file):
         file = open_part(part, kind, stack)
         if kind == ".parquet":
             table = open_parquet(file, part.file, stack)
-            yield from parquet_rows(table, Source(part.file, kind), range(part.begin, part.end))
+            yield from parquet_rows(table, RowSource(part.file, kind), range(part.begin, part.end))
         elif kind == ".csv":
-            yield from open_csv(file, Source(part.file, kind), stack).rows
+            yield from open_csv(file, RowSource(part.file, kind), stack).rows
         else:
             begin = _find_line(file, part.begin)
             section = io.BufferedReader(_Section(file, begin, _find_line(file, part.end) - begin), _CHUNK)
             read = json_rows if kind == ".jsonl" else text_rows
-            yield from read(section, Source(part.file, kind, begin), stack)
+            yield from read(section, RowSource(part.file, kind, begin), stack)
     with ExitStack() as stack, explained(part.file):  # did it change meanwhile?
         open_part(part, kind, stack)
 
@@ -125,6 +125,6 @@ class _Section(io.RawIOBase):
         return len(chunk)
 
 
-def open_groups(part: Part, stack: ExitStack) -> tuple[BinaryIO, range]:
+def open_groups(part: FilePart, stack: ExitStack) -> tuple[BinaryIO, range]:
     """Open the row groups of a part, for ``ParquetOrigin``."""
     return open_part(part, ".parquet", stack), range(part.begin, part.end)

@@ -21,9 +21,9 @@ import msgspec
 
 from shoal import __version__
 from shoal.clients.bulk.parquet import open_parquet
-from shoal.clients.bulk.rows import Source, shorten
+from shoal.clients.bulk.rows import RowSource, shorten
 from shoal.clients.bulk.shards.folders import Folder, find_inputs, open_input
-from shoal.clients.bulk.shards.parts import Part, digest_end
+from shoal.clients.bulk.shards.parts import FilePart, digest_end
 from shoal.clients.bulk.tables import TEXT, explained, json_rows, open_csv
 from shoal.errors import ArtifactError, InputError
 
@@ -38,10 +38,10 @@ class Shard(msgspec.Struct, frozen=True):
     """Input of one output file."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ShardPlan(msgspec.Struct, frozen=True):
     """Head of a plan. ``job`` has the options that answers depend on; ``inputs`` is a digest of names, sizes and ends.
 
     ``kind`` and ``output_kind`` are file endings. ``rows`` is None where only reading the inputs would tell.
@@ -77,9 +77,9 @@ def make_plan(
     job: Mapping[str, Any],
     *,
     output_kind: str = "",
-    check: Callable[[Plan], object] = lambda plan: None,
+    check: Callable[[ShardPlan], object] = lambda plan: None,
     is_fresh: bool = False,
-) -> Plan:
+) -> ShardPlan:
     """Cut the inputs into shards of about ``shard_rows`` rows, and write the plan, unless the folder has the same one.
 
     Parquet is cut between row groups, and JSON Lines and plain text at bytes, by the size of the first rows; CSV files
@@ -106,7 +106,7 @@ def make_plan(
         for shard in cutter.cut(files):
             lines.write((b",\n" if shard.number else b"") + msgspec.json.encode(shard))
         num_bytes, rows, inputs = sum(size for _, size in files), cutter.num_rows, cutter.hashed.hexdigest()
-        plan = Plan(
+        plan = ShardPlan(
             __version__, dict(job), pattern, shard_rows, kind, output_kind, cutter.columns, len(files), num_bytes,
             rows if kind == ".parquet" else None, cutter.num_shards, inputs,
         )  # fmt: skip
@@ -126,7 +126,7 @@ def make_plan(
     return plan
 
 
-def read_plan(folder: Folder) -> Plan:
+def read_plan(folder: Folder) -> ShardPlan:
     """Read the head of a folder's plan.
 
     Raises:
@@ -134,7 +134,7 @@ def read_plan(folder: Folder) -> Plan:
     """
     try:
         with folder.open(PLAN) as file:
-            return msgspec.json.decode(file.readline().rstrip() + b"]}", type=Plan)
+            return msgspec.json.decode(file.readline().rstrip() + b"]}", type=ShardPlan)
     except (OSError, msgspec.MsgspecError):
         raise InputError(
             f"{folder} has no plan of shoal infer.", "Make one: shoal infer --input 'FILES' --output FOLDER/"
@@ -217,7 +217,7 @@ def _read_end(kind: str, name: str, size: int) -> _End:
             schema, metadata = table.schema_arrow, table.metadata
             counts = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             return _End(name, size, digest, tuple(schema.names), schema.remove_metadata(), counts)
-        columns = open_csv(file, Source(name, kind), stack).columns if kind == ".csv" else ()
+        columns = open_csv(file, RowSource(name, kind), stack).columns if kind == ".csv" else ()
         return _End(name, size, digest, tuple(map(str, columns)))
 
 
@@ -244,7 +244,7 @@ class _Cutter:
         self.num_rows = self.num_shards = 0
 
     def cut(self, files: Iterable[tuple[str, int]]) -> Iterator[Shard]:
-        parts: list[Part] = []
+        parts: list[FilePart] = []
         weight = 0
         for part, more in (piece for file in _read_all(self._kind, files) for piece in self._cut_file(file)):
             if parts and weight + more > self._most:
@@ -258,11 +258,11 @@ class _Cutter:
         if parts:
             yield self._shard(parts, weight)
 
-    def _shard(self, parts: Sequence[Part], weight: int) -> Shard:
+    def _shard(self, parts: Sequence[FilePart], weight: int) -> Shard:
         self.num_shards, self.num_rows = self.num_shards + 1, self.num_rows + weight
         return Shard(self.num_shards - 1, tuple(parts))
 
-    def _cut_file(self, file: _End) -> Iterator[tuple[Part, int]]:
+    def _cut_file(self, file: _End) -> Iterator[tuple[FilePart, int]]:
         """Yield the parts of a file that are not cut further, each with its weight: rows of Parquet, else bytes."""
         name, size = file.name, file.size
         self.hashed.update(f"{name}\n{size}\n{file.digest}\n".encode())
@@ -279,7 +279,7 @@ class _Cutter:
             self.columns = _read_keys(name)
         self._check(file)
         for begin, end, weight in pieces:
-            yield Part(name, size, file.digest, begin, end), weight
+            yield FilePart(name, size, file.digest, begin, end), weight
 
     def _check(self, file: _End) -> None:
         if not self._first:
@@ -315,7 +315,7 @@ def _estimate_row(name: str) -> int:
 def _read_keys(name: str) -> tuple[str, ...]:
     """Return the keys of the first line of a JSON Lines file; of none if there is no line."""
     with ExitStack() as stack, explained(name):
-        for _, row in json_rows(stack.enter_context(open_input(name)), Source(name, ".jsonl"), stack):
+        for _, row in json_rows(stack.enter_context(open_input(name)), RowSource(name, ".jsonl"), stack):
             if isinstance(row, ArtifactError):
                 raise row
             return tuple(row)
@@ -344,7 +344,7 @@ def _remove(folder: Folder) -> None:
     folder.remove(PLAN)
 
 
-def _check_same(folder: Folder, plan: Plan, lines: Any) -> None:
+def _check_same(folder: Folder, plan: ShardPlan, lines: Any) -> None:
     """Refuse a plan that differs from the one in the folder, naming what differs."""
     there, again = read_plan(folder), "Give the same, or start over: --fresh"
     begun, wanted = ({**msgspec.to_builtins(each), **each.job} for each in (there, plan))

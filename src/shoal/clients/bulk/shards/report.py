@@ -18,7 +18,7 @@ from shoal.clients.bulk.shards.folders import Folder
 from shoal.clients.bulk.shards.parts import open_parts
 from shoal.clients.bulk.shards.plan import PLAN, RECORDS, SUCCESS, read_plan, read_shards
 from shoal.clients.bulk.shards.scheduler import read_state
-from shoal.clients.bulk.shards.shard_task import Record, Success, read_records, record_name
+from shoal.clients.bulk.shards.shard_task import ShardRecord, Success, read_records, record_name
 from shoal.clients.bulk.tables import scan_table
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.artifact_files import sha256
@@ -97,7 +97,7 @@ def find_faults(folder: Folder) -> Iterator[str]:
             yield f"{entry.name} is not a file of this run"
 
 
-def _check_output(folder: Folder, record: Record) -> Iterator[str]:
+def _check_output(folder: Folder, record: ShardRecord) -> Iterator[str]:
     try:
         with folder.local(record.file) as path:
             if sha256(path) != record.sha256:
@@ -150,7 +150,7 @@ def merge(folder: Folder, output: Path) -> int:
     return success.rows
 
 
-def _open_outputs(folder: Folder, records: Sequence[Record]) -> Iterator[Path]:
+def _open_outputs(folder: Folder, records: Sequence[ShardRecord]) -> Iterator[Path]:
     for record in records:
         try:
             with folder.local(record.file) as path:

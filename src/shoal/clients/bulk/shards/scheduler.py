@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.clients.bulk.shards.folders import Folder
-from shoal.clients.bulk.shards.plan import RECORDS, SUCCESS, Plan, read_plan
+from shoal.clients.bulk.shards.plan import RECORDS, SUCCESS, ShardPlan, read_plan
 from shoal.clients.bulk.shards.shard_task import ERRORS, Success, put_exactly, read_records
 from shoal.clients.bulk.shards.workers import Worker
 from shoal.errors import ArtifactError, SetupError, ShoalError
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     missing: int
 
 
-class Crew:
+class Scheduler:
     """Workers of one run, for the shards ``index``, ``index + count``, ... and those that others have not begun."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Crew:
         self._folder.put(f"{RECORDS}/{number:05}.failed", content)
 
 
-def finish(folder: Folder, plan: Plan) -> Success:
+def finish(folder: Folder, plan: ShardPlan) -> Success:
     """Write ``_SUCCESS.json`` from the records of all shards, and remove what only a run needs; return the totals."""
     records = read_records(folder, plan, range(plan.shards))
     rows, errors = (sum(getattr(record, name) for record in records) for name in ("rows", "errors"))

@@ -19,11 +19,11 @@ from shoal.clients.bulk.files import as_bytes, count_failed
 from shoal.clients.bulk.inputs import Feed, make_feed, read_constants
 from shoal.clients.bulk.output_formats import make_format
 from shoal.clients.bulk.parquet import ParquetOrigin
-from shoal.clients.bulk.rows import Row, Source
+from shoal.clients.bulk.rows import Row, RowSource
 from shoal.clients.bulk.scoring import ERROR, Ask, Endpoint, open_model, rehearse, score
 from shoal.clients.bulk.shards.folders import Folder
 from shoal.clients.bulk.shards.parts import open_groups, open_parts
-from shoal.clients.bulk.shards.plan import READERS, RECORDS, Plan, Shard, ShardReader, read_plan
+from shoal.clients.bulk.shards.plan import READERS, RECORDS, Shard, ShardPlan, ShardReader, read_plan
 from shoal.clients.bulk.tables import Table, scan_table
 from shoal.clients.client.calls import find_text_input
 from shoal.clients.client.client import Client
@@ -34,7 +34,7 @@ from shoal.kit.component.tensors import Array
 
 
 @dataclass(frozen=True)
-class Job:
+class ScoringJob:
     """Model and options of a run, as a worker process receives them."""
 
     model: str
@@ -48,7 +48,7 @@ class Job:
     constants: Mapping[str, str]
 
     @contextmanager
-    def open(self, plan: Plan) -> Iterator[tuple[Endpoint, Feed]]:
+    def open(self, plan: ShardPlan) -> Iterator[tuple[Endpoint, Feed]]:
         """Open the model, and send it a test request where it takes one text."""
         limits = {"max_rows": self.max_rows, "num_callers": self.num_callers}
         with open_model(self.model, self.where, self.repository, self.connect, **limits) as endpoint:
@@ -57,9 +57,9 @@ class Job:
                 rehearse(endpoint, feed.constants, must_answer=not self.columns)
             yield endpoint, feed
 
-    def feed(self, model: ModelSpec, plan: Plan) -> Feed:
+    def feed(self, model: ModelSpec, plan: ShardPlan) -> Feed:
         """Map the columns of the plan's inputs to the model's inputs, and check that the outputs can be written."""
-        table: Table[Row] = Table(Source(plan.input, plan.kind), plan.columns, iter(()), lambda: None)
+        table: Table[Row] = Table(RowSource(plan.input, plan.kind), plan.columns, iter(()), lambda: None)
         constants = read_constants(self.constants, model)
         make_format(plan.output_kind, table, model, ParquetOrigin(()))
         return make_feed(model, table, text_column=self.text_column, columns=self.columns, constants=constants)
@@ -72,7 +72,7 @@ class Job:
         return find_graph(self.repository, self.model).config.spec
 
 
-class Record(msgspec.Struct, frozen=True):
+class ShardRecord(msgspec.Struct, frozen=True):
     """Totals and SHA-256 of a shard's output. ``input`` and ``plan`` are those of the rows read, and of the plan."""
 
     plan: str
@@ -88,10 +88,10 @@ class Success(msgspec.Struct, frozen=True):
 
     rows: int
     errors: int
-    shards: list[Record]
+    shards: list[ShardRecord]
 
 
-def read_records(folder: Folder, plan: Plan, numbers: Iterable[int]) -> list[Record]:
+def read_records(folder: Folder, plan: ShardPlan, numbers: Iterable[int]) -> list[ShardRecord]:
     """Read records, several at a time, in this order.
 
     Raises:
@@ -102,10 +102,10 @@ def read_records(folder: Folder, plan: Plan, numbers: Iterable[int]) -> list[Rec
         return list(pool.map(read, numbers))
 
 
-def _read_record(folder: Folder, plan: str, number: int) -> Record:
+def _read_record(folder: Folder, plan: str, number: int) -> ShardRecord:
     name = record_name(number)
     try:
-        record = msgspec.json.decode(folder.read(name) or b"", type=Record)
+        record = msgspec.json.decode(folder.read(name) or b"", type=ShardRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise ArtifactError(f"{name} of {folder} is damaged.", "Remove it, and run the same command again.") from None
     if record.plan != plan:
@@ -136,11 +136,11 @@ ERRORS = {kind.__name__: kind for kind in (ArtifactError, InputError, ServerErro
 class Scorer:
     """Model of a run in a worker process; it is opened for the first shard."""
 
-    def __init__(self, folder: Folder, job: Job) -> None:
+    def __init__(self, folder: Folder, job: ScoringJob) -> None:
         self._folder, self._job = folder, job
         self._held = ExitStack()
         self._answers = 0
-        self._opened: tuple[Plan, ShardReader, Endpoint, Feed] | None = None
+        self._opened: tuple[ShardPlan, ShardReader, Endpoint, Feed] | None = None
 
     def score(self, number: int) -> Iterator[Message]:
         """Score a shard, and yield what the parent is to know: the last message is ``done`` or ``error``.
@@ -189,7 +189,7 @@ class Scorer:
                 yield message
 
 
-def _score_shard(folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, feed: Feed) -> Iterator[Message]:
+def _score_shard(folder: Folder, plan: ShardPlan, shard: Shard, endpoint: Endpoint, feed: Feed) -> Iterator[Message]:
     """Score a shard, write its output if it is not there, and its record. Yield messages of the rows answered.
 
     Raises:
@@ -213,7 +213,7 @@ def _score_shard(folder: Folder, plan: Plan, shard: Shard, endpoint: Endpoint, f
                 done, failed = done + len(window), failed + count_failed(admitted)
                 yield "rows", done, table.where(window[-1].number)
         form.finish(lambda: _lines(answers), output)
-        record = Record(plan.digest(), plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
+        record = ShardRecord(plan.digest(), plan.file(shard.number), done, failed, sha256(output), hashed.hexdigest())
         if read_plan(folder) != plan:
             raise SetupError(f"The plan of {folder} was replaced while this run was at work.", "Run the command again.")
         if not folder.put(record.file, output):
@@ -227,7 +227,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-def _read_back(folder: Folder, record: Record) -> Record:
+def _read_back(folder: Folder, record: ShardRecord) -> ShardRecord:
     """Return the record of an output that is there already. A server's answers may differ in their last bits."""
     with folder.local(record.file) as path:
         digest = sha256(path)

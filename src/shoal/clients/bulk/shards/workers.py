@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.clients.bulk.shards.folders import Folder
-from shoal.clients.bulk.shards.shard_task import Job, Message, Scorer
+from shoal.clients.bulk.shards.shard_task import Message, Scorer, ScoringJob
 
 _END_SECONDS = 10.0  # for an idle worker to close its model
 
@@ -102,10 +102,10 @@ class Worker(ABC):
         """Wait until one of these workers has a message or is gone, or the time is over."""
 
 
-class Process(Worker):
+class ProcessWorker(Worker):
     """Process of this machine, on some of its cores."""
 
-    def __init__(self, folder: Folder, job: Job, cores: Sequence[int]) -> None:
+    def __init__(self, folder: Folder, job: ScoringJob, cores: Sequence[int]) -> None:
         super().__init__()
         self._arguments = folder, job, cores
         self._process: BaseProcess | None = None
@@ -152,20 +152,20 @@ class Process(Worker):
             self._process = None
 
     @staticmethod
-    def wait(workers: Sequence[Process], seconds: float) -> None:
+    def wait(workers: Sequence[ProcessWorker], seconds: float) -> None:
         """Wait for a message, or the end of a process."""
         ends = [worker._process.sentinel for worker in workers if worker._process]
         connection.wait([*(worker._pipe for worker in workers), *ends], seconds)
 
 
-def make_processes(folder: Folder, job: Job, number: int) -> list[Process]:
+def make_processes(folder: Folder, job: ScoringJob, number: int) -> list[ProcessWorker]:
     """Return workers of this machine. With the pipeline in them, the machine's cores are divided among them."""
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[at::number] if job.where != "server" else cores for at in range(number)]
-    return [Process(folder, job, share or cores) for share in shares]
+    return [ProcessWorker(folder, job, share or cores) for share in shares]
 
 
-def _work(pipe: Connection, room: str, folder: Folder, job: Job, cores: Sequence[int]) -> None:
+def _work(pipe: Connection, room: str, folder: Folder, job: ScoringJob, cores: Sequence[int]) -> None:
     """Run a worker process: score the shards whose numbers come through ``pipe``, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=_end_with_parent, args=(room,), daemon=True).start()
