@@ -129,7 +129,7 @@ def test_files_stay_short() -> None:
     """A habit with reasons: one file, one thing; a model.py is its own documentation."""
     for path in tracked("*.py"):
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        limit = 60 if path.parent.name == "1" else 500
+        limit = 62 if path.parent.name == "1" else 500
         assert lines <= limit, f"{path} has {lines} lines"
 
 
