@@ -22,7 +22,7 @@ from shoal.authoring.environment.stub import RECORD, STUB, parse_version, read_s
 from shoal.authoring.environment.stub_source import GIVEN, check_choice, provide_stub
 from shoal.authoring.environment.targets import EMBEDDED, OLDEST_PYTHON, Target, find_target
 from shoal.errors import ArtifactError, InputError, SetupError, needs
-from shoal.kit.component.artifact_files import find_changed, sha256
+from shoal.kit.component.files import find_changed, sha256
 from shoal.system.files import read_json
 from shoal.system.paths import alone, aside, check_path_supported, check_replaceable, exchange, shipped_root
 from shoal.system.progress import OnProgress

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.errors import InputError, needs
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.system.files import read_text
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
+from shoal.kit.component.files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
 from shoal.kit.component.provenance import parse_ties
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.forests.treelite import FilSettings

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import read_text, refusal
+from shoal.kit.component.files import read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import DTYPES
 from shoal.kit.component.tensors import Array, Arrays

@@ -15,7 +15,7 @@ from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.ensemble_config import Declared, first_steps
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import find_repeated
+from shoal.kit.component.files import find_repeated
 from shoal.kit.component.spec import TensorSpec
 
 REQUEST = ""  # in place of a step: a tensor of the request
