@@ -26,7 +26,7 @@ from shoal import Pipeline, compose, load
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.placement import Plan
 from shoal.clients.local import load_component
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.ledger import CONTROL, DOWN
 from shoal.kit.component.tensors import Device
 from shoal.kit.encoders.export import export_encoder

@@ -28,8 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.authoring.project.importing.add_model import add_model
 from shoal.kit.generation import answering
-from shoal.kit.generation.choosing import Chooser, choose
 from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.sampler import Sampler, choose
 from shoal.kit.generation.sampling import Sampling
 from shoal.lab.tiny_llm import make_tiny
 from shoal.system.machine import describe_machine, library_versions
@@ -56,10 +56,10 @@ def choose_row_by_row(logits: Any, rows: Any) -> list[tuple[int, None]]:
         if held is None:
             found.append((0, None))
             continue
-        chooser, ids = held
-        if not hasattr(chooser, "reference"):
-            chooser.reference = Reference(chooser.request)
-        found.append((chooser.reference.choose(row, ids), None))
+        sampler, ids = held
+        if not hasattr(sampler, "reference"):
+            sampler.reference = Reference(sampler.request)
+        found.append((sampler.reference.choose(row, ids), None))
     return found
 
 
@@ -117,7 +117,7 @@ def main(rounds: int = 5) -> None:
             tensor = torch.from_numpy(given)
             requests = [TokenRequest((1,), STEPS, (), Sampling(seed=row, **settings)) for row in range(ROWS)]
             references = [Reference(request) for request in requests]
-            rows: list[tuple[Chooser, list[int]]] = [(Chooser(request), []) for request in requests]
+            rows: list[tuple[Sampler, list[int]]] = [(Sampler(request), []) for request in requests]
             forms: dict[str, Callable[[], Any]] = {
                 "row by row": lambda references=references, given=given: [
                     one.choose(row, []) for one, row in zip(references, given, strict=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.readability.corpus import find_corpus, fingerprint
 from shoal.readability.evaluation import ENCODER, EVEN
 from shoal.readability.forest import BOOSTED, RANDOM, describe, export_forest, forest_inputs, train_forest

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from shoal.kit.blocks import check_weight as check_weight
     from shoal.kit.blocks import normalise as normalise
     from shoal.kit.blocks import read_zscore as read_zscore
-    from shoal.kit.component.artifact_files import check_file as check_file
-    from shoal.kit.component.artifact_files import read_json as read_json
-    from shoal.kit.component.artifact_files import read_object as read_object
-    from shoal.kit.component.artifact_files import read_text as read_text
-    from shoal.kit.component.artifact_files import read_tokenizer as read_tokenizer
     from shoal.kit.component.base import Component as Component
     from shoal.kit.component.context import Context as Context
+    from shoal.kit.component.files import check_file as check_file
+    from shoal.kit.component.files import read_json as read_json
+    from shoal.kit.component.files import read_object as read_object
+    from shoal.kit.component.files import read_text as read_text
     from shoal.kit.component.ledger import SETUP as SETUP
     from shoal.kit.component.parameters import Parameters as Parameters
     from shoal.kit.component.parameters import fixed_by as fixed_by
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from shoal.kit.generation.prompts import Prompts as Prompts
     from shoal.kit.generation.trtllm import Postprocessing as Postprocessing
     from shoal.kit.generation.trtllm import Preprocessing as Preprocessing
+    from shoal.kit.text.tokenizer_files import read_tokenizer as read_tokenizer
     from shoal.kit.text.tokens import WordPiece as WordPiece
     from shoal.kit.text.tokens import check_texts as check_texts
     from shoal.kit.text.tokens import decode_texts as decode_texts

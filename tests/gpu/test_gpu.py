@@ -130,7 +130,7 @@ def test_cuml_trains_a_forest_that_is_served(bundle: Bundle, texts: list[str], a
         pytest.skip("cuML is not installed: pip install 'shoal[gpu-train]'")
     import shutil
 
-    from shoal.kit.component.artifact_files import sha256
+    from shoal.kit.component.files import sha256
 
     sample = texts[:300]
     features = forest_inputs(bundle, sample)

@@ -20,7 +20,7 @@ from shoal.clients.client.client import Client
 from shoal.clients.client.copies import Copies, read_metrics
 from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
-from shoal.kit.component.ledger import ACROSS, DOWN, UP, Edge
+from shoal.kit.component.ledger import ACROSS, DOWN, UP, CopyEdge
 from shoal.kit.component.tensors import Device
 from shoal.serving.server.launch import serve
 from tests.conftest import Scale
@@ -184,5 +184,5 @@ def test_a_tensor_on_another_gpu_is_copied_across(device: Device) -> None:
         pytest.skip("there is one GPU")
     taken = device.put(torch.arange(8, device="cuda:1"), "X")
     assert device.owns(taken)
-    assert device.ledger.traffic[Edge("X", ACROSS)].copies == 1
+    assert device.ledger.traffic[CopyEdge("X", ACROSS)].copies == 1
     assert device.fetch(taken, "(test)").tolist() == list(range(8))

@@ -18,7 +18,7 @@ import pytest
 from shoal.authoring.environment.archive import unpack
 from shoal.authoring.environment.building import Built, build, pack, read_built
 from shoal.authoring.environment.inspection import inspect
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.system.paths import alone
 from tests.support.environments import NUMPY_1, NUMPY_2, RUNNING, WHEELS, Venvs, skip_without
@@ -35,8 +35,8 @@ def small(channel: str, folder: Path, *names: str) -> Path:
     return path
 
 
-def request(source: Path, folder: Path, **more: Any) -> Request:
-    return replace(Request(source, folder / "env"), **more)
+def request(source: Path, folder: Path, **more: Any) -> BuildRequest:
+    return replace(BuildRequest(source, folder / "env"), **more)
 
 
 def test_a_packed_environment_runs_where_it_is_unpacked(packed: Built, tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_files_not_made_by_shoal_are_not_replaced(environment_yml: Path, tmp_pat
     with pytest.raises(InputError, match="exists and shoal did not make it"):
         build(request(environment_yml, tmp_path))
     with pytest.raises(InputError, match=r"Triton does not support the path"):
-        build(Request(environment_yml, tmp_path / "my env"))
+        build(BuildRequest(environment_yml, tmp_path / "my env"))
     with pytest.raises(InputError, match=r"Unknown engine 'magic'\. Known: rattler, conda"):
-        build(Request(environment_yml, tmp_path / "other", engine="magic"))
+        build(BuildRequest(environment_yml, tmp_path / "other", engine="magic"))
     with pytest.raises(InputError, match=r"26\.06 runs in a container without it\. Use --engine rattler"):
-        build(Request(NUMPY_1, tmp_path / "other", engine="venv", target="26.06"))
+        build(BuildRequest(NUMPY_1, tmp_path / "other", engine="venv", target="26.06"))
     with alone(tmp_path / "other", "build"), pytest.raises(SetupError, match="Another build is running"):
-        build(Request(environment_yml, tmp_path / "other"))
+        build(BuildRequest(environment_yml, tmp_path / "other"))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_existing_environments(packed: Built, venvs: Venvs, tmp_path: Path) -> N
     origin = {"url": "file:///home/me/mine", "dir_info": {"editable": True}}
     (site / "mine-1.dist-info" / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
     with pytest.raises(ArtifactError, match="In there, mine is an editable install of file:///home/me/mine"):
-        build(Request(folder, tmp_path / "editable"))
+        build(BuildRequest(folder, tmp_path / "editable"))
     with pytest.raises(InputError, match="is a venv, whose Python is outside of it"):
         pack(venvs("3.11").environment, tmp_path / "x.tar.gz", tmp_path / "log")
     with pytest.raises(InputError, match="is not a conda environment"):

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.kit.generation.choosing import Chooser, choose
 from shoal.kit.generation.contract import TokenRequest, pack_words
+from shoal.kit.generation.sampler import Sampler, choose
 from shoal.kit.generation.sampling import Sampling
 from shoal.lab.tiny_llm import CONTEXT, make_tiny
 from tests.conftest import Scale
@@ -171,9 +171,9 @@ def test_tokens_are_drawn_as_their_probabilities_say() -> None:
     """Frequencies over 5,000 draws: within five standard deviations of transformers' own probabilities."""
     logits = torch.linspace(-2, 3, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
     sampling = Sampling(temperature=0.8, top_k=8, top_p=0.95, seed=5)
-    chooser = Chooser(TokenRequest((1,), 1, sampling=sampling))
+    sampler = Sampler(TokenRequest((1,), 1, sampling=sampling))
     number = 5_000
-    counts = np.bincount([choose(logits.numpy()[None], [(chooser, [])])[0][0] for _ in range(number)], minlength=12)
+    counts = np.bincount([choose(logits.numpy()[None], [(sampler, [])])[0][0] for _ in range(number)], minlength=12)
     kept = (logits / 0.8).sort(descending=True)
     chances = torch.softmax(kept.values[:8], -1)
     size = int((chances.cumsum(-1) < 0.95).sum()) + 1  # the fewest tokens that have 0.95 together
@@ -235,7 +235,7 @@ def test_leaving_frees_the_slot_and_the_cache(engine: Any, oracle: Any, scale: S
     free = engine.engine._free
     long = [engine.stream(token_inputs(ids, 970)) for ids in prompts(2, 1)]  # all of the cache but three pages
     wait_for(lambda: len(batched(engine)) == 2, 30)
-    number = str(min(engine.engine._seats))
+    number = str(min(engine.engine._sequences))
     short = engine.stream(token_inputs([5, 6, 7] * 20, 12))  # four pages
     time.sleep(0.1)
     assert len(batched(engine)) == 2  # it waits for room
@@ -313,7 +313,7 @@ def test_the_batching_thread_dies_and_is_replaced(engine: Any, oracle: Any, scal
     before = engine.engine._manager
     start = time.monotonic()
     assert engine.is_ready()
-    before.add_request([10**6], request_id="-1", max_new_tokens=2, seat=-1)  # past every check: kills the thread
+    before.add_request([10**6], request_id="-1", max_new_tokens=2, sequence=-1)  # past every check: kills the thread
     for stream in streams[:2]:
         with pytest.raises(ShoalError, match="The model failed on this request"):
             list(stream)

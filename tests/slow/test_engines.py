@@ -18,7 +18,7 @@ from shoal.authoring.repository.placement import Plan
 from shoal.clients.client.client import Client
 from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.provenance import METADATA, dump_ties
 from shoal.kit.encoders.export import export_encoder
 from shoal.readability.encoder import load_encoder

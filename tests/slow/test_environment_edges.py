@@ -22,7 +22,7 @@ from shoal.authoring.environment.building import Built, build, is_whole, read_bu
 from shoal.authoring.environment.engines import run, without_secrets
 from shoal.authoring.environment.fit import find_misfits
 from shoal.authoring.environment.inspection import inspect
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import RUNNING, Venvs
@@ -60,13 +60,13 @@ def test_without_a_stub_the_embedded_servers_own_must_fit(packed: Built) -> None
 def test_a_python_that_the_source_does_not_bring(packed: Built, tmp_path: Path) -> None:
     folder = unpack(packed.environment, tmp_path / "there")
     with pytest.raises(InputError, match=rf"there brings Python {RUNNING}\.\d+, and --python asks for 3\.9"):
-        build(Request(folder, tmp_path / "env", python="3.9"))
+        build(BuildRequest(folder, tmp_path / "env", python="3.9"))
 
 
 def test_a_linked_output_is_followed(packed: Built, environment_yml: Path, tmp_path: Path) -> None:
     shutil.copytree(packed.environment.parent, tmp_path / "large disk".replace(" ", "_"))
     (tmp_path / "env").symlink_to(tmp_path / "large_disk")
-    built = build(Request(environment_yml, tmp_path / "env"))
+    built = build(BuildRequest(environment_yml, tmp_path / "env"))
     assert not built.is_new
     assert (tmp_path / "env").is_symlink()
 
@@ -74,14 +74,14 @@ def test_a_linked_output_is_followed(packed: Built, environment_yml: Path, tmp_p
 def test_an_output_that_cannot_be_made_is_named(environment_yml: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"cannot be built: (Not a directory|File exists)"):
-        build(Request(environment_yml, tmp_path / "file" / "env"))
+        build(BuildRequest(environment_yml, tmp_path / "file" / "env"))
 
 
 def test_secrets_stay_out_of_the_record(environment_yml: Path, tmp_path: Path) -> None:
     assert without_secrets("get https://me:pw@host/t/abc-1/label/x") == "get https://***@host/t/***/label/x"
     channel = "https://me:hidden@127.0.0.1:9/t/hidden/mine"
     with pytest.raises(SetupError) as refused:
-        build(Request(environment_yml, tmp_path / "env", channels=(channel,)))
+        build(BuildRequest(environment_yml, tmp_path / "env", channels=(channel,)))
     log = (tmp_path / "env.build.log").read_text(encoding="utf-8")
     assert "hidden" not in log + str(refused.value)
 

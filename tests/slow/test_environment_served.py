@@ -13,7 +13,7 @@ from shoal.authoring.composition.compose import compose
 from shoal.authoring.environment.archive import unpack
 from shoal.authoring.environment.building import Built, build
 from shoal.authoring.environment.engines import find_python
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.placement import Plan
 from shoal.clients.client.client import Client
@@ -83,7 +83,7 @@ def test_shoals_own_file_packed_for_another_python(
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))  # the other channel's pip has the same name
     url = build_channel(tmp_path / "channel", find_python("3.12").parents[1], ["pip"], tmp_path / "work")
     source = ROOT / "env" / "environment-embedded.yml"
-    built = build(Request(source, tmp_path / "env", python="3.12", channels=(url,)))
+    built = build(BuildRequest(source, tmp_path / "env", python="3.12", channels=(url,)))
     repository = compose_with(artifacts, tmp_path, {"": built.environment.parent})
     np.testing.assert_allclose(score(repository), pipeline(excerpt=TEXTS)["SCORE"], atol=1e-6)
 

@@ -23,7 +23,7 @@ from shoal.kit.generation.engines.vllm import VllmEngine
 from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import as_bytes
 from tests.support.imports import add
-from tests.support.llm import engine_spec, open_seats, token_inputs, tokens_of
+from tests.support.llm import engine_spec, open_sequences, token_inputs, tokens_of
 from tests.support.once import ROOT
 
 IDS = [5, 6, 7, 8, 9, 10]
@@ -42,9 +42,9 @@ def look_at_long(component: Any) -> Any:
 def look_at_two(component: Any) -> bool:
     """Return whether the longer of two requests is still answered when the shorter one, which came later, has ended."""
     long = component.stream(token_inputs([5], 900))
-    (seat,) = (each for each in open_seats(component) if each.stream.is_open)  # the trial's may not be gone yet
+    (sequence,) = (each for each in open_sequences(component) if each.stream.is_open)  # the trial's may not be gone yet
     tokens_of(component.stream(token_inputs([9], 2)))
-    is_open = bool(seat.stream.is_open)
+    is_open = bool(sequence.stream.is_open)
     long.close()
     return is_open
 

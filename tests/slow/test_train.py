@@ -14,7 +14,7 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
 from shoal.readability.fit import EncoderSettings

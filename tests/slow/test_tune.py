@@ -23,7 +23,7 @@ from shoal.cli import app
 from shoal.clients.client.client import Client
 from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.encoders.quantize import FILE, add_errors, read_record
 from shoal.lab.tune import PLAN, tune
 from shoal.readability.corpus import Corpus

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.authoring.environment.building import Built, build, read_built
 from shoal.authoring.environment.engines import find_python
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.errors import SetupError
 from tests.support.channel import build_channel
 from tests.support.once import ROOT, once
@@ -54,10 +54,10 @@ def environment_yml(channel: str, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def packed(environment_yml: Path) -> Built:
     """An environment made by rattler and packed by conda-pack. Nothing may be changed in there."""
-    return _build_once("packed", lambda out: Request(environment_yml, out))
+    return _build_once("packed", lambda out: BuildRequest(environment_yml, out))
 
 
-def _build_once(name: str, request: Callable[[Path], Request], *depends_on: Path) -> Built:
+def _build_once(name: str, request: Callable[[Path], BuildRequest], *depends_on: Path) -> Built:
     built = read_built(once(name, lambda out: build(request(out)), depends_on=[*SOURCES, *depends_on]))
     assert built is not None
     return built
@@ -74,7 +74,7 @@ class Venvs:
             patch.setenv("PIP_NO_INDEX", "1")
             return _build_once(
                 f"venv_{kind}",
-                lambda out: Request(requirements, out, python=python, engine="venv", stub=stub),
+                lambda out: BuildRequest(requirements, out, python=python, engine="venv", stub=stub),
                 requirements,
             )
 

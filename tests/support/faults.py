@@ -13,7 +13,7 @@ import torch
 import treelite
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.provenance import dump_ties
 
 MODELS = {

@@ -67,17 +67,17 @@ def tokens_of(answers: Any) -> list[int]:
     return found
 
 
-def open_seats(component: Any) -> list[Any]:
+def open_sequences(component: Any) -> list[Any]:
     """The requests that the component's engine, on transformers or ONNX Runtime, computes or lets wait."""
     engine = component.engine
-    if hasattr(engine, "_seats"):
-        return [*engine._seats.values(), *engine._waiting]  # also those that have ended, and hold pages yet
-    seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
-    return [seat for seat in seats if seat.stream.is_open]
+    if hasattr(engine, "_sequences"):
+        return [*engine._sequences.values(), *engine._waiting]  # also those that have ended, and hold pages yet
+    sequences = {*engine._waiting, *engine._arriving.sequences, *engine._open.sequences}
+    return [sequence for sequence in sequences if sequence.stream.is_open]
 
 
 def count_open(component: Any) -> int:
-    return len(open_seats(component))
+    return len(open_sequences(component))
 
 
 def cut(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], least: int = 0) -> tuple[str, str, int]:

@@ -1,4 +1,4 @@
-"""Choice of tokens row by row in NumPy: the reference of ``shoal.kit.generation.choosing``."""
+"""Choice of tokens row by row in NumPy: the reference of ``shoal.kit.generation.sampler``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.clients.local import load_component
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.provenance import METADATA, dump_ties, read_archive
 from shoal.kit.forests.checkpoints import read_forest
 from shoal.serving.server.launch import find_cause

@@ -20,7 +20,7 @@ from shoal.authoring.vendoring import find_carried
 from shoal.cli import app
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.triton import CALLING
 from shoal.readability.corpus import Corpus
 from shoal.system import paths
@@ -61,7 +61,7 @@ def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
 
 
 BATCHES = {
-    "artifact_files", "base", "context", "ledger", "parameters", "spec", "tensors", "tokenizer_growth", "triton",
+    "base", "context", "files", "ledger", "parameters", "spec", "tensors", "triton",
 }  # fmt: skip
 STREAMS = {"answer_socket", "streaming"}
 
@@ -71,8 +71,8 @@ STREAMS = {"answer_socket", "streaming"}
     [
         ("postprocess/softmax", {"shoal", "component"}, BATCHES),
         ("postprocess/readability", {"shoal", "component", "readability", "text"}, BATCHES),
-        ("models/llm-onnx", {"shoal", "component", "generation", "engines"}, BATCHES | STREAMS),
-        ("models/llm_bls", {"shoal", "component", "generation"}, BATCHES | STREAMS | {"callees"}),
+        ("models/llm-onnx", {"shoal", "component", "generation", "engines", "text"}, BATCHES | STREAMS),
+        ("models/llm_bls", {"shoal", "component", "generation", "text"}, BATCHES | STREAMS | {"callees"}),
     ],
 )
 def test_a_model_gets_the_modules_that_it_needs(model: str, packages: set[str], modules: set[str]) -> None:

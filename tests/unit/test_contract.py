@@ -15,7 +15,7 @@ from shoal.errors import InputError, ServerError
 from shoal.kit.component.base import check_outputs
 from shoal.kit.component.context import Context
 from shoal.kit.component.streaming import QueueStream, StreamingComponent
-from shoal.kit.generation.answering import Answering, Seat, step
+from shoal.kit.generation.answering import Answering, RunningSequence, step
 from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,
@@ -24,11 +24,11 @@ from shoal.kit.generation.contract import (
     NEUTRAL,
     REFUSED,
     Limits,
-    Place,
+    LogProbs,
     TokenRequest,
     pack_answer,
     pack_words,
-    read_places,
+    read_log_probs,
 )
 from shoal.kit.generation.sampling import Sampling
 from tests.support.llm import ENGINE, engine_spec, token_inputs
@@ -185,7 +185,7 @@ def test_everything() -> None:
         sampling=Sampling(0.7, 40, 0.9, 1.1, 2**64 - 1, 2),
         stops=((8,), (9, 10)),
         bans=((11, 12, 13),),
-        carry='{"stops": ["é"]}',
+        passthrough='{"stops": ["é"]}',
         is_streaming=False,
     )
 
@@ -231,7 +231,7 @@ def test_refused(more: dict[str, Any], words: str) -> None:
 
 def test_answers_are_as_the_engine_declares() -> None:
     for ids in ([], [1], [1, 2, 3]):
-        answer = pack_answer(ids, stream_id=2**62, carry="é", is_last=True, reason="stop")
+        answer = pack_answer(ids, stream_id=2**62, passthrough="é", is_last=True, reason="stop")
         check_outputs(ONE_ROW, answer, 1, LOG_PROB_OUTPUTS)
         assert answer["output_ids"].shape == (1, 1, len(ids))
 
@@ -252,8 +252,8 @@ class Given(StreamingComponent):
         answering = Answering(self.request, stream)
         for token in self.tokens:
             self.taken += 1
-            place = Place(-token / 10, (token, 0), (-token / 10, -7.5)) if self.request.returns else None
-            if not answering.add(token, place):
+            log_probs = LogProbs(-token / 10, (token, 0), (-token / 10, -7.5)) if self.request.returns else None
+            if not answering.add(token, log_probs):
                 break
 
 
@@ -263,7 +263,7 @@ def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int
     component.tokens, component.request = tokens, request
     found = list(component.stream(token_inputs([5], 4)))
     assert [each["is_last"].item() for each in found] == [False] * (len(found) - 1) + [True]
-    assert [each["carry"].item() for each in found] == [request.carry.encode(), *[b""] * (len(found) - 1)]
+    assert [each["carry"].item() for each in found] == [request.passthrough.encode(), *[b""] * (len(found) - 1)]
     assert len({each["stream_id"].item() for each in found}) == 1
     assert all(not each["finish_reason"].item() for each in found[:-1])
     return (
@@ -276,11 +276,11 @@ def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int
 def test_logits_that_are_not_finite_end_one_answer() -> None:
     component = Given(Context(ONE_ROW, ENGINE))
     streams = [QueueStream(component, 1) for _ in range(2)]
-    seats = [Seat(TokenRequest((5,), 1, (), Sampling(0.0)), stream) for stream in streams]
+    sequences = [RunningSequence(TokenRequest((5,), 1, (), Sampling(0.0)), stream) for stream in streams]
     logits = np.zeros((2, 20), np.float32)
     logits[0, 3], logits[1, 7] = np.nan, 1
-    assert step(logits, seats) == [0, 7]
-    assert all(seat.is_done for seat in seats)
+    assert step(logits, sequences) == [0, 7]
+    assert all(sequence.is_done for sequence in sequences)
     with pytest.raises(ServerError, match=r"logits are not finite, .* parameter dtype to bfloat16 or float32"):
         list(streams[0])
     assert [answer["output_ids"].tolist() for answer in streams[1]] == [[[[7]]]]
@@ -299,11 +299,11 @@ def test_logits_that_are_not_finite_end_one_answer() -> None:
         ([11, 12, 12], {"stops": ((12,),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], [12]], "stop", 3)),
         ([11, 12, 12], {"stops": ((12, 12),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], [12]], "stop", 3)),
         ([11, 12, 13], {"is_streaming": False}, ([[11, 12, 13]], "length", 3)),
-        ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "carry": "{}"}, ([[11, 12, 13]], "stop", 3)),
+        ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "passthrough": "{}"}, ([[11, 12, 13]], "stop", 3)),
     ],
 )
 def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None:
-    assert answers(tokens, TokenRequest((5,), 3, **{"carry": "{}", **more})) == expected
+    assert answers(tokens, TokenRequest((5,), 3, **{"passthrough": "{}", **more})) == expected
 
 
 @given(
@@ -381,7 +381,7 @@ def test_log_probabilities_of_answers(is_streaming: bool) -> None:
     found = list(component.stream(token_inputs([5], 4)))
     sums = [answer["cum_log_probs"].item() for answer in found]
     np.testing.assert_allclose(sums, [-1.1, -2.3, -2.3] if is_streaming else [-2.3], rtol=1e-6)
-    places = [place for answer in found for place in read_places(answer)]
+    places = [place for answer in found for place in read_log_probs(answer)]
     assert [[*place.top_ids] for place in places] == [[11, 0], [12, 0]]
     np.testing.assert_allclose([place.chosen for place in places], [-1.1, -1.2], rtol=1e-6)
     np.testing.assert_allclose([place.top for place in places], [[-1.1, -7.5], [-1.2, -7.5]], rtol=1e-6)

@@ -19,7 +19,18 @@ from shoal.clients import local
 from shoal.clients.client.copies import Copies
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ShoalError
-from shoal.kit.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
+from shoal.kit.component.ledger import (
+    ACROSS,
+    BATCHES,
+    CONTROL,
+    DOWN,
+    EXACT,
+    EXACT_ROWS,
+    SETUP,
+    UP,
+    CopyEdge,
+    CopyTotals,
+)
 from shoal.kit.component.tensors import Array
 from shoal.readability import reader
 from tests.support.emulation import EmulatedText
@@ -114,7 +125,7 @@ def test_a_planted_copy_breaks_the_budget(on_gpu: Pipeline, model: str, monkeypa
 def copies(model: str, name: str, direction: str, num_bytes: int = 8, times: int = 1, exact: int = 0) -> Copies:
     """One edge's traffic in two batches."""
     events = {model: {BATCHES: 2, EXACT_ROWS: exact}}
-    return Copies({(model, Edge(name, direction)): Traffic(times, num_bytes, 0.1)}, events, has_setup=False)
+    return Copies({(model, CopyEdge(name, direction)): CopyTotals(times, num_bytes, 0.1)}, events, has_setup=False)
 
 
 @pytest.mark.parametrize(
@@ -148,19 +159,19 @@ def test_the_budget(copied: Copies, is_within: bool, pipeline: Pipeline) -> None
 def test_steps_on_different_devices_may_exchange_tensors(artifacts: Path, tmp_path: Path) -> None:
     """The first or the last step on the host, all other models on the GPU: what is between them moves once."""
     for host, model, edge, is_within in (
-        ("preprocess", "bert-large", Edge("INPUT__0", UP), True),
-        ("preprocess", "bert-large", Edge("INPUT__0", DOWN), False),
-        ("preprocess", "postprocess", Edge("CUML_SCORE", UP), False),
-        ("postprocess", "postprocess", Edge("CUML_SCORE", DOWN), True),
-        ("postprocess", "bert-large", Edge("INPUT__0", UP), False),
-        ("cuml", "cuml", Edge("input__0", DOWN), False),  # its score goes back to the GPU
+        ("preprocess", "bert-large", CopyEdge("INPUT__0", UP), True),
+        ("preprocess", "bert-large", CopyEdge("INPUT__0", DOWN), False),
+        ("preprocess", "postprocess", CopyEdge("CUML_SCORE", UP), False),
+        ("postprocess", "postprocess", CopyEdge("CUML_SCORE", DOWN), True),
+        ("postprocess", "bert-large", CopyEdge("INPUT__0", UP), False),
+        ("cuml", "cuml", CopyEdge("input__0", DOWN), False),  # its score goes back to the GPU
     ):
         plan, tuning = Plan(placement="gpu", target="26.06"), {host: Tuning(gpus=())}
         folder = tmp_path / host
         if not folder.exists():
             compose("ensemble_all", folder, artifacts=artifacts, plan=plan, tuning=tuning)
         graph = Graph.load(folder / "ensemble_all")
-        copied = Copies({(model, edge): Traffic(1, 4)}, {model: {BATCHES: 1}})
+        copied = Copies({(model, edge): CopyTotals(1, 4)}, {model: {BATCHES: 1}})
         assert (copied.beyond(graph) == []) == is_within, (model, edge)
 
 
@@ -185,6 +196,6 @@ nv_inference_count{model="preprocess",version="1"} 9
 """
     read = Copies.parse(text)
     assert [(copy.model, copy.edge, copy.traffic) for copy in read] == [
-        ("preprocess", Edge("INPUT0", UP), Traffic(7, 300, 0.5))
+        ("preprocess", CopyEdge("INPUT0", UP), CopyTotals(7, 300, 0.5))
     ]
     assert read.events == {"preprocess": {BATCHES: 7}}

@@ -17,7 +17,7 @@ import torch
 from shoal.errors import SetupError
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
-from shoal.kit.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
+from shoal.kit.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, CopyEdge, CopyTotals, Ledger, Metrics
 from shoal.kit.component.tensors import Array, Arrays, Device
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor
 from tests.support.once import ROOT
@@ -69,7 +69,7 @@ def answers(responses: list[Any]) -> list[Any]:
 def test_requests_on_the_host_go_up_as_one(gpu: PretendGpu, tmp_path: Path) -> None:
     stub = Stub(Double, tmp_path, CONFIG, kind="GPU")
     assert answers(stub.infer(request([1, 2]), request([3, 4], [5, 6]))) == [[[2, 4]], [[6, 8], [10, 12]]]
-    assert {edge: (t.copies, t.num_bytes) for edge, t in gpu.ledger.traffic.items()} == {Edge("X", UP): (1, 24)}
+    assert {edge: (t.copies, t.num_bytes) for edge, t in gpu.ledger.traffic.items()} == {CopyEdge("X", UP): (1, 24)}
     assert gpu.ledger.events == {BATCHES: 1, ROWS: 3}
 
 
@@ -84,7 +84,7 @@ def test_one_batch_may_hold_both(gpu: PretendGpu, tmp_path: Path) -> None:
     stub = Stub(Double, tmp_path, CONFIG, kind="GPU")
     got = answers(stub.infer(request([1, 2]), request([3, 4], is_on_gpu=True), request([5, 6])))
     assert got == [[[2, 4]], [[6, 8]], [[10, 12]]]
-    assert gpu.ledger.traffic[Edge("X", UP)].num_bytes == 16  # the two that came on the host
+    assert gpu.ledger.traffic[CopyEdge("X", UP)].num_bytes == 16  # the two that came on the host
     assert gpu.ledger.events[BATCHES] == 1
 
 
@@ -95,13 +95,13 @@ def test_a_component_on_the_host_fetches_what_another_left_on_a_gpu(
     stub = Stub(Double, tmp_path, CONFIG)
     assert answers(stub.infer(request([1, 2], is_on_gpu=True))) == [[[2, 4]]]
     ledger = stub._model.component.context.device.ledger
-    assert {edge: t.num_bytes for edge, t in ledger.traffic.items()} == {Edge("X", DOWN): 8}
+    assert {edge: t.num_bytes for edge, t in ledger.traffic.items()} == {CopyEdge("X", DOWN): 8}
 
 
 def test_a_tensor_on_another_gpu_is_copied_across(gpu: PretendGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PretendGpu, "_adopt", lambda self, array: (torch.as_tensor(array._array), ACROSS))
     gpu.put(Tensor("X", np.zeros(3, np.int64), is_on_gpu=True), "X")
-    assert gpu.ledger.traffic[Edge("X", ACROSS)].num_bytes == 24
+    assert gpu.ledger.traffic[CopyEdge("X", ACROSS)].num_bytes == 24
 
 
 @pytest.mark.usefixtures("gpu")
@@ -168,8 +168,8 @@ def test_ledgers_add_up() -> None:
     ledger = Ledger()
     ledger.record("X", UP, 10, 0.5)
     ledger.record("X", UP, 5, 0.25, copies=2)
-    assert ledger.traffic == {Edge("X", UP): Traffic(3, 15, 0.75)}
-    assert Traffic(3, 15, 0.75) - Traffic(1, 10, 0.5) == Traffic(2, 5, 0.25)
+    assert ledger.traffic == {CopyEdge("X", UP): CopyTotals(3, 15, 0.75)}
+    assert CopyTotals(3, 15, 0.75) - CopyTotals(1, 10, 0.5) == CopyTotals(2, 5, 0.25)
 
 
 def test_metrics_follow_the_ledger() -> None:

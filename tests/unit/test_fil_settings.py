@@ -15,7 +15,7 @@ from shoal.errors import ArtifactError
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import ModelSpec
-from shoal.kit.forests.treelite import Settings
+from shoal.kit.forests.treelite import FilSettings
 
 ROWS = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 TARGETS = ROWS[:, 0] * ROWS[:, 1] + ROWS[:, 2]
@@ -52,7 +52,7 @@ def declare(width: int, parameters: dict[str, str], num_features: int = 6) -> Mo
 
 @pytest.mark.parametrize(("parameters", "values", "width", "expected"), ANSWERS)
 def test_settings_decide_what_is_answered(parameters: dict[str, str], values: Any, width: int, expected: Any) -> None:
-    settings = Settings.read(declare(width, parameters))
+    settings = FilSettings.read(declare(width, parameters))
     assert width in settings.widths(values.shape[1], is_classifier=True)
     found = settings.answer(values, width)
     assert found.dtype == np.float32

@@ -25,9 +25,8 @@ from shoal.authoring.repository.graph import Graph, find_rounds
 from shoal.authoring.repository.model_folders import find_graph, read_configs
 from shoal.cli import app
 from shoal.errors import ArtifactError, ShoalError, printable
-from shoal.kit.component.artifact_files import read_tokenizer
-from shoal.kit.component.tokenizer_growth import MAX_PIECES, find_growth
 from shoal.kit.encoders.export import export_onnx
+from shoal.kit.text.tokenizer_files import MAX_PIECES, find_growth, read_tokenizer
 from tests.support import tokenizers
 from tests.support.hostile_files import limits
 

@@ -15,9 +15,10 @@ from shoal.authoring.check.families import check
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.cli import app
 from shoal.errors import ArtifactError, ShoalError
-from shoal.kit.component.artifact_files import read_json, read_text, read_tokenizer
+from shoal.kit.component.files import read_json, read_text
 from shoal.kit.forests.checkpoints import read_forest
 from shoal.kit.generation.weights import find_weights
+from shoal.kit.text.tokenizer_files import read_tokenizer
 from shoal.kit.text.tokens import read_vocabulary
 from shoal.system.files import open_regular
 from tests.support import planted_engines, planted_forest, planted_onnx, planted_torchscript, planted_warmups

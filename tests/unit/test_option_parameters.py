@@ -34,7 +34,7 @@ from shoal.errors import ShoalError
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.context import Context
 from shoal.kit.component.triton import _refuse_foreign_repository, _threads
-from shoal.kit.forests.treelite import Settings
+from shoal.kit.forests.treelite import FilSettings
 from shoal.serving.gateway.control.canary import make_canaries
 from shoal.serving.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
 from tests.conftest import as_bytes
@@ -89,7 +89,7 @@ def look_at_vllm(configs: dict[str, ModelConfig], folder: Path) -> Any:
 
 def look_at_forest(configs: dict[str, ModelConfig], _: Path) -> Any:
     spec = declare(2, dict(configs["a"].spec.parameters))
-    return Settings.read(spec).answer(CHANCES, 2 if spec.parameters.get("predict_proba") == "true" else 1).tolist()
+    return FilSettings.read(spec).answer(CHANCES, 2 if spec.parameters.get("predict_proba") == "true" else 1).tolist()
 
 
 def look_at_torch(configs: dict[str, ModelConfig], folder: Path) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.provenance import check_ties, dump_ties, read_archive
 from shoal.kit.forests.checkpoints import read_forest
 from shoal.readability.preprocess_config import Bundle

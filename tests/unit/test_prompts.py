@@ -372,7 +372,7 @@ def test_outputs_are_an_engines_inputs(prompt: Component, tokenizer: Tokenizer) 
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.7, 0, 2**63)
     assert request.stops == (tuple(tokenizer.encode("STOP", add_special_tokens=False).ids),)
     assert len(request.bans) == 2
-    assert json.loads(request.carry) == {"stops": ["STOP"], "num_input_tokens": len(ids), "min_tokens": 0}
+    assert json.loads(request.passthrough) == {"stops": ["STOP"], "num_input_tokens": len(ids), "min_tokens": 0}
 
 
 @pytest.mark.usefixtures("may_start_processes")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.authoring.environment.inspection import CONDA, Environment
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.environment.stub import read_stub
 from shoal.authoring.environment.stub_source import check_choice, choose, find_installed, provide_stub, take_stub
 from shoal.authoring.environment.targets import find_target
@@ -29,7 +29,7 @@ def provide(
 ) -> str:
     """Return how the stub was made; the log is beside the stub."""
     environment = Environment(stub.with_name("env"), CONDA, python=python, numpy=numpy)
-    request = Request(Path("environment.yml"), stub.parent, target=target, stub=choice, builder=builder)
+    request = BuildRequest(Path("environment.yml"), stub.parent, target=target, stub=choice, builder=builder)
     return provide_stub(request, environment, find_target(target), stub, stub.with_name("log"))
 
 
@@ -110,9 +110,9 @@ def test_a_finished_stub_is_used_unchanged(tmp_path: Path) -> None:
     assert provide(tmp_path / "stub", str(finished)) == "given"
     assert (tmp_path / "stub").read_bytes() == finished.read_bytes()
     with pytest.raises(InputError, match=r"Unknown stub 'latest'\. Known: auto, wheel, compile, none"):
-        check_choice(Request(Path("environment.yml"), tmp_path, stub="latest"))
+        check_choice(BuildRequest(Path("environment.yml"), tmp_path, stub="latest"))
     with pytest.raises(ArtifactError, match="is not a whole ELF file"):
-        check_choice(Request(Path("environment.yml"), tmp_path, stub=__file__))
+        check_choice(BuildRequest(Path("environment.yml"), tmp_path, stub=__file__))
 
 
 # --- a stub that is compiled: by a program of the user's ----------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import SetupError
-from shoal.kit.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
+from shoal.kit.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, CopyEdge
 from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, read_code_points
 from shoal.kit.text.tokens import read_vocabulary
@@ -69,7 +69,7 @@ def test_one_upload_and_two_small_reads_a_batch(vocabulary: list[str], bundle: B
     blob = sum(len(text.encode()) for text in PLAIN)
     assert sizes == {"TEXT": (1, blob + 8 * (len(PLAIN) + 1)), CONTROL: (2, 8 + len(PLAIN) + 1)}
     read([*PLAIN, "[SEP]"])
-    assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids with the mask, and features
+    assert device.ledger.traffic[CopyEdge(EXACT, UP)].copies == 2  # token ids with the mask, and features
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from shoal.authoring.repository.manifest import launch_flags, read_manifest
 from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.authoring.repository.placement import Plan, place_all
 from shoal.authoring.repository.sizes import MIB, Largest, find_sizes
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.spec import TensorSpec
 from shoal.serving.server.container import container_command
 

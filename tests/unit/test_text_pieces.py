@@ -16,7 +16,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.base import Component
-from shoal.kit.component.ledger import UP, Edge
+from shoal.kit.component.ledger import UP, CopyEdge
 from shoal.kit.component.tensors import Array
 from shoal.kit.text.words import BasicTokenizer
 from tests.conftest import as_bytes
@@ -232,7 +232,7 @@ def test_a_gpu_gets_one_upload_a_batch(name: str, tmp_path: Path) -> None:
         assert device.owns(got)
         assert np.array_equal(got, expected)
     moved = {edge: traffic.copies for edge, traffic in device.ledger.traffic.items() if edge not in before}
-    assert moved == {Edge("TEXT", UP): 1}
+    assert moved == {CopyEdge("TEXT", UP): 1}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from shoal.authoring.project.importing.encoders import SIGMOID, SOFTMAX, Embedde
 from shoal.authoring.repository.placement import Plan
 from shoal.clients.local import load
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.encoders import export
 from shoal.kit.encoders.encoder import Trunked
 from shoal.kit.encoders.fusing import fuse

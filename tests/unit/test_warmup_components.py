@@ -14,7 +14,7 @@ from shoal.authoring.composition.warmup import FOLDER, WarmUps, derive, write
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 
 MODEL = """import numpy as np
 

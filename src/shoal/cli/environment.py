@@ -57,7 +57,7 @@ def build(
 ) -> None:
     """Build an environment, pack it, make a Python backend stub for it, and check that the server can use both."""
     from shoal.authoring.environment.building import build, find_file, find_overrides
-    from shoal.authoring.environment.spec import Request
+    from shoal.authoring.environment.spec import BuildRequest
 
     if source and source.is_dir():
         refuse_ignored(context, "--engine --channel", f"with {source}, an environment that exists")
@@ -68,7 +68,7 @@ def build(
     if model or (source and not stub_builder):
         refuse_ignored(context, "--gpu", f"with {'--for' if model else 'a source and no --stub-builder'}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
-    request = Request(
+    request = BuildRequest(
         source or find_file(target, engine, is_for_gpu=is_for_gpu, model=model),
         out,
         target=target,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import GREATEST, is_number, read_object, refusal
+from shoal.kit.component.files import GREATEST, is_number, read_object, refusal
 from shoal.kit.component.ledger import CONTROL
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.tensors import Array, Arrays, Device, namespace

@@ -32,7 +32,7 @@ from shoal.authoring.repository.model_folders import find_graph
 from shoal.authoring.repository.placement import INT8, write_dtype
 from shoal.clients.local import load
 from shoal.errors import InputError, SetupError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.encoders.quantize import FILE, INT8_FLAGS, Record, add_errors, make_batches, quantize
 from shoal.lab.bench.plots import draw_precisions
 from shoal.system.machine import computes_bf16, describe_machine, library_versions, peak_memory

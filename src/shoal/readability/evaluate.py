@@ -12,7 +12,7 @@ import numpy as np
 from shoal.authoring.composition.compose import compose
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import find_changed
+from shoal.kit.component.files import find_changed
 from shoal.readability.corpus import Corpus, fingerprint
 from shoal.readability.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
 from shoal.readability.report import REPORT

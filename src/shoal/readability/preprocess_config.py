@@ -14,15 +14,7 @@ from typing import Any
 
 from shoal.errors import ArtifactError
 from shoal.kit.blocks import find_fault
-from shoal.kit.component.artifact_files import (
-    MAKE_AGAIN,
-    check_file,
-    find_repeated,
-    is_number,
-    read_object,
-    refusal,
-    sha256,
-)
+from shoal.kit.component.files import MAKE_AGAIN, check_file, find_repeated, is_number, read_object, refusal, sha256
 from shoal.kit.text.tokens import LENGTHS, WIDTH_MULTIPLE
 from shoal.kit.text.words import NUM_STATISTICS
 

@@ -14,7 +14,7 @@ import torch
 
 import shoal
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import find_changed, sha256
+from shoal.kit.component.files import find_changed, sha256
 from shoal.kit.encoders.export import export_encoder
 from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.kit.text.tokens import WordPiece

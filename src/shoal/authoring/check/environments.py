@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, entries, is_file
-from shoal.authoring.check.python.source import PB, Source, examine
+from shoal.authoring.check.python.source import PB, SourceFile, examine
 from shoal.authoring.environment.fit import Misfit, find_misfits
 from shoal.authoring.environment.imports import find_imports
 from shoal.authoring.environment.inspection import Environment, glance
@@ -177,7 +177,7 @@ def _read_archive(file: _File) -> Environment:
 def _find_imports(model: Model, environment: Environment, name: str) -> Findings:
     """Find top-level imports of modules that are neither in the environment ``name`` nor beside ``model.py``."""
 
-    def look(source: Source) -> Findings:
+    def look(source: SourceFile) -> Findings:
         lines = source.path.read_text(encoding="utf-8", errors="replace").splitlines()
         if any("sys.path" in line and not _OWN_FOLDER.search(line) for line in lines):
             return

@@ -18,7 +18,7 @@ from shoal.authoring.check.boosters import read_fields, read_lightgbm_head, read
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.environment.targets import Target
-from shoal.kit.component.artifact_files import describe_bytes
+from shoal.kit.component.files import describe_bytes
 from shoal.kit.forests.checkpoints import Task, parse_forest
 from shoal.system.files import open_regular, parse_json, read_bytes
 

@@ -15,7 +15,7 @@ from typing import Any
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.environment.targets import NEWEST, Target
-from shoal.kit.component.artifact_files import describe_bytes
+from shoal.kit.component.files import describe_bytes
 from shoal.system.files import MAX_BINARY, read_bytes
 
 BACKEND = "onnxruntime"

@@ -20,7 +20,7 @@ from typing import Any
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.environment.targets import Target
-from shoal.kit.component.artifact_files import describe_bytes
+from shoal.kit.component.files import describe_bytes
 from shoal.system.files import open_regular
 
 BACKEND = "pytorch"

@@ -20,14 +20,7 @@ from shoal.authoring.repository.model_code import read_code
 from shoal.authoring.repository.placement import AUTO, INT8, Plan, Precision, choose_precision, gpus_of, is_dtype_chosen
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.kit.component.artifact_files import (
-    MAKE_AGAIN,
-    check_file,
-    describe_bytes,
-    describe_place,
-    read_json,
-    refusal,
-)
+from shoal.kit.component.files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
 from shoal.kit.component.provenance import METADATA, check_tie, parse_ties, read_archive
 from shoal.kit.forests.checkpoints import read_forest
 from shoal.system.files import MAX_BINARY, read_bytes

@@ -41,7 +41,7 @@ from shoal.authoring.repository.sizes import Sizes, find_scheduling_flags, find_
 from shoal.authoring.repository.versions import list_made
 from shoal.authoring.vendoring import copy_package
 from shoal.errors import SetupError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.spec import FILES, REPOSITORY
 from shoal.kit.component.triton import CALLING
 from shoal.system.files import copy_file, read_bytes

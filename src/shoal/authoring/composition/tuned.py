@@ -16,7 +16,7 @@ from shoal.authoring.repository.config import ModelConfig, as_config
 from shoal.authoring.repository.placement import AUTO, INT8, Plan, Precision
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import read_json, refusal, sha256
+from shoal.kit.component.files import read_json, refusal, sha256
 from shoal.kit.encoders.quantize import FILE, INT8_FLAGS, read_record
 from shoal.system.machine import computes_bf16, describe_machine
 

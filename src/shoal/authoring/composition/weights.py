@@ -13,7 +13,7 @@ from shoal.authoring.repository.config import ModelConfig, as_config
 from shoal.authoring.repository.model_code import read_code
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.kit.component.artifact_files import read_json, sha256
+from shoal.kit.component.files import read_json, sha256
 from shoal.kit.generation.tokenizer import TOKENIZER
 from shoal.kit.generation.weights import DECODER, find_weights
 

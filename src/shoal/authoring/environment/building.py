@@ -17,12 +17,12 @@ from shoal.authoring.environment import engines
 from shoal.authoring.environment.engines import VENV, install, run, without_secrets
 from shoal.authoring.environment.fit import check_fit
 from shoal.authoring.environment.inspection import inspect
-from shoal.authoring.environment.spec import Job, Request, Wanted, read_wanted
+from shoal.authoring.environment.spec import BuildRequest, BuildSettings, Wanted, read_wanted
 from shoal.authoring.environment.stub import RECORD, STUB, parse_version, read_stub, show_version
 from shoal.authoring.environment.stub_source import GIVEN, check_choice, provide_stub
 from shoal.authoring.environment.targets import EMBEDDED, OLDEST_PYTHON, Target, find_target
 from shoal.errors import ArtifactError, InputError, SetupError, needs
-from shoal.kit.component.artifact_files import find_changed, sha256
+from shoal.kit.component.files import find_changed, sha256
 from shoal.system.files import read_json
 from shoal.system.paths import alone, aside, check_path_supported, check_replaceable, exchange, shipped_root
 from shoal.system.progress import OnProgress
@@ -110,7 +110,7 @@ def find_overrides(target: str, model: str) -> tuple[str, ...]:
     return ("numpy>=1.26,<2",) if model in _OWN and not find_target(target).supports_numpy_2 else ()
 
 
-def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
+def build(request: BuildRequest, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
     """Build the requested environment, or return the existing build if it is up to date.
 
     Everything is built in a temporary folder. It replaces ``request.out`` in one step, after a check that environment,
@@ -133,7 +133,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     log = out.with_name(f"{out.name}.{LOG}")
     # The environment must also run on this machine.
     oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())
-    job = Job(python, request.channels or wanted.channels, log, show_version(oldest))
+    job = BuildSettings(python, request.channels or wanted.channels, log, show_version(oldest))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with alone(out, "build"):
@@ -155,7 +155,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
 
 
 def _make(
-    request: Request, wanted: Wanted, target: Target, job: Job, folder: Path, on_progress: OnProgress
+    request: BuildRequest, wanted: Wanted, target: Target, job: BuildSettings, folder: Path, on_progress: OnProgress
 ) -> dict[str, Any]:
     """Build environment and stub in ``folder``, which ``build`` moves to ``request.out`` later; returns the record."""
     job.log.write_bytes(b"")
@@ -244,7 +244,7 @@ def _default_python(target: Target) -> str:
     return target.python if parse_version(target.python) >= OLDEST_PYTHON else running
 
 
-def _digest(request: Request, wanted: Wanted, python: str) -> str:
+def _digest(request: BuildRequest, wanted: Wanted, python: str) -> str:
     """Return a hash of everything that a build depends on, including the contents of files that ``request`` names."""
     options = replace(request, source=Path(), out=Path(), python=python, builder=None)
     files = [sha256(path) for path in (Path(request.stub), request.builder) if path and path.is_file()]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from shoal.authoring.environment.spec import Job, Wanted
+from shoal.authoring.environment.spec import BuildSettings, Wanted
 from shoal.authoring.environment.targets import Target
 from shoal.errors import InputError, SetupError, needs
 from shoal.system.processes import bound
@@ -58,7 +58,7 @@ def check_engine(engine: str, target: Target) -> None:
         )
 
 
-def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
+def make(engine: str, wanted: Wanted, prefix: Path, job: BuildSettings) -> None:
     """Make an environment with the packages ``wanted`` at the path ``prefix``, which must not exist.
 
     Raises:
@@ -78,7 +78,7 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
 # --- rattler: solves and installs conda packages without conda ----------------------------------------------------
 
 
-def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
+def make_rattler(wanted: Wanted, prefix: Path, job: BuildSettings) -> None:
     """Make the environment ``wanted`` with rattler.
 
     rattler runs in a process of its own. Its threads continue to write for a while after an error or Ctrl-C, end only
@@ -149,7 +149,7 @@ async def _run_rattler(order: dict[str, Any]) -> None:
 # --- conda, venv, pip --------------------------------------------------------------------------------------------
 
 
-def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
+def make_conda(tool: str, wanted: Wanted, prefix: Path, job: BuildSettings) -> None:
     """Make the environment ``wanted`` with ``tool``: conda, or a program with the same command line."""
     program = shutil.which(tool)
     if program is None:
@@ -162,7 +162,7 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     run([program, "create", *options, *wanted.specs], log=job.log, what=f"Installing by {tool}", variables=variables)
 
 
-def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
+def make_venv(wanted: Wanted, prefix: Path, job: BuildSettings) -> None:
     """Make a venv, for a server on this machine only: the Python interpreter of a venv is outside of it.
 
     Raises:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.errors import InputError, needs
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.system.files import read_text
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """A build request: the source of an environment, the target server, and build options.
 
     ``python`` is a version such as ``3.12``. If it is empty, the version is the one that ``source`` pins, else the
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildSettings:
     """Settings for making an environment: Python version, conda channels and log file.
 
     ``glibc`` is the highest glibc version that packages may need, such as ``2.35``.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from shoal.errors import ArtifactError, needs
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.system.files import MAX_BINARY, read_bytes, read_json
 
 STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shoal.authoring.environment.engines import run
 from shoal.authoring.environment.inspection import Environment
-from shoal.authoring.environment.spec import Request
+from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.environment.stub import STUB, parse_version, read_stub
 from shoal.authoring.environment.targets import Target
 from shoal.errors import ArtifactError, InputError, SetupError
@@ -29,7 +29,7 @@ _README = "https://github.com/triton-inference-server/python_backend#building-cu
 _FIRST_PYBIND11 = "2.12"  # the first pybind11 that supports NumPy 2
 
 
-def check_choice(request: Request) -> None:
+def check_choice(request: BuildRequest) -> None:
     """Check the requested stub before anything is built.
 
     Raises:
@@ -45,7 +45,7 @@ def check_choice(request: Request) -> None:
         read_stub(Path(choice))
 
 
-def provide_stub(request: Request, environment: Environment, target: Target, stub: Path, log: Path) -> str:
+def provide_stub(request: BuildRequest, environment: Environment, target: Target, stub: Path, log: Path) -> str:
     """Write the stub that ``environment``, a folder, needs to the path ``stub``.
 
     Returns:
@@ -140,7 +140,7 @@ def _check_builder(builder: Path | None, what: str) -> Path:
 
 
 def _compile(
-    request: Request, environment: Environment, target: Target, stub: Path, log: Path, *, pybind11: str
+    request: BuildRequest, environment: Environment, target: Target, stub: Path, log: Path, *, pybind11: str
 ) -> None:
     """Compile the stub for the Python and NumPy of ``environment`` with the user's program.
 

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.authoring.repository.config import CONFIG
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.system.files import read_json
 
 MANIFEST = "manifest.json"

@@ -22,9 +22,9 @@ from shoal.kit.component.ledger import (
     SECONDS,
     SETUP,
     UP,
-    Edge,
+    CopyEdge,
+    CopyTotals,
     Ledger,
-    Traffic,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Copy(NamedTuple):
     """
 
     model: str
-    edge: Edge
-    traffic: Traffic
+    edge: CopyEdge
+    traffic: CopyTotals
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Copies:
     while no request is running: in the middle of a batch, only some of its copies have been counted.
     """
 
-    traffic: Mapping[tuple[str, Edge], Traffic]
+    traffic: Mapping[tuple[str, CopyEdge], CopyTotals]
     events: Mapping[str, Mapping[str, int]]
     has_setup: bool = True  # whether copies made at start-up are included
 
@@ -64,7 +64,7 @@ class Copies:
 
         Versions of one model add up, as the instances of a model on a server do.
         """
-        traffic: dict[tuple[str, Edge], Traffic] = defaultdict(Traffic)
+        traffic: dict[tuple[str, CopyEdge], CopyTotals] = defaultdict(CopyTotals)
         events: dict[str, Counter[str]] = defaultdict(Counter)
         for model, ledger in ledgers:
             events[model].update(ledger.events)
@@ -77,7 +77,7 @@ class Copies:
         """Parse the copies of a server's models from the text of its metrics endpoint, which is up to a second old."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        parts: dict[tuple[str, Edge], Counter[str]] = defaultdict(Counter)
+        parts: dict[tuple[str, CopyEdge], Counter[str]] = defaultdict(Counter)
         events: dict[str, Counter[str]] = defaultdict(Counter)
         for family in text_string_to_metric_families(metrics):
             for name, labels, value, *_ in family.samples:
@@ -85,16 +85,16 @@ class Copies:
                 if not name.startswith("shoal_") or labels.keys().isdisjoint(("instance", "edge")):
                     continue
                 if "edge" in labels:  # instances of one model add up
-                    parts[labels["model"], Edge(labels["edge"], labels["direction"])][name] += value  # type: ignore[assignment]
+                    parts[labels["model"], CopyEdge(labels["edge"], labels["direction"])][name] += value  # type: ignore[assignment]
                 else:
                     events[labels["model"]][name.removeprefix("shoal_").removesuffix("_total")] += int(value)
         traffic = {
-            key: Traffic(int(part[COPIES]), int(part[BYTES]), float(part[SECONDS])) for key, part in parts.items()
+            key: CopyTotals(int(part[COPIES]), int(part[BYTES]), float(part[SECONDS])) for key, part in parts.items()
         }
         return cls(traffic, {model: dict(counts) for model, counts in events.items()})
 
     def __sub__(self, before: Copies) -> Copies:
-        traffic = {key: t - before.traffic.get(key, Traffic()) for key, t in self.traffic.items()}
+        traffic = {key: t - before.traffic.get(key, CopyTotals()) for key, t in self.traffic.items()}
         events = {
             model: {event: number - before.events.get(model, {}).get(event, 0) for event, number in counts.items()}
             for model, counts in self.events.items()

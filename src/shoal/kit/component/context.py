@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import ArtifactError, SetupError, suggest
-from shoal.kit.component.artifact_files import describe_place
+from shoal.kit.component.files import describe_place
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.component.tensors import Array, Arrays, Device
 

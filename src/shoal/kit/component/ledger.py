@@ -44,7 +44,7 @@ _DESCRIPTIONS = {
 _log = logging.getLogger("shoal")
 
 
-class Edge(NamedTuple):
+class CopyEdge(NamedTuple):
     """Name and direction of copies. The name is a tensor of the model, or ``SETUP``, ``EXACT`` or ``CONTROL``."""
 
     name: str
@@ -52,18 +52,18 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CopyTotals:
     """Totals of an edge's copies. ``seconds`` is the host's time in the calls; an upload may outlast its call."""
 
     copies: int = 0
     num_bytes: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.copies + other.copies, self.num_bytes + other.num_bytes, self.seconds + other.seconds)
+    def __add__(self, other: CopyTotals) -> CopyTotals:
+        return CopyTotals(self.copies + other.copies, self.num_bytes + other.num_bytes, self.seconds + other.seconds)
 
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.copies - other.copies, self.num_bytes - other.num_bytes, self.seconds - other.seconds)
+    def __sub__(self, other: CopyTotals) -> CopyTotals:
+        return CopyTotals(self.copies - other.copies, self.num_bytes - other.num_bytes, self.seconds - other.seconds)
 
 
 class Ledger:
@@ -71,15 +71,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._traffic: dict[Edge, Traffic] = {}
+        self._traffic: dict[CopyEdge, CopyTotals] = {}
         self._events: dict[str, int] = {}
         self._findings: dict[str, str] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
         """Add copies to the totals of ``edge``; ``num_bytes`` and ``seconds`` are for all ``copies`` together."""
-        key, added = Edge(edge, direction), Traffic(copies, num_bytes, seconds)
+        key, added = CopyEdge(edge, direction), CopyTotals(copies, num_bytes, seconds)
         with self._lock:
-            self._traffic[key] = self._traffic.get(key, Traffic()) + added
+            self._traffic[key] = self._traffic.get(key, CopyTotals()) + added
 
     def count(self, event: str, number: int = 1) -> None:
         """Add ``number`` to the counter of ``event``, such as ``BATCHES`` or ``ROWS``."""
@@ -91,8 +91,8 @@ class Ledger:
         with self._lock:
             before, self._traffic, self._events = self._traffic, {}, {}
             for edge, traffic in before.items():
-                key = Edge(SETUP, edge.direction)
-                self._traffic[key] = self._traffic.get(key, Traffic()) + traffic
+                key = CopyEdge(SETUP, edge.direction)
+                self._traffic[key] = self._traffic.get(key, CopyTotals()) + traffic
 
     def tell(self, **findings: str) -> None:
         """Keep what the component found out at its load, such as ``batching="static"``: labels of a metric."""
@@ -106,7 +106,7 @@ class Ledger:
             return dict(self._findings)
 
     @property
-    def traffic(self) -> Mapping[Edge, Traffic]:
+    def traffic(self) -> Mapping[CopyEdge, CopyTotals]:
         """Snapshot of the totals of the copies, by edge."""
         with self._lock:
             return dict(self._traffic)
@@ -180,7 +180,7 @@ class Metrics:
         self._thread.join()
 
 
-def _amounts(traffic: Traffic) -> dict[str, float]:
+def _amounts(traffic: CopyTotals) -> dict[str, float]:
     return {COPIES: traffic.copies, BYTES: traffic.num_bytes, SECONDS: traffic.seconds}
 
 

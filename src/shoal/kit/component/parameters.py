@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import GREATEST
+from shoal.kit.component.files import GREATEST
 from shoal.kit.component.spec import ModelSpec, TensorSpec
 
 _MISSPELT = 0.8  # difflib ratio above which a parameter's name counts as misspelt

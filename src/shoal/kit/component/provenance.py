@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
+from shoal.kit.component.files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
 from shoal.system.files import MAX_TEXT, parse_json
 
 METADATA = "shoal.json"  # name of the ties in a TorchScript archive, and in an ONNX model's metadata

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.kit.component.artifact_files import check_folder
-from shoal.kit.component.artifact_files import read_tokenizer as read_fast_tokenizer
 from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
+from shoal.kit.text.tokenizer_files import check_folder
+from shoal.kit.text.tokenizer_files import read_tokenizer as read_fast_tokenizer
 from shoal.kit.text.tokens import SPECIAL_TOKENS, WordPiece
 
 FULL_SIZE_ENCODER = "bert-large-uncased"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import needs
-from shoal.kit.component.artifact_files import refusal, sha256
+from shoal.kit.component.files import refusal, sha256
 from shoal.kit.component.provenance import METADATA, dump_ties, parse_ties, read_archive
 from shoal.kit.component.spec import ModelSpec
 from shoal.system.files import MAX_BINARY, parse_json, read_bytes

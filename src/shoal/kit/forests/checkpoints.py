@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
+from shoal.kit.component.files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
 from shoal.kit.component.provenance import parse_ties
 from shoal.kit.component.spec import ModelSpec
-from shoal.kit.forests.treelite import Settings
+from shoal.kit.forests.treelite import FilSettings
 from shoal.system.files import MAX_BINARY, read_bytes
 
 _Array = npt.NDArray[Any]
@@ -72,7 +72,7 @@ class Forest:
         Raises:
             ArtifactError: the tensors do not fit, or a setting is invalid.
         """
-        settings = Settings.read(spec)
+        settings = FilSettings.read(spec)
         num_outputs = self.num_targets * self.num_classes
         widths = settings.widths(num_outputs, is_classifier=self.is_classifier) if self.num_targets == 1 else ()
         takes_fit = [tensor.dims for tensor in spec.inputs] == [(self.num_features,)]

@@ -98,7 +98,7 @@ def check_categories(rows: NDArray[np.float32], categories: Sequence[int], name:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FilSettings:
     """Parameters of a model of Triton's ``fil`` backend that decide the form of its answers.
 
     ``gives_class``: the answer is the number of the predicted class (parameter ``output_class``, called
@@ -112,7 +112,7 @@ class Settings:
     given: tuple[str, ...] = ()  # the settings that are true, as written in config.pbtxt
 
     @classmethod
-    def read(cls, spec: ModelSpec) -> Settings:
+    def read(cls, spec: ModelSpec) -> FilSettings:
         """Read the settings from a model's parameters.
 
         Raises:

@@ -2,8 +2,8 @@
 
 Tokens are chosen and sent until a stop sequence or an end token, until ``max_tokens``, or until the client leaves.
 
-``Answering`` takes new tokens and sends answers. ``Seat`` holds it and a ``Chooser`` for one request, in engines that
-compute logits in this process; ``step`` chooses the next tokens of all seats.
+``Answering`` takes new tokens and sends answers. ``RunningSequence`` holds it and a ``Sampler`` for one request, in
+engines that compute logits in this process; ``step`` chooses the next tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from shoal.errors import ServerError
 from shoal.kit.component.streaming import Stream
-from shoal.kit.generation.choosing import NOT_FINITE, Chooser, choose
-from shoal.kit.generation.contract import Place, TokenRequest, new_stream_id, pack_answer, pack_places
+from shoal.kit.generation.contract import LogProbs, TokenRequest, new_stream_id, pack_answer, pack_log_probs
+from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 
 
 class Answering:
@@ -28,18 +28,18 @@ class Answering:
         self.request, self.stream = request, stream
         self.ids: list[int] = []  # all new tokens, the end token included
         self._waiting: list[int] = []  # new tokens that are not sent yet
-        self._places: list[Place] = []  # their log probabilities, if the request asks for them
+        self._log_probs: list[LogProbs] = []  # their log probabilities, if the request asks for them
         self._total = 0.0
-        self._carry = request.carry
+        self._passthrough = request.passthrough
         self._stream_id = new_stream_id()
         stream.farewell = pack_answer(
             (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
         )
 
-    def add(self, token: int, place: Place | None = None) -> bool:
+    def add(self, token: int, log_probs: LogProbs | None = None) -> bool:
         """Take the next token; return whether the request needs more tokens.
 
-        ``place`` has its log probabilities, if the request asks for them.
+        ``log_probs`` has its log probabilities, if the request asks for them.
         """
         request, ids = self.request, self.ids
         ids.append(token)
@@ -47,8 +47,8 @@ class Answering:
         if may_end and token in request.end_ids:
             return self._finish("stop")
         self._waiting.append(token)
-        if place is not None:
-            self._places.append(place)
+        if log_probs is not None:
+            self._log_probs.append(log_probs)
         if may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops):
             return self._finish("stop")
         if len(ids) == request.max_tokens:
@@ -64,27 +64,32 @@ class Answering:
 
     def _send(self, *, is_last: bool = False, reason: str = "") -> bool:
         """Send the waiting tokens."""
-        carry, self._carry = self._carry, ""
+        passthrough, self._passthrough = self._passthrough, ""
         ids, self._waiting = self._waiting, []
         answer = pack_answer(
-            ids, stream_id=self._stream_id, carry=carry, is_last=is_last, reason=reason, dtype=self.request.dtype
+            ids,
+            stream_id=self._stream_id,
+            passthrough=passthrough,
+            is_last=is_last,
+            reason=reason,
+            dtype=self.request.dtype,
         )
         if self.request.returns:
-            places, self._places = self._places, []
-            self._total += sum(place.chosen for place in places)
-            answer |= pack_places(self.request, places, self._total)
+            log_probs, self._log_probs = self._log_probs, []
+            self._total += sum(each.chosen for each in log_probs)
+            answer |= pack_log_probs(self.request, log_probs, self._total)
         return self.stream.send(answer)
 
 
-class Seat:
+class RunningSequence:
     """State of one request that an engine computes: the choice of its tokens, and its answers."""
 
-    def __init__(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
+    def __init__(self, request: TokenRequest, stream: Stream, sampler: Sampler | None = None) -> None:
         self.request, self.stream = request, stream
         self.is_done = False
-        self._answering, self._chooser = Answering(request, stream), chooser or Chooser(request)
+        self._answering, self._sampler = Answering(request, stream), sampler or Sampler(request)
 
-    def take(self, token: int, place: Place | None) -> None:
+    def take(self, token: int, log_probs: LogProbs | None) -> None:
         """Send the next token, with its log probabilities if the request asks for them; -1 is an error.
 
         An error ends the stream of this request; it is not raised, so the engine goes on with the other requests.
@@ -92,27 +97,27 @@ class Seat:
         try:
             if token < 0:
                 raise ServerError(*NOT_FINITE)
-            self.is_done = not self._answering.add(token, place)
+            self.is_done = not self._answering.add(token, log_probs)
         except Exception as error:
             self.is_done = True
             self.stream.end(error)
 
 
-def step(logits: Any, seats: Sequence[Seat | None]) -> list[int]:
-    """Choose the next token of each seat from ``logits`` [seats, vocabulary], send it, and return it; 0 without one.
+def step(logits: Any, sequences: Sequence[RunningSequence | None]) -> list[int]:
+    """Choose each sequence's next token from ``logits`` [sequences, vocabulary], send it, and return it; 0 without one.
 
-    ``logits`` is an array of NumPy or a tensor of torch. A seat whose logits are no numbers ends with an error.
+    ``logits`` is an array of NumPy or a tensor of torch. A sequence whose logits are no numbers ends with an error.
     """
-    rows = [None if seat is None else (seat._chooser, seat._answering.ids) for seat in seats]
+    rows = [None if sequence is None else (sequence._sampler, sequence._answering.ids) for sequence in sequences]
     try:
         chosen = choose(logits, rows)
     except Exception as error:  # the streams end, and the engine goes on with other requests
-        for seat in seats:
-            if seat is not None:
-                seat.is_done = True
-                seat.stream.end(error)
-        return [0] * len(seats)
-    for seat, (token, place) in zip(seats, chosen, strict=True):
-        if seat is not None:
-            seat.take(token, place)
+        for sequence in sequences:
+            if sequence is not None:
+                sequence.is_done = True
+                sequence.stream.end(error)
+        return [0] * len(sequences)
+    for sequence, (token, log_probs) in zip(sequences, chosen, strict=True):
+        if sequence is not None:
+            sequence.take(token, log_probs)
     return [max(token, 0) for token, _ in chosen]

@@ -19,7 +19,7 @@ from shoal.errors import InputError
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import BATCH_INDEX
 from shoal.kit.component.tensors import Array, Arrays
-from shoal.kit.generation.contract import MAX_WORDS, Place, naming_row, read_places
+from shoal.kit.generation.contract import MAX_WORDS, LogProbs, naming_row, read_log_probs
 from shoal.kit.generation.detokenizer import Detokenizer, find_specials, spell
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.kit.generation.tokenizer import read_model_tokenizer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
-# of a carry, with the defaults
+# of ``carry``, with the defaults
 _REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False))
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
@@ -78,18 +78,20 @@ class TextStream:
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
 
-    def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "", places: Sequence[Place] = ()) -> Piece:
+    def step(
+        self, ids: Sequence[int], *, last: bool = False, reason: str = "", log_probs: Sequence[LogProbs] = ()
+    ) -> Piece:
         """Take the next ids (none, one or several), and return the text that is complete.
 
         ``last`` says that the stream ends with these ids, and ``reason`` says why. After a stop string, the text is
-        empty and the reason is ``stop``. ``places`` has the log probabilities of each id, for ``pack``.
+        empty and the reason is ``stop``. ``log_probs`` has the log probabilities of each id, for ``pack``.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
         before = self._num_output_tokens
         text = "" if self._is_cut else self._take(ids, last)
-        for token, place in zip(ids[: self._num_output_tokens - before], places, strict=False):
+        for token, place in zip(ids[: self._num_output_tokens - before], log_probs, strict=False):
             self._total += place.chosen
             if "logprobs" in self._returns:
                 self._logprobs.append(self._describe(token, place))
@@ -139,10 +141,10 @@ class TextStream:
         Raises:
             InputError: a shape or value cannot be used.
         """
-        last, places = bool(answer["is_last"][0, 0]), read_places(answer)
-        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"), places=places)
+        last, log_probs = bool(answer["is_last"][0, 0]), read_log_probs(answer)
+        return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"), log_probs=log_probs)
 
-    def _describe(self, token: int, place: Place) -> dict[int, Any]:
+    def _describe(self, token: int, place: LogProbs) -> dict[int, Any]:
         """Return the log probabilities of the chosen ``token`` and of the most probable ones, as vLLM has them."""
         ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
         found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
@@ -292,7 +294,7 @@ class Completions:
         ``[rows, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[rows, 1]``, and
         ``is_last``, BOOL ``[rows, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and
         ``finish_reason``, both STRING ``[rows, 1]``, are optional, and so are ``batch_index``, INT32 ``[rows, 1]``, and
-        an engine's log probabilities (``contract.pack_places``).
+        an engine's log probabilities (``contract.pack_log_probs``).
 
         Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32,
         what ``carry`` asks for (``TextStream.pack``), and ``batch_index`` if the request has it, all ``[rows, 1]``.
@@ -308,17 +310,17 @@ class Completions:
         return join_rows(found) | ({BATCH_INDEX: inputs[BATCH_INDEX]} if BATCH_INDEX in inputs else {})
 
     def _answer_row(self, inputs: Arrays) -> dict[str, Array]:
-        ids, reason, places = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_places(inputs)
+        ids, reason, log_probs = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_log_probs(inputs)
         if ("stream_id" in inputs) != ("is_last" in inputs):
             there, missing = ("stream_id", "is_last") if "stream_id" in inputs else ("is_last", "stream_id")
             raise InputError(f"The request has {there} but no {missing}.", "Send both, or neither for a whole answer.")
         with self._lock:
             if "stream_id" not in inputs:
                 stream = self.open(inputs)
-                return stream.pack(stream.step(ids, last=True, reason=reason, places=places))
+                return stream.pack(stream.step(ids, last=True, reason=reason, log_probs=log_probs))
             last, stream_id = bool(inputs["is_last"][0, 0]), int(inputs["stream_id"][0, 0])
             stream = self._streams.get(stream_id) or self.open(inputs)
-            piece = stream.step(ids, last=last, reason=reason, places=places)
+            piece = stream.step(ids, last=last, reason=reason, log_probs=log_probs)
             self._keep(stream_id, None if last else stream)
             return stream.pack(piece)
 
@@ -331,8 +333,8 @@ class Completions:
 
     def open_rows(self, inputs: Arrays, *, is_streaming: bool) -> RowTexts:
         """Begin a stream for each row of an engine's inputs; see ``open``."""
-        carries = inputs["carry"]
-        rows = [self.open({"carry": carries[number : number + 1]}) for number in range(len(carries))]
+        passthroughs = inputs["carry"]
+        rows = [self.open({"carry": passthroughs[number : number + 1]}) for number in range(len(passthroughs))]
         return RowTexts(rows, is_streaming=is_streaming)
 
     def open(self, inputs: Arrays) -> TextStream:
@@ -341,7 +343,7 @@ class Completions:
         Raises:
             InputError: ``carry`` cannot be read.
         """
-        return TextStream(self._tokenizer, *_read_carry(_read_text(inputs, "carry")))
+        return TextStream(self._tokenizer, *_read_passthrough(_read_text(inputs, "carry")))
 
 
 class RowTexts:
@@ -422,7 +424,7 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool]:
+def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
     An empty text has no stop strings. What follows ``num_input_tokens`` may be left out.
@@ -430,9 +432,9 @@ def _read_carry(text: str) -> tuple[list[str], int, int, bool, Sequence[str], in
     if not text:
         return [], 0, 0, False, [], 0, False
     try:
-        carry = json.loads(text)
-        stops, numbers = carry["stops"], (carry["num_input_tokens"], carry.get("min_tokens", 0))
-        counts_each, returns, echoed, keeps = (carry.get(*each) for each in _REST)
+        given = json.loads(text)
+        stops, numbers = given["stops"], (given["num_input_tokens"], given.get("min_tokens", 0))
+        counts_each, returns, echoed, keeps = (given.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and type(counts_each) is type(keeps) is bool

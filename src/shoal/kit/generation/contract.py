@@ -6,7 +6,7 @@ Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUM
 penalties), ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer.
 ``pack_answer`` describes the outputs.
 
-The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_places`` describes. They are those of the model's
+The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_log_probs`` describes. They are those of the model's
 own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
 
 Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: those in ``ALIASES`` are
@@ -32,7 +32,7 @@ from shoal.errors import InputError
 from shoal.kit.component.tensors import Arrays
 from shoal.kit.generation.sampling import MOST_TOP, NUMBERS, Sampling
 
-MOST_CARRY = 4096  # bytes
+MOST_PASSTHROUGH = 4096  # bytes
 MAX_WORDS = 64  # of a word list
 
 ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}  # TensorRT-LLM's names, and ours
@@ -127,7 +127,7 @@ class Limits:
     top_logprobs: int = MOST_TOP
 
 
-class Place(NamedTuple):
+class LogProbs(NamedTuple):
     """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
 
     chosen: float
@@ -150,7 +150,7 @@ class TokenRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stops: tuple[tuple[int, ...], ...] = ()
     bans: tuple[tuple[int, ...], ...] = ()
-    carry: str = ""
+    passthrough: str = ""
     is_streaming: bool = True
     dtype: Any = np.int32  # of the ids, in requests and answers
     returns: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ class TokenRequest:
             sampling=_sampling(inputs).check(max_tokens, by_tensor=True),
             stops=_words(inputs, "stop_words_list", limits.vocabulary),
             bans=_words(inputs, "bad_words_list", limits.vocabulary),
-            carry=_carry(inputs),
+            passthrough=_read_passthrough(inputs),
             is_streaming=bool(_single(inputs, "streaming", True)),
             dtype=np.asarray(inputs["input_ids"]).dtype,
             returns=_returns(inputs, limits, outputs),
@@ -204,7 +204,7 @@ def pack_answer(
     ids: Sequence[int],
     *,
     stream_id: int,
-    carry: str = "",
+    passthrough: str = "",
     is_last: bool = False,
     reason: str = "",
     dtype: Any = np.int32,
@@ -213,20 +213,20 @@ def pack_answer(
 
     ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several; with the tokens of a stop
     sequence, without the end token), ``sequence_length`` INT32 [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL
-    [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1]. ``carry`` is for a request's first answer, ``reason``
-    (``stop`` or ``length``) for its last answer.
+    [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1]. ``passthrough``, the request's ``carry``, is for its first
+    answer, ``reason`` (``stop`` or ``length``) for its last answer.
     """
     return {
         "output_ids": np.array([[ids]], dtype).reshape(1, 1, len(ids)),
         "sequence_length": np.array([[len(ids)]], dtype),
         "stream_id": np.array([[stream_id]], np.int64),
         "is_last": np.array([[is_last]], np.bool_),
-        "carry": np.array([[carry.encode()]], np.object_),
+        "carry": np.array([[passthrough.encode()]], np.object_),
         "finish_reason": np.array([[reason.encode()]], np.object_),
     }
 
 
-def pack_places(request: TokenRequest, places: Sequence[Place], total: float) -> dict[str, Any]:
+def pack_log_probs(request: TokenRequest, places: Sequence[LogProbs], total: float) -> dict[str, Any]:
     """Return those outputs of log probabilities that the request asks for, for the tokens of one answer.
 
     ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
@@ -243,16 +243,16 @@ def pack_places(request: TokenRequest, places: Sequence[Place], total: float) ->
     return {name: made[name]() for name in request.returns}
 
 
-def read_places(answer: Arrays) -> list[Place]:
+def read_log_probs(answer: Arrays) -> list[LogProbs]:
     """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
     if "output_log_probs" not in answer:
         return []
     chosen = answer["output_log_probs"][0, 0].tolist()
     if "top_log_probs" not in answer:
-        return [Place(value) for value in chosen]
+        return [LogProbs(value) for value in chosen]
     ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
     number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
-    return [*map(Place, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
+    return [*map(LogProbs, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
@@ -408,10 +408,10 @@ def _bias(inputs: Arrays, vocabulary: int) -> tuple[tuple[int, float], ...]:
     return tuple(zip(tokens.tolist(), weights[tokens].tolist(), strict=True))
 
 
-def _carry(inputs: Arrays) -> str:
+def _read_passthrough(inputs: Arrays) -> str:
     value = _single(inputs, "carry", b"")
-    if len(value) > MOST_CARRY:
-        raise InputError(f"carry has {len(value)} bytes.", f"Send at most {MOST_CARRY}.")
+    if len(value) > MOST_PASSTHROUGH:
+        raise InputError(f"carry has {len(value)} bytes.", f"Send at most {MOST_PASSTHROUGH}.")
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:

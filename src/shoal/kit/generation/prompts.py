@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import read_text, refusal
+from shoal.kit.component.files import read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import DTYPES
 from shoal.kit.component.tensors import Array, Arrays
 from shoal.kit.generation.chats import Message, llama2, read_messages
 from shoal.kit.generation.completions import RETURNS
-from shoal.kit.generation.contract import MAX_WORDS, MOST_CARRY, as_python, naming_row, pack_words
+from shoal.kit.generation.contract import MAX_WORDS, MOST_PASSTHROUGH, as_python, naming_row, pack_words
 from shoal.kit.generation.sampling import CONTINUES, NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.kit.generation.templates import ChatTemplate
 from shoal.kit.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
@@ -210,11 +210,10 @@ class Prompts:
         asked = {"logprobs"} if sampling.top_logprobs else set()
         if returns := [name for name in RETURNS if name in asked or row.get(f"return_{name}")]:
             rest["returns"] = returns
-        carry = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
-        if len(carry) > MOST_CARRY:
-            raise InputError(
-                f"stop_words has {len(carry)} bytes as JSON; at most {MOST_CARRY} are allowed.", "Shorten them."
-            )
+        text = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
+        if len(text) > MOST_PASSTHROUGH:
+            most = f"at most {MOST_PASSTHROUGH} are allowed"
+            raise InputError(f"stop_words has {len(text)} bytes as JSON; {most}.", "Shorten them.")
         return {
             "input_ids": ids,
             "input_lengths": len(ids),
@@ -225,7 +224,7 @@ class Prompts:
             "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "embedding_bias": self._bias(row),
-            "carry": carry,
+            "carry": text,
         }
 
     def requests(self, inputs: Arrays) -> dict[str, Array]:
@@ -271,8 +270,10 @@ class Prompts:
         words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
         if len(words) > MAX_WORDS:
             raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
-        if (size := sum(map(len, words))) > MOST_CARRY:  # each is tokenised
-            raise InputError(f"{name} has {size} characters; at most {MOST_CARRY} are allowed.", "Shorten the words.")
+        if (size := sum(map(len, words))) > MOST_PASSTHROUGH:  # each is tokenised
+            raise InputError(
+                f"{name} has {size} characters; at most {MOST_PASSTHROUGH} are allowed.", "Shorten the words."
+            )
         return words
 
     def _bias(self, row: Mapping[str, Any]) -> Array:

@@ -29,7 +29,7 @@ class Row:
     log_probs: dict[str, list[Array]] = field(default_factory=dict)  # of each answer so far
 
 
-class WholeAnswer:
+class RowBatch:
     """Collects the answers to the rows of one request, and sends them as one answer when all of them are there.
 
     The first row that fails ends the request with its error, and the other rows are given up. So are all rows when the
@@ -80,7 +80,7 @@ class WholeAnswer:
             each.leave()
 
 
-class RowAnswers(WholeAnswer):
+class StreamedRowBatch(RowBatch):
     """Sends the answers to the rows of one request as they come, each with its row's number as ``batch_index``."""
 
     def __init__(self, component: Component, rows: Sequence[Row], stream: Stream) -> None:
@@ -129,7 +129,7 @@ class TrialStream(UncheckedStream, QueueStream):
 class _RowStream(UncheckedStream):
     """Stream for the engine's answers to one row."""
 
-    def __init__(self, component: Component, whole: WholeAnswer, number: int, request_id: str) -> None:
+    def __init__(self, component: Component, whole: RowBatch, number: int, request_id: str) -> None:
         super().__init__(component, 1, request_id)
         self._whole, self._number = whole, number
 
@@ -175,7 +175,7 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
     ids = np.array([row.ids + [row.pad_id] * (width - len(row.ids)) for row in rows], dtype)
     texts: dict[str, Any] = {
         "finish_reason": [row.reason.encode() for row in rows],
-        "carry": [row.request.carry.encode() for row in rows],
+        "carry": [row.request.passthrough.encode() for row in rows],
     }
     outputs: dict[str, Array] = {
         "output_ids": ids.reshape(len(rows), 1, width),

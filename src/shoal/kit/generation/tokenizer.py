@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SetupError
-from shoal.kit.component.artifact_files import read_json, read_tokenizer, refusal
+from shoal.kit.component.files import read_json, refusal
+from shoal.kit.text.tokenizer_files import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

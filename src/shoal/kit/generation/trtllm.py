@@ -85,8 +85,10 @@ class Preprocessing:
             stops = stack_words([pack_words(each[-MAX_WORDS:]) for each in words])  # postprocessing has all texts
         excludes = inputs.get("EXCLUDE_INPUT_IN_OUTPUT", np.full((rows, 1), self._excludes_input))
         begins = ~excludes & ~inputs.get("STREAM", np.zeros((rows, 1), np.bool_))  # with the prompt
-        carries = [_carry(found["carry"][row, 0], begins_with_prompt=bool(begins[row, 0])) for row in range(rows)]
-        width = max(map(len, carries))
+        passthroughs = [
+            _read_passthrough(found["carry"][row, 0], begins_with_prompt=bool(begins[row, 0])) for row in range(rows)
+        ]
+        width = max(map(len, passthroughs))
         bias = found["embedding_bias"]
         missing = self._vocabulary - bias.shape[1] if bias.size else 0
         return {
@@ -96,16 +98,16 @@ class Preprocessing:
             "OUT_END_ID": ends,
             "OUT_PAD_ID": inputs.get("PAD_ID", np.full((rows, 1), self._pad_id, np.int32)),
             "OUT_EXCLUDE_INPUT_IN_OUTPUT": excludes,
-            "CARRY": np.array([[carry.ljust(width)] for carry in carries], np.object_),
+            "CARRY": np.array([[text.ljust(width)] for text in passthroughs], np.object_),
         }
 
 
-def _carry(text: bytes, *, begins_with_prompt: bool) -> bytes:
-    """Return the carry of a row, which says whether its answer begins with the prompt."""
+def _read_passthrough(text: bytes, *, begins_with_prompt: bool) -> bytes:
+    """Return the text in ``CARRY`` of a row, which says whether its answer begins with the prompt."""
     if not begins_with_prompt:
         return text
-    carry = json.loads(text)
-    return json.dumps({**carry, "num_echoed": carry["num_input_tokens"]}, ensure_ascii=False).encode()
+    given = json.loads(text)
+    return json.dumps({**given, "num_echoed": given["num_input_tokens"]}, ensure_ascii=False).encode()
 
 
 class Postprocessing:

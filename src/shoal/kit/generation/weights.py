@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.artifact_files import check_folder, check_growth, read_json
+from shoal.kit.component.files import read_json
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.generation.tokenizer import TOKENIZER, TOKENIZER_CONFIG, find_specials, read_settings
+from shoal.kit.text.tokenizer_files import check_folder, check_growth
 from shoal.system.files import MAX_LARGE_TEXT
 from shoal.system.machine import computes_bf16
 

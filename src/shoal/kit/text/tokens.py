@@ -17,17 +17,11 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import (
-    MAKE_AGAIN,
-    describe_bytes,
-    find_repeated,
-    read_text,
-    read_tokenizer,
-    refusal,
-)
 from shoal.kit.component.context import Context
+from shoal.kit.component.files import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.tensors import Array
+from shoal.kit.text.tokenizer_files import read_tokenizer
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]

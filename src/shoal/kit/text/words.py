@@ -21,7 +21,7 @@ from reprlib import repr as shorten
 
 import numpy as np
 
-from shoal.kit.component.artifact_files import find_repeated, read_text, refusal
+from shoal.kit.component.files import find_repeated, read_text, refusal
 from shoal.kit.component.ledger import SETUP
 from shoal.kit.component.tensors import Array, Device, namespace
 from shoal.kit.text.tokens import WordCache, flatten

@@ -9,7 +9,7 @@ from shoal.authoring.check.config.checkpoints import DIVIDED, FASTER, PATHS
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, entries, exists, is_file
 from shoal.authoring.repository.config import CONFIG
-from shoal.kit.component.artifact_files import describe_place
+from shoal.kit.component.files import describe_place
 from shoal.system.files import read_bytes
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)

@@ -9,7 +9,7 @@ from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.check.python.source import (
     PB,
     Function,
-    Source,
+    SourceFile,
     argument,
     examine,
     is_literal,
@@ -46,7 +46,7 @@ def find(model: Model, repository: Repository) -> Findings:
     for path, text in served_sources(model):
         yield from _check_syntax(Place(path), text)
 
-    def look(source: Source) -> Findings:
+    def look(source: SourceFile) -> Findings:
         found = [node for node in source.nodes if isinstance(node, Function | ast.ClassDef) and node.name == CLASS]
         if not found:
             yield from _check_missing(source)
@@ -79,7 +79,7 @@ def _check_syntax(place: Place, text: str) -> Findings:
         )
 
 
-def _check_missing(source: Source) -> Findings:
+def _check_missing(source: SourceFile) -> Findings:
     """Find code that certainly does not define, import or assign the class ``TritonPythonModel``."""
     is_made = source.words & {CLASS, "*", "exec", "globals", "setattr", "__getattr__"}
     if is_made or any(is_literal(node, CLASS) for node in source.nodes):
@@ -96,7 +96,7 @@ def _check_missing(source: Source) -> Findings:
         yield NO_CLASS.at(Place(source.path), f"It defines no {CLASS}.", f"Write a class {CLASS} with an execute.")
 
 
-def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
+def _methods(source: SourceFile, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
     """Return the methods that a class defines exactly once, and whether the class certainly has no ``execute``."""
     defined: dict[str, list[ast.AST]] = {}
     for node in walk_within(owner):
@@ -110,7 +110,7 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return methods, is_plain and "execute" not in defined and "execute" not in source.words
 
 
-def _check_methods(source: Source, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
+def _check_methods(source: SourceFile, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
     methods, lacks_execute = _methods(source, owner)
     if is_fixed:  # the server never calls it
         methods.pop("auto_complete_config", None)
@@ -133,13 +133,13 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, is_fixed: bool) -> Fi
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
 
 
-def _is_plain(source: Source, method: Function) -> bool:
+def _is_plain(source: SourceFile, method: Function) -> bool:
     """Whether all decorators of a method are known to keep the method's signature and result."""
     names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
     return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
 
 
-def _is_callable(source: Source, method: Function, given: int, *, on_class: bool) -> bool:
+def _is_callable(source: SourceFile, method: Function, given: int, *, on_class: bool) -> bool:
     """Whether a method takes the ``given`` number of arguments; true if an unknown decorator may change its signature.
 
     ``on_class``: Triton calls the method on the class, not on an instance.
@@ -159,7 +159,7 @@ def _is_callable(source: Source, method: Function, given: int, *, on_class: bool
     return most - len(args.defaults) <= given and (given <= most or args.vararg is not None)
 
 
-def _check_capsules(source: Source) -> Findings:
+def _check_capsules(source: SourceFile) -> Findings:
     for function in (node for node in source.nodes if isinstance(node, Function)):
         within = list(walk_within(function))
         if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
@@ -183,7 +183,7 @@ def _is_capsule(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CAPSULES
 
 
-def _check_opens(source: Source) -> Findings:
+def _check_opens(source: SourceFile) -> Findings:
     if any(source.name(call.func) == "locale.setlocale" for call in source.calls):
         return
     for call in source.calls:
@@ -196,7 +196,7 @@ def _check_opens(source: Source) -> Findings:
             yield ASCII.at(source.at(call), "In Triton, this open() reads or writes ASCII.", 'Add encoding="utf-8".')
 
 
-def _check_names(source: Source, model: Model) -> Findings:
+def _check_names(source: SourceFile, model: Model) -> Findings:
     """Find tensor names that the configuration does not declare.
 
     A name is reported if it has the letters of a declared name in another order or case. Any other may be right, since
@@ -230,7 +230,7 @@ def _check_names(source: Source, model: Model) -> Findings:
                 )
 
 
-def _is_used(source: Source, call: ast.Call) -> bool:
+def _is_used(source: SourceFile, call: ast.Call) -> bool:
     """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None).
 
     Code under a condition, in a ``try`` or in another function than ``execute`` may be for another configuration.

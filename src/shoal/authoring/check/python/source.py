@@ -22,7 +22,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """Parsed ``model.py``. ``names`` maps each imported name to its full dotted name."""
 
     path: Path
@@ -87,12 +87,12 @@ def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, text: str) -> Source | None:
+def _read(path: Path, text: str) -> SourceFile | None:
     found = parse(text)
-    return Source(path, found, _imports(found)) if isinstance(found, ast.Module) else None
+    return SourceFile(path, found, _imports(found)) if isinstance(found, ast.Module) else None
 
 
-def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
+def examine(model: Model, look: Callable[[SourceFile], Findings]) -> Findings:
     """Call ``look`` with each ``model.py`` and yield the findings; skip code that is nested too deeply to walk."""
     for path, text in served_sources(model):
         source = _read(path, text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
-from shoal.authoring.check.python.source import PB, Source, argument, examine, is_literal, served_sources
+from shoal.authoring.check.python.source import PB, SourceFile, argument, examine, is_literal, served_sources
 from shoal.authoring.check.python.source import walk_within as walk
 from shoal.authoring.repository.model_code import find_constants
 
@@ -27,7 +27,7 @@ def find(model: Model, repository: Repository) -> Findings:
         return
     is_decoupled = model.message.model_transaction_policy.decoupled
 
-    def look(source: Source) -> Findings:
+    def look(source: SourceFile) -> Findings:
         for node in source.nodes:
             for block in _blocks(node) if not isinstance(node, ast.ExceptHandler | ast.match_case) else ():
                 yield from _check_block(source, block)
@@ -51,7 +51,7 @@ def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
         yield from (block for block in blocks if isinstance(block, list))
 
 
-def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
+def _check_block(source: SourceFile, block: Sequence[ast.stmt]) -> Findings:
     """Find calls of ``is_cancelled`` on a response sender that has certainly sent the final flag before."""
     ended: dict[str, int] = {}
     for statement in block:
@@ -84,7 +84,7 @@ def _evaluated(statement: ast.stmt) -> ast.expr | None:
     return first
 
 
-def _is_final(source: Source, call: ast.Call) -> bool:
+def _is_final(source: SourceFile, call: ast.Call) -> bool:
     """Whether a call of ``send`` passes Triton's final flag, directly or through a constant of the module."""
     named = [node for node in source.tree.body if isinstance(node, ast.Assign) and _last_name(node.value) == _FINAL]
     finals = [_FINAL, *(target.id for node in named for target in node.targets if isinstance(target, ast.Name))]
@@ -95,7 +95,7 @@ def _last_name(node: ast.AST | None) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-def _check_asked(source: Source) -> Findings:
+def _check_asked(source: SourceFile) -> Findings:
     """Find requests that the code sends to decoupled models with ``async_exec``."""
     for call in source.calls:
         if _is_call(call, "async_exec") and is_literal(argument(call, 0, "decoupled"), True):
@@ -106,7 +106,7 @@ def _check_asked(source: Source) -> Findings:
             )
 
 
-def _check_component(source: Source, *, is_decoupled: bool) -> Findings:
+def _check_component(source: SourceFile, *, is_decoupled: bool) -> Findings:
     """Find a StreamingComponent whose configuration is not decoupled, or a Component whose configuration is."""
     classes = {node.name: node for node in source.tree.body if isinstance(node, ast.ClassDef)}
     for node in source.tree.body:
@@ -135,14 +135,14 @@ def _is_call(node: ast.AST | None, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
 
 
-def _find_value(source: Source, read: ast.Name) -> ast.expr | None:
+def _find_value(source: SourceFile, read: ast.Name) -> ast.expr | None:
     """Return the value assigned to a name; None unless the function around it assigns the name exactly once."""
     within = (node for node in walk(source.function_of(read)) if isinstance(node, ast.Name) and node.id == read.id)
     bound = [source.parents[node] for node in within if not isinstance(node.ctx, ast.Load)]
     return bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
 
 
-def _check_errors(source: Source) -> Findings:
+def _check_errors(source: SourceFile) -> Findings:
     for call in source.calls:
         if not _is_call(call, "send") or not _is_final(source, call):
             continue

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.authoring.check.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.authoring.project.importing.isolated_reader import read_apart, refuse
 from shoal.authoring.project.importing.verify_forest import Found
-from shoal.kit.component.artifact_files import describe_bytes
+from shoal.kit.component.files import describe_bytes
 from shoal.system.files import parse_json
 
 # Objectives whose predictions Treelite reproduces, and whether they are class probabilities.

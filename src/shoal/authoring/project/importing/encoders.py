@@ -19,7 +19,7 @@ from shoal.authoring.project.importing.imported import MAX_BATCH_SIZE, Imported,
 from shoal.authoring.project.importing.sentences import Sentences, read_sentences
 from shoal.authoring.project.scaffold.clone import draft_like
 from shoal.errors import InputError, needs
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 from shoal.kit.component.spec import TensorSpec
 from shoal.kit.encoders.encoder import (
     HEADS,

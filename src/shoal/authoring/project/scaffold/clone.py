@@ -18,7 +18,7 @@ from shoal.authoring.project.scaffold.names import check_name, find_project_fold
 from shoal.authoring.project.scaffold.skeletons import Skeleton, alone, check_category, make_skeleton
 from shoal.authoring.repository.config import CONFIG, ModelConfig, as_config
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import read_json
+from shoal.kit.component.files import read_json
 from shoal.kit.component.spec import TensorSpec
 from shoal.system.files import parse_json
 

@@ -11,7 +11,7 @@ from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import find_repeated
+from shoal.kit.component.files import find_repeated
 from shoal.kit.component.spec import DTYPES, TensorSpec
 from shoal.system.paths import shipped_root
 

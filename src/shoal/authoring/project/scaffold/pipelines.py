@@ -15,7 +15,7 @@ from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.ensemble_config import Declared, first_steps
 from shoal.errors import InputError
-from shoal.kit.component.artifact_files import find_repeated
+from shoal.kit.component.files import find_repeated
 from shoal.kit.component.spec import TensorSpec
 
 REQUEST = ""  # in place of a step: a tensor of the request
@@ -23,7 +23,7 @@ MASK = "attention_mask"  # the parameter of a model, and the name of the output 
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Source of an input: output ``name`` of the step ``model``, or a tensor of the request.
 
     For the tensor ``name`` of the request, ``model`` is empty.
@@ -98,14 +98,14 @@ def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> 
 
 
 def _find_widths(
-    models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
+    models: Sequence[ModelConfig], sources: Mapping[str, TensorSource], inputs: Sequence[TensorSpec]
 ) -> dict[str, int]:
     """Choose sizes for the variable dimensions of the request's tensors, by the first model that reads each tensor."""
     widths: dict[str, int] = {}
     for model in models:
         read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}
         width = text.find_width(model.spec.parameters, (model.folder / "1").glob("*.json"))
-        widths = {tensor.name: width for tensor in inputs if Source(REQUEST, tensor.name) in read} | widths
+        widths = {tensor.name: width for tensor in inputs if TensorSource(REQUEST, tensor.name) in read} | widths
     return widths
 
 
@@ -117,12 +117,12 @@ def _missing(model: ModelConfig) -> list[str]:
 
 
 def _define(
-    name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
+    name: str, models: Sequence[ModelConfig], sources: Mapping[str, TensorSource], root: Path
 ) -> tuple[Ensemble, list[str]]:
     """Define the ensemble; also return notes for the user: what each input reads, and where each answer comes from."""
     definition, said = Ensemble(name, projects=[root]), []
     requested = _request(definition, models, sources)
-    given: dict[Source, Tensor] = {}
+    given: dict[TensorSource, Tensor] = {}
     for model in models:
         inputs = {}
         for tensor in model.spec.inputs:
@@ -131,7 +131,7 @@ def _define(
             inputs[tensor.name] = given[source] if source.model else requested[key]
             said.append(f"{key} reads {source if source.model else f'{requested[key].name} of the request'}.")
         outputs = definition.step(model.name, inputs)
-        given |= {Source(model.name, output): tensor for output, tensor in outputs.items()}
+        given |= {TensorSource(model.name, output): tensor for output, tensor in outputs.items()}
     read = set(sources.values())
     unread = [source for source in given if source not in read]
     taken = {tensor.name for tensor in requested.values()}
@@ -143,7 +143,9 @@ def _define(
     return definition, said
 
 
-def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
+def _request(
+    definition: Ensemble, models: Sequence[ModelConfig], sources: Mapping[str, TensorSource]
+) -> dict[str, Tensor]:
     """Declare the request's tensors; return them by the step's input that reads them, ``MODEL.INPUT``.
 
     Inputs that read the same name of the request, with the same dtype and shape, read one tensor.
@@ -182,11 +184,11 @@ class _Wiring:
 
     def __init__(self, models: Sequence[ModelConfig], maps: Mapping[str, str]) -> None:
         self.models, self.maps = models, maps
-        self.found: dict[str, Source] = {}
+        self.found: dict[str, TensorSource] = {}
         self.behind: dict[str, set[str]] = {}
         self.ambiguous: dict[str, str] = {}  # descriptions
 
-    def wire(self) -> dict[str, Source]:
+    def wire(self) -> dict[str, TensorSource]:
         """Return the source of each input, by ``MODEL.INPUT``.
 
         Raises:
@@ -216,8 +218,8 @@ class _Wiring:
     def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> None:
         # First the outputs with the names of inputs, then the outputs that are left. An output that no step reads yet
         # comes before one that is read: the step that reads it processes it, and reading it again would skip that step.
-        fits: dict[str, list[Source]] = {}
-        named: dict[str, Source] = {}
+        fits: dict[str, list[TensorSource]] = {}
+        named: dict[str, TensorSource] = {}
         for tensor in model.spec.inputs:
             if f"{model.name}.{tensor.name}" in self.found:
                 continue
@@ -225,7 +227,9 @@ class _Wiring:
             names = {tensor.name, MASK} if model.spec.parameters.get(MASK) == tensor.name else {tensor.name}
             same = self._prefer_unread([source for source in fitting if source.name in names])
             if tensor.is_optional or not fitting:
-                self.found[f"{model.name}.{tensor.name}"] = same[0] if len(same) == 1 else Source(REQUEST, tensor.name)
+                self.found[f"{model.name}.{tensor.name}"] = (
+                    same[0] if len(same) == 1 else TensorSource(REQUEST, tensor.name)
+                )
                 continue
             fits[tensor.name] = fitting
             if len(same) == 1:
@@ -237,7 +241,7 @@ class _Wiring:
                 del fits[name]
         self._share(model, fits, skipping)
 
-    def _skips(self, source: Source, fitting: Sequence[Source], named: Container[Source]) -> bool:
+    def _skips(self, source: TensorSource, fitting: Sequence[TensorSource], named: Container[TensorSource]) -> bool:
         """Whether an input that reads ``source`` would skip a step.
 
         A step is skipped if it reads outputs of ``source.model``, directly or through other steps, and one of its
@@ -246,7 +250,7 @@ class _Wiring:
         others = [other for other in self._unread(fitting) if other not in named]
         return any(source.model in self.behind[other.model] for other in others)
 
-    def _share(self, model: ModelConfig, fits: Mapping[str, Sequence[Source]], skipping: Container[str]) -> None:
+    def _share(self, model: ModelConfig, fits: Mapping[str, Sequence[TensorSource]], skipping: Container[str]) -> None:
         """Choose a source for each input of ``model`` in ``fits``, which has the outputs that fit each input.
 
         An input reads the only output that is left for it, unless this is the only output for another input too. If no
@@ -258,7 +262,7 @@ class _Wiring:
         unclear = []
         for name, sources in best.items():
             if not sources:  # no step reads one tensor twice
-                self.found[f"{model.name}.{name}"] = Source(REQUEST, name)
+                self.found[f"{model.name}.{name}"] = TensorSource(REQUEST, name)
             elif len(sources) == 1 and list(best.values()).count(sources) == 1 and name not in skipping:
                 self.found[f"{model.name}.{name}"] = sources[0]
             else:
@@ -269,9 +273,9 @@ class _Wiring:
             listed = " and ".join(map(str, left[name]))
             self.ambiguous[key] = f"{key} ({text.describe(specs[name], '')}) fits {listed}."
             alike = sum(left[other] == left[name] for other in unclear[place:])
-            self.found[key] = self._suggest(model, left[name], alike) or Source(REQUEST, name)
+            self.found[key] = self._suggest(model, left[name], alike) or TensorSource(REQUEST, name)
 
-    def _suggest(self, model: ModelConfig, fitting: Sequence[Source], alike: int) -> Source | None:
+    def _suggest(self, model: ModelConfig, fitting: Sequence[TensorSource], alike: int) -> TensorSource | None:
         """Suggest a source for an ambiguous input, out of the outputs ``fitting``; None if no output is left.
 
         The same outputs fit ``alike`` inputs, this one and later ones, so the ``alike`` best outputs are for them, in
@@ -284,19 +288,19 @@ class _Wiring:
         ranked = sorted(left, key=lambda source: (source not in unread, -order.index(source.model)))[:alike]
         return next((source for source in left if source in ranked), None)
 
-    def _sources(self, model: ModelConfig) -> Iterable[Source]:
+    def _sources(self, model: ModelConfig) -> Iterable[TensorSource]:
         """Return the sources that have been found for inputs of ``model``."""
         keys = [f"{model.name}.{tensor.name}" for tensor in model.spec.inputs]
         return [self.found[key] for key in keys if key in self.found]
 
-    def _unread(self, sources: Iterable[Source]) -> list[Source]:
+    def _unread(self, sources: Iterable[TensorSource]) -> list[TensorSource]:
         read = set(self.found.values())
         return [source for source in sources if source not in read]
 
-    def _prefer_unread(self, sources: list[Source]) -> list[Source]:
+    def _prefer_unread(self, sources: list[TensorSource]) -> list[TensorSource]:
         return self._unread(sources) or sources
 
-    def _parse(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
+    def _parse(self, value: str, earlier: Sequence[ModelConfig], where: str) -> TensorSource:
         """Parse the target of a map: ``MODEL.OUTPUT`` of a step in ``earlier``, or a name in the request.
 
         ``where`` is the option, for errors.
@@ -310,15 +314,15 @@ class _Wiring:
                 raise InputError(f"Model {model.name} has no output {output}: {where}.", f"It has: {', '.join(names)}.")
             if model not in earlier:
                 raise InputError(f"{where} reads a step that comes later.", f"Name --step {model.name} before it.")
-            return Source(model.name, output)
+            return TensorSource(model.name, output)
         check_tensor_name(value, where)
-        return Source(REQUEST, value)
+        return TensorSource(REQUEST, value)
 
 
-def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelConfig]) -> list[Source]:
+def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelConfig]) -> list[TensorSource]:
     wanted = Declared(model.name, tensor, model.spec.is_batched)
     return [
-        Source(other.name, output.name)
+        TensorSource(other.name, output.name)
         for other in earlier
         for output in other.spec.outputs
         if output.dtype == tensor.dtype and Declared(other.name, output, other.spec.is_batched).fits(wanted)

@@ -21,7 +21,7 @@ from shoal.clients.bulk.shards.scheduler import read_state
 from shoal.clients.bulk.shards.shard_task import ShardRecord, Success, read_records, record_name
 from shoal.clients.bulk.tables import scan_table
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.artifact_files import sha256
+from shoal.kit.component.files import sha256
 
 _RATE_SECONDS = 600.0  # before the last record: the records from which the speed is computed
 

@@ -9,7 +9,7 @@ from shoal import Array, Arrays, Component, Context, Device
 from shoal.kit.component.provenance import check_ties
 from shoal.errors import needs
 from shoal.kit.forests import checkpoints
-from shoal.kit.forests.treelite import Settings, check_categories, find_categories, load_model, make_predict
+from shoal.kit.forests.treelite import FilSettings, check_categories, find_categories, load_model, make_predict
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's default stream is not ordered after it
 
@@ -27,7 +27,7 @@ class Forest(Component):
         forest = checkpoints.read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
         check_ties(forest.ties, path)
         forest.check(context.spec, path)
-        self.settings = Settings.read(context.spec)
+        self.settings = FilSettings.read(context.spec)
         if context.device.is_host:
             model = load_model(path)
             self.predict, self.categories = make_predict(model), find_categories(model)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from shoal import Array, Arrays, Component, Context, InputError, SetupError
-from shoal.kit.component.artifact_files import refusal
+from shoal.kit.component.files import refusal
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.component.provenance import METADATA, check_ties, parse_ties
 from shoal.kit.encoders.length_bucketing import find_mask, run_by_length

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal import Array, Arrays, Component, Context, SetupError
-from shoal.kit.component.artifact_files import refusal
+from shoal.kit.component.files import refusal
 from shoal.kit.component.provenance import METADATA, check_ties, parse_ties
 from shoal.kit.encoders.length_bucketing import find_mask, run_by_length
 from shoal.kit.encoders.openvino_core import find_core

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal import Array, Arrays, ArtifactError, Component, Context
-from shoal.kit.component.artifact_files import refusal
+from shoal.kit.component.files import refusal
 from shoal.kit.component.provenance import check_ties, read_archive
 from shoal.kit.encoders.fusing import fuse
 from shoal.kit.encoders.length_bucketing import find_mask, run_by_length

@@ -23,7 +23,7 @@ from shoal.kit.generation.contract import (
     TokenRequest,
     read_streaming,
 )
-from shoal.kit.generation.row_batches import RowAnswers, WholeAnswer, read_rows
+from shoal.kit.generation.row_batches import RowBatch, StreamedRowBatch, read_rows
 from shoal.kit.generation.weights import DECODER, Weights, find_weights, read_folder
 
 _IDS = ("input_ids", "output_ids", "sequence_length")
@@ -116,7 +116,7 @@ class EngineComponent(StreamingComponent):
                 f"The request has {len(rows)} rows, and answers of model {spec.name} do not say which one they are to.",
                 f"Send one row, or streaming false; or declare {BATCH_INDEX}, TYPE_INT32 [1], in its config.pbtxt.",
             )
-        answers = (WholeAnswer if is_whole else RowAnswers)(self, rows, stream)
+        answers = (RowBatch if is_whole else StreamedRowBatch)(self, rows, stream)
         for row, each in zip(rows, answers.streams, strict=True):
             # one token at a time, so that a whole answer that is stopped has its tokens so far
             engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)

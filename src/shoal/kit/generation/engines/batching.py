@@ -19,11 +19,11 @@ from transformers import __version__ as version
 
 from shoal.errors import ArtifactError, ShoalError
 from shoal.kit.component.base import Component
-from shoal.kit.generation.choosing import Chooser
 from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.engines.hf import HfEngine
 from shoal.kit.generation.engines.hf_static import HfStaticEngine
 from shoal.kit.generation.row_batches import TrialStream
+from shoal.kit.generation.sampler import Sampler
 
 AUTO = "auto"
 WAYS = {"continuous": "continuous batches", "static": "static batches", "single": "one request at a time"}
@@ -159,7 +159,7 @@ def _generate(model: Any, ids: list[int], new: int) -> _Case:
     return _Case(TokenRequest(tuple(ids), new), out.sequences[0, len(ids) :].tolist(), logits)
 
 
-class _Follower(Chooser):
+class _Follower(Sampler):
     """Chooses the tokens of ``generate``, and keeps how much the logits differ, relative to the greatest one."""
 
     def __init__(self, case: _Case) -> None:

@@ -21,9 +21,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from shoal.errors import SetupError, ShoalError
 from shoal.kit.component.streaming import Stream
-from shoal.kit.generation.answering import Seat, step
-from shoal.kit.generation.choosing import Chooser
+from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.sampler import Sampler
 from shoal.kit.generation.weights import PAGE, count_cache_pages, count_pages
 
 _STEP_TOKENS = 256  # tokens per step, of prompts and answers; memory grows with its product with the cache
@@ -34,11 +34,11 @@ _PAUSE_SECONDS = 1.0  # after a batching thread that did not start
 _log = logging.getLogger("shoal")
 
 
-class _Seat(Seat):
+class _NumberedSequence(RunningSequence):
     """Request in this engine, with a ``number``; ``pages`` is the greatest number of cache pages that it needs."""
 
-    def __init__(self, number: int, request: TokenRequest, stream: Stream, chooser: Chooser | None) -> None:
-        super().__init__(request, stream, chooser)
+    def __init__(self, number: int, request: TokenRequest, stream: Stream, sampler: Sampler | None) -> None:
+        super().__init__(request, stream, sampler)
         self.number = number
         self.pages = count_pages(len(request.ids) + request.max_tokens)
 
@@ -46,10 +46,10 @@ class _Seat(Seat):
 class _Choice(ContinuousBatchingLogitsProcessor):
     """Logits processor that chooses each row's token and makes its logit infinite, so that the library takes it.
 
-    The library passes one INT32 per row from the request to this processor: the number of the ``_Seat``.
+    The library passes one INT32 per row from the request to this processor: the number of the ``_NumberedSequence``.
     """
 
-    supported_kwargs = {"seat": int}  # noqa: RUF012
+    supported_kwargs = {"sequence": int}  # noqa: RUF012
     ignored_kwargs = ()
 
     def __init__(self, engine: HfEngine) -> None:
@@ -61,8 +61,8 @@ class _Choice(ContinuousBatchingLogitsProcessor):
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
         """Return the numbers of the requests that get a token in this step, one per row, then -1 for other slots."""
-        seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
-        self._numbers = seats + [-1] * (self._engine.limits.slots - len(seats))
+        sequences = [each.state.logit_processor_kwargs["sequence"] for each in requests_with_new_token]
+        self._numbers = sequences + [-1] * (self._engine.limits.slots - len(sequences))
         return torch.tensor(self._numbers, dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
@@ -79,7 +79,7 @@ class HfEngine:
     at most as many tokens as the cache holds.
     """
 
-    settings = Chooser.SETTINGS
+    settings = Sampler.SETTINGS
 
     def __init__(self, model: Any, limits: Limits, *, cache_tokens: int) -> None:
         slots, context = limits.slots, limits.context
@@ -99,8 +99,8 @@ class HfEngine:
         self._model = model
         self._numbers = itertools.count()
         self._changing = threading.RLock()
-        self._waiting: deque[_Seat] = deque()
-        self._seats: dict[int, _Seat] = {}  # requests that the batching thread computes
+        self._waiting: deque[_NumberedSequence] = deque()
+        self._sequences: dict[int, _NumberedSequence] = {}  # requests that the batching thread computes
         self._manager: Any = None  # while its thread runs
         self._fault: Exception | None = None  # error of the first start
         self._is_ready, self._is_closing = threading.Event(), threading.Event()
@@ -115,52 +115,52 @@ class HfEngine:
         """Whether the engine computes."""
         return self._manager is not None
 
-    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, sampler: Sampler | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:
-            seat = _Seat(next(self._numbers), request, stream, chooser)
-            self._waiting.append(seat)
+            sequence = _NumberedSequence(next(self._numbers), request, stream, sampler)
+            self._waiting.append(sequence)
             self._fill()
-        stream.on_leave(lambda: self._leave(seat))
+        stream.on_leave(lambda: self._leave(sequence))
 
     def close(self) -> None:
         """End all streams with an error, and stop computing."""
         self._is_closing.set()
         self._keeper.join(2 * _STOP_SECONDS)
 
-    # --- seats -------------------------------------------------------------------------------------------------------
+    # --- sequences --------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Give waiting requests to the library, in order, while slots and pages are free. The caller holds the lock."""
-        while self._waiting and self._manager is not None and len(self._seats) < self.limits.slots:
-            seat = self._waiting[0]
-            if seat.pages > self._free:
+        while self._waiting and self._manager is not None and len(self._sequences) < self.limits.slots:
+            sequence = self._waiting[0]
+            if sequence.pages > self._free:
                 return
             self._waiting.popleft()
-            self._seats[seat.number] = seat
-            self._free -= seat.pages
+            self._sequences[sequence.number] = sequence
+            self._free -= sequence.pages
             added = self._manager.add_request(
-                list(seat.request.ids),
-                request_id=str(seat.number),
-                max_new_tokens=seat.request.max_tokens,
+                list(sequence.request.ids),
+                request_id=str(sequence.number),
+                max_new_tokens=sequence.request.max_tokens,
                 eos_token_id=-1,
-                seat=seat.number,
+                sequence=sequence.number,
             )
             if added is None:  # the batching thread is dying: the next thread takes the request
-                del self._seats[seat.number]
-                self._free += seat.pages
-                self._waiting.appendleft(seat)
+                del self._sequences[sequence.number]
+                self._free += sequence.pages
+                self._waiting.appendleft(sequence)
                 return
 
-    def _leave(self, seat: _Seat) -> None:
+    def _leave(self, sequence: _NumberedSequence) -> None:
         """Free a request's slot and pages, whether it is computed, waits, or has ended."""
         with self._changing:
-            if self._seats.pop(seat.number, None) is not None:
-                self._free += seat.pages
+            if self._sequences.pop(sequence.number, None) is not None:
+                self._free += sequence.pages
                 if self._manager is not None:
-                    self._manager.cancel_request(str(seat.number))
-            elif seat in self._waiting:
-                self._waiting.remove(seat)
+                    self._manager.cancel_request(str(sequence.number))
+            elif sequence in self._waiting:
+                self._waiting.remove(sequence)
             self._fill()
 
     def step(self, numbers: list[int], logits: torch.Tensor) -> list[int]:
@@ -168,11 +168,11 @@ class HfEngine:
 
         A row whose request left during this step, or that has none, gets token 0.
         """
-        seats = [self._seats.get(number) for number in numbers]
-        tokens = step(logits, seats)
-        for seat in seats:
-            if seat is not None and seat.is_done:
-                self._leave(seat)
+        sequences = [self._sequences.get(number) for number in numbers]
+        tokens = step(logits, sequences)
+        for sequence in sequences:
+            if sequence is not None and sequence.is_done:
+                self._leave(sequence)
         return tokens
 
     # --- the batching thread -----------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class HfEngine:
         manager = self._model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), self._config)
         processors = manager.logit_processor
         processors.logits_processor.append(_Choice(self))
-        processors.supported_keys["seat"], processors.tensors_required, processors.do_processing = int, 1, True
+        processors.supported_keys["sequence"], processors.tensors_required, processors.do_processing = int, 1, True
         manager.start()
         with self._changing:
             self._manager = manager
@@ -212,19 +212,19 @@ class HfEngine:
             manager.stop(block=True, timeout=_STOP_SECONDS, hard_stop=True)
         else:
             _log.error("transformers' batching thread died: %s", manager.background_thread_status.fatal_error)
-            for number in list(self._seats):
+            for number in list(self._sequences):
                 self._fail(number, "its batching thread died")
 
     def _fail(self, number: int, why: str) -> None:
-        seat = self._seats.get(number)
-        if seat is not None:
-            seat.stream.end(ShoalError(f"The model failed on this request: {why}.", "Ask again."))
-            self._leave(seat)
+        sequence = self._sequences.get(number)
+        if sequence is not None:
+            sequence.stream.end(ShoalError(f"The model failed on this request: {why}.", "Ask again."))
+            self._leave(sequence)
 
     def _end_all(self, error: ShoalError) -> None:
         with self._changing:
-            seats = [*self._seats.values(), *self._waiting]
-            self._seats.clear()
+            sequences = [*self._sequences.values(), *self._waiting]
+            self._sequences.clear()
             self._waiting.clear()
-        for seat in seats:
-            seat.stream.end(error)
+        for sequence in sequences:
+            sequence.stream.end(error)

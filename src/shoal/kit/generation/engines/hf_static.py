@@ -14,9 +14,9 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from shoal.errors import ShoalError
 from shoal.kit.component.streaming import Stream
-from shoal.kit.generation.answering import Seat, step
-from shoal.kit.generation.choosing import Chooser
+from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.sampler import Sampler
 
 _WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
 _STOP_SECONDS = 5.0
@@ -25,21 +25,21 @@ _STOP_SECONDS = 5.0
 class _Choice(LogitsProcessor):
     """Logits processor that chooses and sends each row's token, and makes its logit infinite, so that it is taken."""
 
-    def __init__(self, seats: list[Seat]) -> None:
-        self._seats = seats
+    def __init__(self, sequences: list[RunningSequence]) -> None:
+        self._sequences = sequences
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        tokens = step(scores, [None if seat.is_done else seat for seat in self._seats])
+        tokens = step(scores, [None if sequence.is_done else sequence for sequence in self._sequences])
         return scores.scatter_(1, torch.tensor(tokens, device=scores.device)[:, None], torch.inf)
 
 
 class _Ends(StoppingCriteria):
-    def __init__(self, seats: list[Seat], closing: threading.Event) -> None:
-        self._seats, self._closing = seats, closing
+    def __init__(self, sequences: list[RunningSequence], closing: threading.Event) -> None:
+        self._sequences, self._closing = sequences, closing
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:  # noqa: ARG002
         is_closing = self._closing.is_set()
-        ends = [is_closing or seat.is_done or not seat.stream.is_open for seat in self._seats]
+        ends = [is_closing or sequence.is_done or not sequence.stream.is_open for sequence in self._sequences]
         return torch.tensor(ends, device=input_ids.device)
 
 
@@ -51,13 +51,13 @@ class HfStaticEngine:
     a request with more tokens is computed alone.
     """
 
-    settings = Chooser.SETTINGS
+    settings = Sampler.SETTINGS
 
     def __init__(self, model: Any, limits: Limits, *, together: int) -> None:
         self.limits = limits
         self._model, self._together = model, together
-        self._next: Seat | None = None  # the first of the next batch, if it did not fit into this one
-        self._waiting: Queue[Seat] = Queue()
+        self._next: RunningSequence | None = None  # the first of the next batch, if it did not fit into this one
+        self._waiting: Queue[RunningSequence] = Queue()
         self._is_closing = threading.Event()
         self._worker = threading.Thread(target=self._work, name="shoal-static", daemon=True)
         self._worker.start()
@@ -66,9 +66,9 @@ class HfStaticEngine:
         """Whether the engine computes."""
         return self._worker.is_alive()
 
-    def admit(self, request: TokenRequest, stream: Stream, chooser: Chooser | None = None) -> None:
+    def admit(self, request: TokenRequest, stream: Stream, sampler: Sampler | None = None) -> None:
         """Begin to answer a checked request, and return at once."""
-        self._waiting.put(Seat(request, stream, chooser))
+        self._waiting.put(RunningSequence(request, stream, sampler))
 
     def close(self) -> None:
         """End all streams with an error, and stop computing."""
@@ -76,63 +76,62 @@ class HfStaticEngine:
         self._worker.join(_STOP_SECONDS)
 
     def _work(self) -> None:
-        seats: list[Seat] = []
+        sequences: list[RunningSequence] = []
         while not self._is_closing.is_set():
-            seats = self._collect()
+            sequences = self._collect()
             try:
-                if seats:
-                    self._generate(seats)
+                if sequences:
+                    self._generate(sequences)
             except Exception as error:  # of this batch
-                self._end(seats, error)
-        seats += [self._next] if self._next else []
+                self._end(sequences, error)
+        sequences += [self._next] if self._next else []
         while not self._waiting.empty():
-            seats.append(self._waiting.get())
-        self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
+            sequences.append(self._waiting.get())
+        self._end(sequences, ShoalError("The model is being unloaded.", "Ask again later."))
 
-    def _collect(self) -> list[Seat]:
+    def _collect(self) -> list[RunningSequence]:
         """Return the next batch: the first request and those of the next 20 ms; empty if none comes for 100 ms."""
-        seats: list[Seat] = []
+        sequences: list[RunningSequence] = []
         until = time.monotonic() + 0.1
-        while len(seats) < self.limits.slots:
+        while len(sequences) < self.limits.slots:
             try:
-                seat = self._next or self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+                sequence = self._next or self._waiting.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 break
             self._next = None
-            if not seats:
+            if not sequences:
                 until = time.monotonic() + _WAIT_SECONDS
-            if not seat.stream.is_open:
+            if not sequence.stream.is_open:
                 continue
-            if seats and not self._fits([*seats, seat]):
-                self._next = seat
+            if sequences and not self._fits([*sequences, sequence]):
+                self._next = sequence
                 break
-            seats.append(seat)
-        return seats
+            sequences.append(sequence)
+        return sequences
 
-    def _fits(self, seats: list[Seat]) -> bool:
+    def _fits(self, sequences: list[RunningSequence]) -> bool:
         """Whether the requests may be computed together. All rows of a batch get as many tokens as the longest one."""
-        requests = [seat.request for seat in seats]
+        requests = [sequence.request for sequence in sequences]
         return max(len(each.ids) for each in requests) + max(each.max_tokens for each in requests) <= self._together
 
-    def _generate(self, seats: list[Seat]) -> None:
-        widest = max(len(seat.request.ids) for seat in seats)
-        ids = torch.zeros((len(seats), widest), dtype=torch.int64)
+    def _generate(self, sequences: list[RunningSequence]) -> None:
+        widest = max(len(sequence.request.ids) for sequence in sequences)
+        most = max(sequence.request.max_tokens for sequence in sequences)
+        ids = torch.zeros((len(sequences), widest), dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, seat in enumerate(seats):
-            start = widest - len(seat.request.ids)
-            ids[row, start:] = torch.tensor(seat.request.ids)
+        for row, sequence in enumerate(sequences):
+            start = widest - len(sequence.request.ids)
+            ids[row, start:] = torch.tensor(sequence.request.ids)
             mask[row, start:] = 1
         self._model.generate(
             ids.to(self._model.device),
             attention_mask=mask.to(self._model.device),
-            generation_config=GenerationConfig(
-                do_sample=False, max_new_tokens=max(seat.request.max_tokens for seat in seats), pad_token_id=0
-            ),
-            logits_processor=LogitsProcessorList([_Choice(seats)]),
-            stopping_criteria=StoppingCriteriaList([_Ends(seats, self._is_closing)]),
+            generation_config=GenerationConfig(do_sample=False, max_new_tokens=most, pad_token_id=0),
+            logits_processor=LogitsProcessorList([_Choice(sequences)]),
+            stopping_criteria=StoppingCriteriaList([_Ends(sequences, self._is_closing)]),
         )
 
     @staticmethod
-    def _end(seats: list[Seat], error: Exception) -> None:
-        for seat in seats:
-            seat.stream.end(error)
+    def _end(sequences: list[RunningSequence], error: Exception) -> None:
+        for sequence in sequences:
+            sequence.stream.end(error)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, ShoalError
 from shoal.kit.component.streaming import Stream
-from shoal.kit.generation.answering import Seat, step
-from shoal.kit.generation.choosing import Chooser
+from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.sampler import Sampler
 from shoal.kit.generation.weights import DECODER, Weights
 
 _PIECE = 512  # tokens of prompts per call: between two pieces of a prompt the open requests get their next token
@@ -94,20 +94,20 @@ class Decoder:
 class _Rows:
     """Requests that are computed together. Each request has one row of the caches, with its tokens at the right end."""
 
-    def __init__(self, decoder: Decoder, seats: Sequence[Seat] = ()) -> None:
-        self.seats = list(seats)
+    def __init__(self, decoder: Decoder, sequences: Sequence[RunningSequence] = ()) -> None:
+        self.sequences = list(sequences)
         self._decoder = decoder
-        self._lengths = np.zeros(len(seats), np.int64)  # tokens in the cache
-        self._caches = decoder.start(len(seats))
+        self._lengths = np.zeros(len(sequences), np.int64)  # tokens in the cache
+        self._caches = decoder.start(len(sequences))
         self._next: list[int] = []  # each row's last token, which is not in the cache
 
     def read_prompts(self) -> Iterator[None]:
         """Compute the prompts in pieces, and yield between two pieces; then choose the first new tokens."""
-        sizes = np.array([len(seat.request.ids) for seat in self.seats])
+        sizes = np.array([len(sequence.request.ids) for sequence in self.sequences])
         widest = int(sizes.max())
         ids = np.zeros((len(sizes), widest), np.int64)
-        for row, seat in enumerate(self.seats):
-            ids[row, widest - len(seat.request.ids) :] = seat.request.ids
+        for row, sequence in enumerate(self.sequences):
+            ids[row, widest - len(sequence.request.ids) :] = sequence.request.ids
         for start in range(0, widest, _PIECE):
             piece = ids[:, start : start + _PIECE]
             self._lengths = np.maximum(0, sizes - widest + start + piece.shape[1])
@@ -123,14 +123,14 @@ class _Rows:
         self._choose(logits)
 
     def _choose(self, logits: NDArray[Any]) -> None:
-        self._next = step(logits, [seat if seat.stream.is_open else None for seat in self.seats])
-        kept = [row for row, seat in enumerate(self.seats) if not seat.is_done and seat.stream.is_open]
-        if len(kept) < len(self.seats):
+        self._next = step(logits, [sequence if sequence.stream.is_open else None for sequence in self.sequences])
+        kept = [row for row, sequence in enumerate(self.sequences) if not sequence.is_done and sequence.stream.is_open]
+        if len(kept) < len(self.sequences):
             self._keep(kept)
 
     def _keep(self, kept: list[int]) -> None:
         """Drop all rows except ``kept``, and the columns of the caches that are padding in every remaining row."""
-        self.seats, self._next = [self.seats[row] for row in kept], [self._next[row] for row in kept]
+        self.sequences, self._next = [self.sequences[row] for row in kept], [self._next[row] for row in kept]
         self._lengths = self._lengths[kept]
         spare = self._caches[0].shape[2] - int(self._lengths.max(initial=0))
         self._caches = [np.ascontiguousarray(cache[kept, :, spare:]) for cache in self._caches]
@@ -143,7 +143,7 @@ class _Rows:
             for pair in zip(self._caches, others._caches, strict=True)
         ]
         self._lengths = np.concatenate([self._lengths, others._lengths])
-        self.seats, self._next = self.seats + others.seats, self._next + others._next
+        self.sequences, self._next = self.sequences + others.sequences, self._next + others._next
 
 
 def _widen(cache: NDArray[Any], width: int) -> NDArray[Any]:
@@ -157,13 +157,13 @@ class OnnxEngine:
     tokens of the open requests.
     """
 
-    settings = Chooser.SETTINGS
+    settings = Sampler.SETTINGS
 
     def __init__(self, weights: Weights, limits: Limits, threads: int | None) -> None:
         self.limits = limits
         self._decoder = Decoder(weights, threads)
         self._changing = threading.Condition()
-        self._waiting: deque[Seat] = deque()
+        self._waiting: deque[RunningSequence] = deque()
         self._arriving, self._open = _Rows(self._decoder), _Rows(self._decoder)
         self._pieces: Iterator[None] = iter(())  # of the arriving requests' prompts
         self._is_closing = False
@@ -177,7 +177,7 @@ class OnnxEngine:
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:
-            self._waiting.append(Seat(request, stream))
+            self._waiting.append(RunningSequence(request, stream))
             self._changing.notify()
 
     def close(self) -> None:
@@ -192,46 +192,46 @@ class OnnxEngine:
     def _work(self) -> None:
         while self._wait():
             try:
-                if self._arriving.seats:
+                if self._arriving.sequences:
                     self._read()
             except Exception as error:
                 self._arriving = self._fail(self._arriving, error)
             try:
-                if self._open.seats:
+                if self._open.sequences:
                     self._open.step()
             except Exception as error:
                 self._open = self._fail(self._open, error)
-        for seat in [*self._waiting, *self._arriving.seats, *self._open.seats]:
-            seat.stream.end(ShoalError("The model is being unloaded.", "Ask again later."))
+        for sequence in [*self._waiting, *self._arriving.sequences, *self._open.sequences]:
+            sequence.stream.end(ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _wait(self) -> bool:
         """Wait until there are requests, and give free slots to waiting ones; return False if the engine is closed."""
         with self._changing:
-            while not (self._is_closing or self._waiting or self._arriving.seats or self._open.seats):
+            while not (self._is_closing or self._waiting or self._arriving.sequences or self._open.sequences):
                 self._changing.wait()
-            self._waiting = deque(seat for seat in self._waiting if seat.stream.is_open)
-            if not self._arriving.seats and (seats := self._admit()):
-                self._arriving = _Rows(self._decoder, seats)
+            self._waiting = deque(sequence for sequence in self._waiting if sequence.stream.is_open)
+            if not self._arriving.sequences and (sequences := self._admit()):
+                self._arriving = _Rows(self._decoder, sequences)
                 self._pieces = self._arriving.read_prompts()
             return not self._is_closing
 
-    def _admit(self) -> list[Seat]:
+    def _admit(self) -> list[RunningSequence]:
         """Give free slots to waiting requests: to as many as fit into one call of the decoder after padding.
 
         The first request is taken even if it alone does not fit.
         """
-        seats: list[Seat] = []
+        sequences: list[RunningSequence] = []
         widest = 0
-        while self._waiting and len(self._open.seats) + len(seats) < self.limits.slots:
+        while self._waiting and len(self._open.sequences) + len(sequences) < self.limits.slots:
             widest = max(widest, len(self._waiting[0].request.ids))
-            if seats and widest * (len(seats) + 1) > _PIECE:
+            if sequences and widest * (len(sequences) + 1) > _PIECE:
                 break
-            seats.append(self._waiting.popleft())
-        return seats
+            sequences.append(self._waiting.popleft())
+        return sequences
 
     def _read(self) -> None:
         """Compute the next piece of the arriving requests' prompts; after the last piece, open these requests."""
-        if any(seat.stream.is_open for seat in self._arriving.seats):
+        if any(sequence.stream.is_open for sequence in self._arriving.sequences):
             if next(self._pieces, _END) is not _END:
                 return
             self._open.join(self._arriving)
@@ -239,6 +239,6 @@ class OnnxEngine:
 
     def _fail(self, rows: _Rows, error: Exception) -> _Rows:
         _log.exception("the decoder failed")
-        for seat in rows.seats:
-            seat.stream.end(ShoalError(f"The model failed on this request: {error}", "Ask again."))
+        for sequence in rows.sequences:
+            sequence.stream.end(ShoalError(f"The model failed on this request: {error}", "Ask again."))
         return _Rows(self._decoder)

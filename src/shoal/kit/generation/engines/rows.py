@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shoal.errors import ServerError
-from shoal.kit.generation.choosing import NOT_FINITE, Chooser, choose
 from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 
 
 def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int]]:
@@ -25,11 +25,11 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
     for row, request in enumerate(requests):  # padded on the left: the answer follows the prompt
         ids[row, widest - len(request.ids) :] = torch.tensor(request.ids)
         mask[row, widest - len(request.ids) :] = 1
-    choosers = [Chooser(request) for request in requests]
+    samplers = [Sampler(request) for request in requests]
 
     def pick(sequences: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Leave only the chosen token of each row, which greedy decoding then takes."""
-        rows = list(zip(choosers, sequences[:, widest:].tolist(), strict=True))
+        rows = list(zip(samplers, sequences[:, widest:].tolist(), strict=True))
         tokens = [token for token, _ in choose(logits, rows)]
         if min(tokens) < 0:
             raise ServerError(*NOT_FINITE)

@@ -26,7 +26,7 @@ from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.streaming import Stream
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
-from shoal.kit.generation.contract import Limits, Place, TokenRequest
+from shoal.kit.generation.contract import Limits, LogProbs, TokenRequest
 from shoal.kit.generation.sampling import NUMBERS
 from shoal.kit.generation.weights import Weights
 from shoal.system.processes import Reaper
@@ -299,13 +299,13 @@ def _counting(count: Callable[[str, int], None]) -> Any:
     return Counter
 
 
-def _read_place(token: int, found: Mapping[int, Any], number: int) -> Place:
+def _read_place(token: int, found: Mapping[int, Any], number: int) -> LogProbs:
     """Convert vLLM's log probabilities at one place: the chosen token's, which are first, and the most probable ones'.
 
     If the chosen token is one of the ``number`` most probable ones, vLLM has it once.
     """
     top = sorted([*found.items()][len(found) > number :], key=lambda item: item[1].rank)[:number]
-    return Place(found[token].logprob, [each for each, _ in top], [each.logprob for _, each in top])
+    return LogProbs(found[token].logprob, [each for each, _ in top], [each.logprob for _, each in top])
 
 
 def _make_params(request: TokenRequest) -> Any:

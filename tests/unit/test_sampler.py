@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
-from shoal.kit.generation.choosing import HOST, Chooser, choose, read_logits
 from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.sampler import HOST, Sampler, choose, read_logits
 from shoal.kit.generation.sampling import Sampling
 from tests.conftest import Scale
 from tests.support.sampler import Reference
@@ -40,15 +40,15 @@ SETTINGS = [
 ]
 
 
-def take(chooser: Chooser, logits: NDArray[np.float32], ids: list[int]) -> int:
-    """Choose the token of one row, with the chooser's next random number."""
-    return choose(logits[None], [(chooser, ids)])[0][0]
+def take(sampler: Sampler, logits: NDArray[np.float32], ids: list[int]) -> int:
+    """Choose the token of one row, with the sampler's next random number."""
+    return choose(logits[None], [(sampler, ids)])[0][0]
 
 
-def adjusted(chooser: Chooser, logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.float32]:
+def adjusted(sampler: Sampler, logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.float32]:
     """Return the logits after the bias, the penalties and the bans."""
     found = logits.copy()
-    chooser.adjust(found, ids, HOST)
+    sampler.adjust(found, ids, HOST)
     return found
 
 
@@ -84,12 +84,12 @@ def test_the_same_tokens_as_transformers(scale: float) -> None:
             shares = oracle(logits, request, ids)
             ends = shares.cumsum()
             for seed in range(4):
-                chooser = Chooser(
+                sampler = Sampler(
                     TokenRequest(PROMPT, 50, ENDS, Sampling(**{**vars(settings), "seed": seed}), bans=bans)
                 )
                 for point in np.random.default_rng(seed).random(4):
                     wanted = int(np.searchsorted(ends, point * ends[-1], side="right"))
-                    assert take(chooser, logits, ids) == wanted, settings
+                    assert take(sampler, logits, ids) == wanted, settings
             assert (logits == given).all()  # they are the engine's
 
 
@@ -108,23 +108,23 @@ def test_penalties_over_the_new_tokens(temperature: float) -> None:
             expected[token] -= np.float32(frequency) * np.float32(ids.count(token))
             expected[token] -= np.float32(presence)
         settings: dict[str, Any] = {"temperature": temperature, "seed": 1}
-        wanted = take(Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings))), expected, [])
+        wanted = take(Sampler(TokenRequest(PROMPT, 50, (), Sampling(**settings))), expected, [])
         penalties: dict[str, Any] = {
             "frequency_penalty": frequency,
             "presence_penalty": presence,
             "repetition_penalty": repetition,
         }
-        chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(**settings, **penalties)))
-        assert np.array_equal(adjusted(chooser, logits, ids), expected), penalties
-        assert take(chooser, logits, ids) == wanted
-        plain = Chooser(TokenRequest(PROMPT, 50, (), Sampling(repetition_penalty=repetition)))
-        assert np.array_equal(adjusted(chooser, logits, []), adjusted(plain, logits, []))
+        sampler = Sampler(TokenRequest(PROMPT, 50, (), Sampling(**settings, **penalties)))
+        assert np.array_equal(adjusted(sampler, logits, ids), expected), penalties
+        assert take(sampler, logits, ids) == wanted
+        plain = Sampler(TokenRequest(PROMPT, 50, (), Sampling(repetition_penalty=repetition)))
+        assert np.array_equal(adjusted(sampler, logits, []), adjusted(plain, logits, []))
 
 
 def test_draws_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
-    chooser = Chooser(TokenRequest((0,), 5, (), Sampling(seed=3)))
-    counts = Counter(take(chooser, logits, []) for _ in range(20000))
+    sampler = Sampler(TokenRequest((0,), 5, (), Sampling(seed=3)))
+    counts = Counter(take(sampler, logits, []) for _ in range(20000))
     assert [counts[token] / 20000 for token in range(4)] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.02)
 
 
@@ -132,8 +132,8 @@ def test_seeds() -> None:
     logits = np.random.default_rng(0).normal(size=VOCABULARY).astype(np.float32)
 
     def draw(seed: int | None) -> list[int]:
-        chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(seed=seed)))
-        return [take(chooser, logits, []) for _ in range(8)]
+        sampler = Sampler(TokenRequest(PROMPT, 50, (), Sampling(seed=seed)))
+        return [take(sampler, logits, []) for _ in range(8)]
 
     assert draw(2**64 - 1) == draw(2**64 - 1) != draw(1)
     assert draw(None) != draw(None)
@@ -144,7 +144,7 @@ def test_logits_that_leave_one_token() -> None:
     logits = np.full(VOCABULARY, -1e4, np.float32)
     logits[33] = 1e4
     for settings in (Sampling(0.001), Sampling(top_p=1e-6), Sampling(top_k=VOCABULARY), Sampling(1e6, top_p=1e-9)):
-        assert take(Chooser(TokenRequest(PROMPT, 9, (), settings)), logits, []) == 33
+        assert take(Sampler(TokenRequest(PROMPT, 9, (), settings)), logits, []) == 33
 
 
 @pytest.mark.parametrize("scale", [0.5, 6.0, 1e4])
@@ -202,7 +202,7 @@ def check_all_rows(size: int, kind: str, scale: Scale, put: Put) -> None:
             logits[generator.random((rows, size)) < 0.5] = -np.inf
         requests = [draw_request(generator, size) for _ in range(rows)]
         references = [Reference(request) for request in requests]
-        hosts, tensors, alone = ([Chooser(request) for request in requests] for _ in range(3))
+        hosts, tensors, alone = ([Sampler(request) for request in requests] for _ in range(3))
         new: list[list[int]] = [[] for _ in requests]
         for step in range(3):
             given = np.roll(logits, step, 1).astype(np.float32)
@@ -230,7 +230,7 @@ def check_not_finite(put: Put) -> None:
     given[6, :200] = -np.inf
     for settings in ({}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.0}):
         requests = [TokenRequest(PROMPT, 9, (), Sampling(**settings, seed=1)) for _ in given]
-        chosen = choose(put(given), [(Chooser(request), []) for request in requests])
+        chosen = choose(put(given), [(Sampler(request), []) for request in requests])
         none = [row for row, (token, _) in enumerate(chosen) if token == -1]
         assert none == [1, 3, 5]
 
@@ -242,7 +242,7 @@ def test_rows_without_a_request_get_token_0(put: Put) -> None:
     logits = put(given)
     logits = logits if isinstance(logits, np.ndarray) else logits.bfloat16()
     request = TokenRequest(PROMPT, 9, (), Sampling(0.0))
-    assert choose(logits, [None, (Chooser(request), []), None]) == [(0, None), (7, None), (0, None)]
+    assert choose(logits, [None, (Sampler(request), []), None]) == [(0, None), (7, None), (0, None)]
     assert choose(logits, [None] * 3) == [(0, None)] * 3
 
 
@@ -255,7 +255,7 @@ def check_log_probabilities(number: int, put: Put) -> None:
     generator = np.random.default_rng(number)
     given = np.round(generator.normal(size=(4, 300)) * 4).astype(np.float32) / 2  # with many ties
     request = TokenRequest(PROMPT, 9, (), Sampling(0.0, top_logprobs=number), returns=("logprobs",))
-    rows: list[tuple[Chooser, list[int]]] = [(Chooser(request), []) for _ in range(4)]
+    rows: list[tuple[Sampler, list[int]]] = [(Sampler(request), []) for _ in range(4)]
     host, device = choose(given, rows), choose(put(given), rows)
     for (token, place), (other, found) in zip(host, device, strict=True):
         assert token == other

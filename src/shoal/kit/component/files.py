@@ -1,31 +1,19 @@
-"""Readers of artifact files (text, JSON, tokenizers); their error messages say what was found and what was expected."""
+"""Readers of artifact files (text, JSON); their error messages say what was found and what was expected."""
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.tokenizer_growth import find_growth
-from shoal.system.files import MAX_LARGE_TEXT, MAX_TEXT, describe_special, open_regular, parse_json
+from shoal.system.files import MAX_TEXT, describe_special, open_regular, parse_json
 from shoal.system.files import read_text as read_plain
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 MAKE_AGAIN = "Make it again, or copy it whole; shoal's own come from shoal train --out FOLDER"
 GREATEST = 3.4e38  # greatest number of FP32, rounded down
-_TAKE_ALL = "Take all files of the same model."
-_OWN_CONFIG = "Take the model's own config.json; a model that really has as many cannot be served."
-_TOKENIZER = "fast tokenizer of Hugging Face's"
-_READ_WHOLE = re.compile(r".*(config|tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|index|\.model$)")
-_COUNT, _MAX_COUNT = re.compile(r"layers?$|heads?$|^num_\w+_blocks$"), 4096
-_EXPERTS, _MAX_EXPERTS = re.compile(r"experts$"), 2**16  # Doge has 16,384
-_SIZE, _MAX_SIZE = re.compile(r"size$|dim$|rank$|position|embeddings$|^[nd]_"), 2**24  # Llama 4 reads 10 Mi tokens
 _SIGNS = {  # files often mistaken for an artifact, by their first bytes
     b"\x89PNG": "a PNG image",
     b"PK\x03\x04": "a zip archive",
@@ -106,73 +94,6 @@ def read_json(path: Path, kind: str, most: int = MAX_TEXT) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refusal(path, kind, f"it is the JSON value {shorten(value)}, expected an object")
     return value
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a ``tokenizer.json``.
-
-    Raises:
-        ArtifactError: the file is missing, or does not contain a fast tokenizer of Hugging Face's.
-    """
-    from tokenizers import Tokenizer
-
-    text = read_text(path, _TOKENIZER, MAX_LARGE_TEXT)
-    try:
-        check_growth(parse_json(text), path)
-        return Tokenizer.from_str(text)
-    except ArtifactError:
-        raise
-    except BaseException as error:  # the library has no exception class for unreadable files, and panics at some
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise refusal(path, _TOKENIZER, describe_bytes(text[:32].encode()) or str(error)) from error
-
-
-def check_growth(tokenizer: Any, path: Path) -> None:
-    """Check that the tokenizer in the file ``path`` does not make texts many times as long.
-
-    Raises:
-        ArtifactError: it does, or has another form.
-    """
-    try:
-        why = find_growth(tokenizer)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        why = f"its pieces have another form: {error!r}"
-    if why:
-        raise refusal(path, _TOKENIZER, why)
-
-
-def check_folder(folder: Path) -> None:
-    """Check the files of a Hugging Face folder before a library opens them, and the sizes in its ``config.json``.
-
-    Raises:
-        ArtifactError: one is a pipe, a device or a text of more than 64 MiB; or a size is out of every model's range.
-    """
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() or not path.exists():
-            continue
-        status = path.stat()
-        if kind := describe_special(status.st_mode):
-            raise ArtifactError(f"{path} cannot be read: it is {kind}, not a regular file.", _TAKE_ALL)
-        if _READ_WHOLE.match(path.name) and status.st_size > MAX_LARGE_TEXT:
-            what = f"it has {status.st_size:,} bytes, and at most {MAX_LARGE_TEXT:,} are read"
-            raise ArtifactError(f"{path} cannot be read: {what}.", _TAKE_ALL)
-    path = folder / "config.json"
-    for name, value in _find_sizes(read_json(path, "model configuration")) if path.exists() else ():
-        most = _MAX_COUNT if _COUNT.search(name) else _MAX_EXPERTS if _EXPERTS.search(name) else _MAX_SIZE
-        if value > most:
-            shown = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
-            raise ArtifactError(f"{path} has {name} {shown}, and at most {most:,} is accepted.", _OWN_CONFIG)
-
-
-def _find_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    waiting = [config]
-    while waiting:
-        for name, value in waiting.pop().items():
-            if isinstance(value, dict):
-                waiting.append(value)
-            elif type(value) is int and any(sizes.search(name) for sizes in (_COUNT, _EXPERTS, _SIZE)):
-                yield name, value
 
 
 def _unite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

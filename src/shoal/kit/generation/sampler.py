@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.kit.generation.contract import Place, TokenRequest
+from shoal.kit.generation.contract import LogProbs, TokenRequest
 
 NOT_FINITE = (  # what to say where there is no token
     "The model's logits are not finite, so that no token can be chosen.",
@@ -21,10 +21,10 @@ NOT_FINITE = (  # what to say where there is no token
 )
 _BLOCK = 256  # tokens whose probabilities are summed before the running sum
 
-Rows = Sequence["tuple[Chooser, list[int]] | None"]
+Rows = Sequence["tuple[Sampler, list[int]] | None"]
 
 
-class Chooser:
+class Sampler:
     """Settings and random numbers of one request.
 
     The n-th token is drawn with the n-th random number of the request's seed. ``generate`` has no frequency and
@@ -185,11 +185,11 @@ class _Device(_Host):
         return xp.cat([chosen, ids[places].double(), values[places]])
 
 
-def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
+def choose(logits: Any, rows: Rows) -> list[tuple[int, LogProbs | None]]:
     """Return the next token of each row, and its log probabilities if the request asks for them.
 
     ``logits``, [rows, vocabulary], is an array of NumPy or a tensor of torch, of any precision; it is not changed.
-    ``rows`` has each row's chooser and its new tokens so far; a row without them gets token 0. A row gets -1 if its
+    ``rows`` has each row's sampler and its new tokens so far; a row without them gets token 0. A row gets -1 if its
     greatest logit is not finite, or one is NaN.
     """
     if not isinstance(logits, np.ndarray):
@@ -203,35 +203,35 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, Place | None]]:
         return [(0, None)] * len(rows)
     if adjusted := [each for each in held if each[1].is_adjusting(each[2])]:
         scores = ops.copy(given)
-        for place, chooser, ids in adjusted:
-            chooser.adjust(scores[place], ids, ops)
-    greedy = [place for place, chooser, _ in held if chooser.sampling.is_greedy]
-    drawn = {place: chooser for place, chooser, _ in held if not chooser.sampling.is_greedy}
+        for place, sampler, ids in adjusted:
+            sampler.adjust(scores[place], ids, ops)
+    greedy = [place for place, sampler, _ in held if sampler.sampling.is_greedy]
+    drawn = {place: sampler for place, sampler, _ in held if not sampler.sampling.is_greedy}
     tokens = []
     if greedy:
         tokens.append(ops.argmax(_take(scores, greedy, ops)))
     if drawn:
-        settings = [chooser.draw_settings(given.shape[1]) for chooser in drawn.values()]
+        settings = [sampler.draw_settings(given.shape[1]) for sampler in drawn.values()]
         tokens.append(ops.draw(_take(scores, [*drawn], ops), np.array(settings)))
     parts = [ops.xp.concatenate(tokens)]
     places = [*greedy, *drawn]
-    asking = [(place, chooser.sampling.top_logprobs) for place, chooser, _ in held if chooser.request.returns]
+    asking = [(place, sampler.sampling.top_logprobs) for place, sampler, _ in held if sampler.request.returns]
     for place, number in asking:
         token = parts[0][places.index(place)]
         parts.append(ops.log_probs(given[place], ops.xp.clip(token, 0, None), number))
     found = ops.read(ops.xp.concatenate([ops.double(part) for part in parts])).tolist()  # one copy
-    chosen: list[tuple[int, Place | None]] = [(0, None)] * len(rows)
+    chosen: list[tuple[int, LogProbs | None]] = [(0, None)] * len(rows)
     for row, place in enumerate(places):
         chosen[place] = int(found[row]), None
     start = len(places)
     for place, number in asking:
         ids = [int(each) for each in found[start + 1 : start + 1 + number]]
         top = found[start + 1 + number : start + 1 + 2 * number]
-        chosen[place] = chosen[place][0], Place(found[start], ids, top) if number else Place(found[start])
+        chosen[place] = (chosen[place][0], LogProbs(found[start], ids, top) if number else LogProbs(found[start]))
         start += 1 + 2 * number
-    for place, chooser, new in held:
-        if chooser.follow is not None:
-            chosen[place] = chooser.follow(ops.read(given[place]), new), None
+    for place, sampler, new in held:
+        if sampler.follow is not None:
+            chosen[place] = sampler.follow(ops.read(given[place]), new), None
     return chosen
 
 
@@ -297,7 +297,7 @@ def _drop(powers: NDArray[np.float32], values: NDArray[np.float32], share: float
     powers[inside[: min(int(sums.searchsorted(share * total, "right")), len(inside) - 1)]] = 0
 
 
-def read_logits(logits: NDArray[Any], token: int, number: int) -> Place:
+def read_logits(logits: NDArray[Any], token: int, number: int) -> LogProbs:
     """Return the log probabilities of ``token`` and of the ``number`` most probable tokens.
 
     ``logits`` is FP32 [vocabulary], as the model gave it. Of equally probable tokens, the least id comes first.
@@ -306,7 +306,7 @@ def read_logits(logits: NDArray[Any], token: int, number: int) -> Place:
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
     if not number:
-        return Place(float(scores[token]))
+        return LogProbs(float(scores[token]))
     able = np.flatnonzero(scores >= np.partition(scores, -number)[-number])
     top = able[np.argsort(-scores[able], kind="stable")][:number]
-    return Place(float(scores[token]), top.tolist(), scores[top].tolist())
+    return LogProbs(float(scores[token]), top.tolist(), scores[top].tolist())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.conftest import Scale
 from tests.support.accelerator import DEVICE, copies, largest
-from tests.unit import test_choosing as host
+from tests.unit import test_sampler as host
 
 
 def put(logits: NDArray[np.float32]) -> Any:
