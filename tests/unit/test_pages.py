@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from shoal.authoring.draw.mermaid import draw
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.serving.gateway.v1 import errors, schema
+from tests.support import house
 from tests.support.once import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,13 +36,47 @@ def test_the_picture_is_the_ensemble() -> None:
     assert picture == draw(Graph.build(leaves["ensemble_all"], leaves))
 
 
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_house_is_its_imports() -> None:
+    """``python -m tests.support.house`` prints it."""
+    (picture,) = [block for language, block in BLOCK.findall(ARCHITECTURE) if language == "mermaid"]
+    assert picture == house.draw()
+
+
+def test_the_house_has_the_files_that_its_page_names() -> None:
+    named = re.findall(rf"`((?:{'|'.join(house.FLOORS)})/[\w/.]*)`", ARCHITECTURE)
+    assert len(named) > 60
+    assert [path for path in named if not (house.PACKAGE / path).exists()] == []
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_commands_of_contributors_are_known() -> None:
+    """Each target of ``make`` exists, and each line for pytest finds its tests."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    commands = re.findall(r"`((?:make|\.venv/bin/pytest|python -m) [^`]+)`", text)
+    assert len(commands) > 6
+    for command in commands:
+        words = command.replace(".venv/bin/pytest", f"{sys.executable} -m pytest --collect-only -q").split()
+        words = [*words, "--dry-run"] if words[0] == "make" else words
+        subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+
+
 def test_blocks_of_other_pages_are_run_by_tests() -> None:
     for page in OTHER_PAGES:
         # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and five more.
-        others = (
-            "add-model", "environments", "index", "inference", "language-models", "nvidia", "openai", "placement",
-            "rules", "streaming", "training", "tutorial",
-        )  # fmt: skip
+        others = {
+            "add-model",
+            "architecture",
+            "environments",
+            "index",
+            "inference",
+            "language-models",
+            "nvidia",
+            "openai",
+        }
+        others |= {"placement", "rules", "streaming", "training", "tutorial"}
         if page.stem not in others:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
