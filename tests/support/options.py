@@ -68,8 +68,8 @@ def find_options(command: Any = None, path: str = "") -> Iterator[str]:
     for parameter in command.params:
         names = [name for name in parameter.opts if name.startswith("--") and name not in _NOT_OURS]
         yield from (f"{path} {name}".lstrip() for name in names[:1])
-    for name, below in getattr(command, "commands", {}).items():
-        yield from find_options(below, f"{path} {name}".lstrip())
+    for name in command.list_commands(None) if hasattr(command, "commands") else ():
+        yield from find_options(command.get_command(None, name), f"{path} {name}".lstrip())
 
 
 class Shoal:

@@ -14,13 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.cli.applications import sample_texts
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.spec import ModelSpec, TensorSpec
 from shoal.lab.bench.inputs import read_inputs
 from shoal.lab.bench.record import Cell, Figures, Measured, compare, rounded
 from shoal.lab.bench.run import find_cells
 from shoal.lab.bench.target import find_targets
-from shoal.readability.corpus import DATA_DIR, sample_texts
+from shoal.readability.corpus import DATA_DIR
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository
 

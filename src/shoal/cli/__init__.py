@@ -17,16 +17,14 @@ from shoal.cli.console import ERR, plain
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.cli.llm import generate, tokens
-from shoal.cli.quickstart import quickstart
 from shoal.cli.tune import tune
-from shoal.cli.usage import Command, Group
+from shoal.cli.usage import Command, Root
 from shoal.errors import ShoalError
-from shoal.readability import commands as pipeline
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, of a quota, and of a limit of the process
 
 app = typer.Typer(
-    cls=Group,
+    cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,8 +51,6 @@ app.add_typer(environment.app, name="env")
 app.add_typer(keys.app, name="keys")
 app.add_typer(project.app, name="new")
 for command in (
-    pipeline.train,
-    pipeline.evaluate,
     project.add_model,
     repository.compose,
     repository.plan,
@@ -69,7 +65,6 @@ for command in (
     tune,
     graph,
     describe,
-    quickstart,
     serving.doctor,
 ):
     app.command(cls=Command)(command)

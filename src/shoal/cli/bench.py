@@ -81,11 +81,11 @@ def bench(
     Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
     second.
     """
+    from shoal.cli.applications import sample_texts
     from shoal.lab.bench.generation import bench_tokens
     from shoal.lab.bench.record import BenchSettings, TokenCell
     from shoal.lab.bench.run import BATCHES, make_folder, write
     from shoal.lab.bench.run import bench as run_bench
-    from shoal.readability.corpus import sample_texts
 
     if out:
         make_folder(out)  # fail before measuring if it cannot be written

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -158,23 +157,6 @@ def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
 
 # Options
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
-        "`clear` downloads the corpus. Default: the corpus in SHOAL_DATA_DIR, or shoal's own "
-        "passages (with --preset full: the downloaded corpus)."
-    ),
-]
-TextColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the texts, if its name is not recognised.")
-]
-TargetColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the targets, if its name is not recognised.")
-]
-Encoder = Annotated[
-    str, typer.Option(metavar="ENCODER", help="A BERT-family encoder: a folder, or a Hugging Face name.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Placement = Annotated[
     Literal["cpu", "hybrid", "gpu"],

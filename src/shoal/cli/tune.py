@@ -10,8 +10,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
+from shoal.cli.applications import read_texts, sample_texts, tune_artifacts
 from shoal.cli.console import OUT, Json, plain, print_json, refuse_ignored, show_progress
-from shoal.errors import InputError, needs
+from shoal.errors import InputError
 
 
 def tune(
@@ -43,11 +44,8 @@ def tune(
         refuse_ignored(context, "--output", "with --artifacts")
     with show_progress() as show:
         if artifacts is not None:
-            with needs("train"):
-                from shoal.readability.corpus import find_corpus
-                from shoal.readability.tuning import tune_artifacts
-            corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
-            plan = tune_artifacts(artifacts, corpus, out, seconds=seconds, on_progress=show)
+            texts = read_texts(data, text_column=text_column, target_column=target_column, on_progress=show)
+            plan = tune_artifacts(artifacts, texts, out, seconds=seconds, on_progress=show)
         else:
             plan = _tune_repository(repository or Path(), data, text_column, target_column, output, out, seconds, show)
     if as_json:
@@ -84,16 +82,12 @@ def _tune_repository(
 
     targets: Any = None
     if target_column is not None:
-        with needs("train"):
-            from shoal.readability.corpus import find_corpus
-        corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
+        corpus = read_texts(data, text_column=text_column, target_column=target_column, on_progress=show)
         texts, targets = list(corpus.texts), corpus.targets
     elif data is not None:
         found = read_inputs(find_graph(repository).config.spec, data, text_column or "")
         texts = [text.decode() for text in next(iter(found.arrays.values())).ravel()]
     else:
-        from shoal.readability.corpus import sample_texts
-
         texts = list(sample_texts()[1])
     texts = list(dict.fromkeys(texts)) if targets is None else texts
     order = np.random.default_rng(0).permutation(len(texts))

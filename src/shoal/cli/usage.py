@@ -35,3 +35,24 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
+
+
+class Root(Group):
+    """Group of shoal's own commands and those of applications, which are imported when they are needed."""
+
+    def _add_applications(self) -> None:
+        from shoal.cli.applications import find_commands
+
+        for command in find_commands():
+            self.commands.setdefault(command.name, command)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        self._add_applications()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name."""
+        if cmd_name not in self.commands:
+            self._add_applications()
+        return super().get_command(ctx, cmd_name)

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -15,26 +17,34 @@ from urllib.parse import urlsplit
 import typer
 from rich.table import Column, Table
 
-from shoal.cli.console import (
-    ERR,
-    OUT,
-    Data,
-    Encoder,
-    Json,
-    TargetColumn,
-    TextColumn,
-    plain,
-    print_json,
-    print_table,
-    refuse_ignored,
-    show_progress,
-)
+from shoal.cli.console import ERR, OUT, Json, plain, print_json, print_table, refuse_ignored, show_progress
+from shoal.cli.usage import Command
 from shoal.errors import InputError, needs
 from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 
+app = typer.Typer(help="Readability: the application that comes with shoal.")
 _SECONDS = 1.5  # to wait for the model hub; transformers itself tries again for a minute
 
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
+        "`clear` downloads the corpus. Default: the corpus in SHOAL_DATA_DIR, or shoal's own "
+        "passages (with --preset full: the downloaded corpus)."
+    ),
+]
+TextColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the texts, if its name is not recognised.")
+]
+TargetColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the targets, if its name is not recognised.")
+]
+Encoder = Annotated[
+    str, typer.Option(metavar="ENCODER", help="A BERT-family encoder: a folder, or a Hugging Face name.")
+]
 
+
+@app.command(cls=Command)
 def train(
     out: Annotated[Path, typer.Option(help="The artifact folder to write.")] = Path("build/artifacts"),
     preset: Annotated[
@@ -101,6 +111,7 @@ def train(
     OUT.print(f"report: {out.resolve() / PAGE}", soft_wrap=True)
 
 
+@app.command(cls=Command)
 def evaluate(
     context: typer.Context,
     artifacts: Annotated[Path, typer.Argument(help="What `shoal train` wrote.")],
@@ -145,12 +156,40 @@ def evaluate(
         OUT.print(f"{result['num_seen']:,} {'of them ' if seen == 'include' else ''}{said}.")
 
 
+@app.command(cls=Command)
 def quickstart(
-    out: Annotated[Path, typer.Option(help="The folder for artifacts and repository.")] = Path("build"),
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="The folder for what is made. Default: build, or build/llm.")] = None,
     data: Data = None,
     encoder: Encoder = SMALL_ENCODER,
+    is_llm: Annotated[
+        bool, typer.Option("--llm", help="A tiny language model, made on the spot, that streams a chat.")
+    ] = False,
 ) -> None:
-    """Train, compose, serve with a real Triton, score passages, stop."""
+    """Train models, compose a repository, serve it with a real Triton, score passages (with --llm: chat), and stop."""
+    if not is_llm:
+        _score_passages(out or Path("build"), data, encoder)
+        return
+    from shoal.lab.llm_quickstart import run
+
+    refuse_ignored(context, "--data --encoder", "with --llm, whose model is made on the spot")
+    out = out or Path("build/llm")
+    with show_progress() as show:
+        answers = run(out, on_progress=show)
+        first = next(answers)
+    with closing(answers):
+        for question, pieces in groupby(chain([first], answers), key=itemgetter(0)):
+            OUT.print(f"[bold]{plain(question)}[/]", soft_wrap=True)
+            for _, piece in pieces:
+                typer.echo(piece.text, nl=False)
+            typer.echo()
+    OUT.print(f"weights: {(out / 'weights').resolve()}", soft_wrap=True)
+    OUT.print(f"repository: {(out / 'repository').resolve()}", soft_wrap=True)
+    OUT.print(f"next: shoal serve {out / 'repository'}", soft_wrap=True)
+    OUT.print('then: shoal generate --chat --stream "What do cats do?"', soft_wrap=True)
+
+
+def _score_passages(out: Path, data: Path | None, encoder: str) -> None:
     check_available(encoder)
     with needs("train"):
         from shoal.readability.quickstart import run

@@ -194,12 +194,6 @@ def read_passages() -> Corpus:
     return Corpus("shoal passages", tuple(row["text"] for row in rows), targets, is_demonstration=True)
 
 
-def sample_texts() -> tuple[str, tuple[str, ...]]:
-    """Return the name and the texts of the corpus that ``find_corpus`` finds, for use as requests."""
-    corpus = find_corpus()
-    return corpus.name, corpus.texts
-
-
 def read_stop_words() -> tuple[str, ...]:
     """Read shoal's own English stop words; ``assets/README.md`` describes how they were chosen."""
     return tuple((ASSETS / "stop_words.txt").read_text(encoding="utf-8").split())
