@@ -35,8 +35,7 @@ test-slow: $(VENV)/.wheels
 # A test that hangs ends with the stacks of its threads, and not with the whole run.
 HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 TWICE = $(1) --numprocesses 2 $(HANGS) $(2) || { test $$? -eq 1 && $(1) --last-failed --last-failed-no-failures none $(2); }
-KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts test_hostile openai/test_openai_clients test_other_clients test_service \
-         test_stalled test_standard_clients test_wire_forms))
+KEYED := $(addprefix tests/slow/,$(addsuffix .py,test_fronts openai/test_openai_clients test_standard_clients))
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -67,10 +66,11 @@ VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
 VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_families.py test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
                        test_whole.py test_bls_lasts.py)
-VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile_random \
-                       test_llm_clients test_log_probs openai/test_openai_whole test_option_served test_refused_memory \
-                       test_rows test_service_load test_storms test_streams test_streams_left \
-                       test_streams_served test_supervisor test_texts test_whole))
+VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile \
+                       test_hostile_random test_llm_clients test_log_probs openai/test_openai_whole test_option_served \
+                       test_other_clients test_refused_memory test_rows test_service test_service_load test_stalled \
+                       test_storms test_streams test_streams_left test_streams_served test_supervisor test_texts \
+                       test_whole test_wire_forms))
 VERIFY_processors   := pytest --numprocesses 2 tests/unit tests/served
 VERIFY_openai       := pytest --verify tests/slow/openai
 VERIFY_latency      := python benchmarks/latency.py

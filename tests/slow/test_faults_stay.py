@@ -122,7 +122,7 @@ def test_a_process_that_does_not_run_for_a_second(service: Service, scale: Scale
 
 def test_a_busy_machine(service: Service, scale: Scale, record: Callable[..., None]) -> None:
     """Nothing is taken for a hang where all get little processor time."""
-    restarts, seconds, before = service.metric("shoal_restarts_total"), scale(20, full=600), service.servers()
+    restarts, seconds, before = service.metric("shoal_restarts_total"), scale(8, full=600), service.servers()
     with ExitStack() as stack:
         for _ in range(NUM_BUSY):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)

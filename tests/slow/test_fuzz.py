@@ -110,7 +110,7 @@ def test_hostile_requests_do_no_harm(wires: Wires, server: Server, scale: Scale,
     if scale.is_full:
         send_seeded(watch, wires, 100_000)
     else:
-        send_drawn(watch, wires, 2000)
+        send_drawn(watch, wires, 1000)
     watch.check_traces()
     total = sum(watch.statuses.values())
     record("hostile requests", requests=total, died=0, leaks=0, answers=dict(watch.statuses.most_common()))

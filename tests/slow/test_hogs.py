@@ -93,9 +93,9 @@ def test_prompts_that_cannot_fit(service: tuple[Service, list[str]], scale: Scal
             connection.close()
 
     honest = Honest(served, keys[0])
-    alone = honest.ask(scale(4, full=20))
+    alone = honest.ask(scale(2, full=20))
     with running(send, keys[1:]):
-        beside = honest.ask(scale(10, full=60))
+        beside = honest.ask(scale(5, full=60))
     assert set(statuses) == {400}
     assert served.metric("shoal_in_flight") == 0
     record("prompts that cannot fit", alone_s=alone, beside_s=beside, refused=len(statuses))
@@ -136,10 +136,10 @@ def test_streams_that_are_not_read(
             each.close()
 
     honest = Honest(served, keys[0])
-    alone = honest.ask(scale(4, full=20))
+    alone = honest.ask(scale(2, full=20))
     with running(hold, keys[1:]):
         time.sleep(2)
-        beside = honest.ask(scale(15, full=60))
+        beside = honest.ask(scale(8, full=60))
     claim = f"{num_streams} streams of each of four keys are not read"
     record(claim, alone_s=alone, beside_s=beside, opened=num_opened[0])
     assert beside < scale(2, full=1) * most * alone, (alone, beside)

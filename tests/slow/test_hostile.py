@@ -384,7 +384,7 @@ def test_requests_beside_a_killer_are_answered(service: Service) -> None:
 @pytest.mark.parametrize("way", ["deadline", "cancel"])
 def test_clients_that_do_not_wait(service: Service, scale: Scale, way: str) -> None:
     """Triton 24.10 ends after some hundred of these when it hears of them."""
-    before, number = pids(service), scale(1500, full=20_000)
+    before, number = pids(service), scale(600, full=20_000)
     chance, lock, counts = random.Random(3), threading.Lock(), dict[str, int]()
 
     def call(_: int) -> None:

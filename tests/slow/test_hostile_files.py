@@ -80,7 +80,7 @@ def check(found: dict[str, Any]) -> None:
 
 def choose(scale: Scale) -> Iterator[tuple[str, str]]:
     cases = Random(0).sample(CASES, len(CASES))
-    yield from cases[: scale(24, full=300)]
+    yield from cases[: scale(12, full=300)]
 
 
 def test_hostile_files(good: Path, tmp_path: Path, scale: Scale) -> None:

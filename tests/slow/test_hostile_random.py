@@ -231,7 +231,7 @@ class Caller:
 
 def test_hostile_requests_in_random_order(service: Service, scale: Scale, record: Callable[..., None]) -> None:
     """Nothing restarts or grows, no answer is the service's own fault, and honest requests are right throughout."""
-    total, sent, lock = scale(10_000, full=100_000), 0, threading.Lock()
+    total, sent, lock = scale(4_000, full=100_000), 0, threading.Lock()
     processes = [service.process.pid, *(each.pid for each in (*service.servers(), *service.stubs()))]
     before, slowest = dict[str, float](), 0.0
 
