@@ -97,7 +97,7 @@ def draw() -> str:
         below[room] = set().union(arrows.get(room, set()), *(below[other] for other in arrows.get(room, ())))
     lines = ["flowchart TD"]
     for floor, (rooms, _) in list(FLOORS.items())[2:]:
-        nodes = [f"    {floor}.{room}[{room}]" for room in rooms.split()]
+        nodes = [f"    {floor}_{room}[{room}]" for room in rooms.split()]
         lines += [f"  subgraph {floor}", *nodes, "  end"] if nodes else [f"  {floor}"]
     for room, others in sorted(arrows.items()):
         implied = set().union(*(below[other] for other in others))
@@ -107,7 +107,7 @@ def draw() -> str:
 
 def _room(module: str) -> str:
     _, floor, room, *_ = [*module.split("."), ""]
-    return f"{floor}.{room}" if room in FLOORS[floor][0].split() else floor
+    return f"{floor}_{room}" if room in FLOORS[floor][0].split() else floor
 
 
 if __name__ == "__main__":
