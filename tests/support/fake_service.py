@@ -19,7 +19,7 @@ from shoal.serving.gateway.control.canary import make_canaries
 from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.control.process_monitor import ProcessMonitor
 from shoal.serving.gateway.control.supervisor import Servers, Supervisor
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
@@ -55,7 +55,7 @@ class FakeService:
         monkeypatch.setattr(supervisor, "Upstream", self._connect)
         monkeypatch.setattr(supervisor, "available_memory", lambda: self.memory)
         monkeypatch.setitem(ProcessMonitor.__init__.__kwdefaults__ or {}, "clock", lambda: time.monotonic())
-        self.active = Active()
+        self.active = ActiveServer()
         self.traffic = Traffic(self.active, CONFIGS, self.options.limits, max_wait=1.0, slots={"a": 1})
         gate = self.gate = Gate(
             self.active, self.traffic, Exposure(CONFIGS), StreamRequests(CONFIGS), self.options.limits

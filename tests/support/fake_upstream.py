@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.calls import IS_FINAL, Call
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.upstream import Stream, Upstream
+from shoal.serving.gateway.core.upstream import TritonStream, Upstream
 
 OK = grpc.StatusCode.OK
 
@@ -141,7 +141,7 @@ class FakeUpstream(Upstream):
         self.is_closed = True
 
 
-class FakeStream(Stream):
+class FakeStream(TritonStream):
     """A client's stream that notes how it was ended."""
 
     def __init__(self, caller: Caller, models: Iterable[str] = (), moved: float | None = None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
-from shoal.serving.gateway.core.active_server import Active
-from shoal.serving.gateway.core.fair_queue import Turns
-from shoal.serving.gateway.core.relay import Answer, Relay
+from shoal.serving.gateway.core.active_server import ActiveServer
+from shoal.serving.gateway.core.fair_queue import FairQueue
+from shoal.serving.gateway.core.relay import Relay, RelayedAnswer
 from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.options import Limits
@@ -21,16 +21,16 @@ class Bench:
     """A relay to a fake server, in a task of its own that keeps the answers."""
 
     def __init__(self) -> None:
-        self.active, self.upstream = Active(), FakeUpstream()
+        self.active, self.upstream = ActiveServer(), FakeUpstream()
         self.active.upstream, self.active.closed = self.upstream, ""
         self.traffic = Traffic(self.active, CONFIGS, Limits(), max_wait=1.0)
         self.requests = StreamRequests(CONFIGS)
         self.relay = Relay(MINE, self.upstream, self.active, self.traffic, self.requests, [("traceparent", "x")])
-        self.answers: list[Answer] = []
+        self.answers: list[RelayedAnswer] = []
 
-    def let_wait(self, width: int) -> Turns:
+    def let_wait(self, width: int) -> FairQueue:
         """Let so many requests to ``llm`` into the server at a time; return the turns."""
-        turns = self.traffic._turns["llm"] = Turns(width)
+        turns = self.traffic._queues["llm"] = FairQueue(width)
         self.traffic._with_slots = frozenset(["llm"])
         return turns
 

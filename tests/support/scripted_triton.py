@@ -18,7 +18,7 @@ from shoal.clients.client.calls import IS_FINAL
 from shoal.kit.component.spec import STRING
 from shoal.serving.gateway.callers.callers import Keys
 from shoal.serving.gateway.callers.exposure import Exposure
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.models import find_slots, find_widths
 from shoal.serving.gateway.core.stream_requests import StreamRequests
@@ -121,7 +121,7 @@ class ScriptedTriton:
 @asynccontextmanager
 async def serve(options: Options, keys: Keys | None = None) -> AsyncIterator[tuple[Gate, Addresses]]:
     """Serve ``CONFIGS`` by a scripted Triton; return the gate, and the addresses for clients."""
-    triton, active = ScriptedTriton(CONFIGS), Active()
+    triton, active = ScriptedTriton(CONFIGS), ActiveServer()
     traffic = Traffic(
         active, CONFIGS, options.limits, max_wait=10.0, slots=find_slots(CONFIGS), widths=find_widths(CONFIGS)
     )

@@ -29,7 +29,7 @@ def ask(
     try:
         response = asyncio.run(run())
     except RefusedError as refused:
-        return find_status(refused), refused.words
+        return find_status(refused), refused.client_message
     assert isinstance(response, web.Response)
     return response.status, str(response.text)
 

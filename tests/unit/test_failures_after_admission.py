@@ -32,7 +32,7 @@ from tests.support.scripted_triton import CONFIGS, serve
 _GATEWAY = "/shoal/serving/gateway/"
 _MOST = 40  # calls and awaits behind an admission
 # Code that counts or gives back: it may not fail, and so does little else.
-_COUNTERS = "/core/admission.py", "/core/quotas.py", "/core/turns.py"
+_COUNTERS = "/core/admission.py", "/callers/quotas.py", "/core/fair_queue.py"
 _RELEASES = {"__exit__", "__aexit__", "_settle", "release", "__del__", "_remove"}
 
 
@@ -160,7 +160,7 @@ def count_held(gate: Gate, keys: OneKey) -> dict[str, Any]:
         "memory": traffic.memory.taken, "streams": traffic.streams.taken, "open": gate.requests.open,
         "sent": upstream.sent, "relays": upstream.streams,
         **{f"in flight {name}": traffic.in_flight(name) for name in ("", *traffic.models)},
-        **{f"turns {name}": (turns._sent.total(), turns._waiting) for name, turns in traffic._turns.items()},
+        **{f"turns {name}": (turns._sent.total(), turns._waiting) for name, turns in traffic._queues.items()},
         **{f"at once {name}": account._at_once for name, account in keys.accounts.items()},
     }  # fmt: skip
     return {name: value for name, value in held.items() if value and value != (0, {})}
@@ -237,11 +237,14 @@ def test_headers_that_grpc_does_not_carry_hold_nothing() -> None:
 
 
 def test_only_what_grpc_carries_is_passed_on() -> None:
-    from shoal.serving.gateway.core.refusals import kept
+    from shoal.serving.gateway.core.refusals import forwarded_metadata
 
-    assert kept([("traceparent", "a"), ("other", "b"), ("tracestate", "c\td"), ("x-request-id", " ~")]) == (
-        ("traceparent", "a"),
-        ("x-request-id", " ~"),
+    assert forwarded_metadata(
+        [("traceparent", "a"), ("other", "b"), ("tracestate", "c\td"), ("x-request-id", " ~")]
+    ) == (("traceparent", "a"), ("x-request-id", " ~"))
+    assert (
+        forwarded_metadata(None)
+        == forwarded_metadata([("tracestate", ""), ("tracestate", "x" * 1025), ("traceparent", "é")])
+        == ()
     )
-    assert kept(None) == kept([("tracestate", ""), ("tracestate", "x" * 1025), ("traceparent", "é")]) == ()
-    assert np.all(np.array([len(value) for _, value in kept([("tracestate", "x" * 1024)])]) == 1024)
+    assert np.all(np.array([len(value) for _, value in forwarded_metadata([("tracestate", "x" * 1024)])]) == 1024)

@@ -7,27 +7,27 @@ import asyncio
 import pytest
 
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.active_server import MOST_RETRY_SECONDS, NEXT_SECONDS, Active
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why
+from shoal.serving.gateway.core.active_server import MOST_RETRY_SECONDS, NEXT_SECONDS, ActiveServer
+from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusalReason, RefusedError
 from tests.support.fake_upstream import FakeStream, FakeUpstream
 from tests.support.virtual_time import run, settle
 
 
-async def opened() -> tuple[Active, FakeUpstream]:
-    active, upstream = Active(), FakeUpstream()
+async def opened() -> tuple[ActiveServer, FakeUpstream]:
+    active, upstream = ActiveServer(), FakeUpstream()
     await active.activate(upstream)
     return active, upstream
 
 
 def test_all_requests_are_refused_until_a_server_is_active() -> None:
     async def work() -> None:
-        active = Active()
+        active = ActiveServer()
         active.block(["a"], "it died")  # without a server
         assert active.trouble() == active.trouble("b") == "it is starting"
         assert not active.is_open("b")
         with pytest.raises(RefusedError, match=r"^b is unavailable: it is starting\.$") as caught:
             active.find("b")
-        assert (caught.value.why, caught.value.retry_after) == (Why.UNAVAILABLE, RETRY_SECONDS)
+        assert (caught.value.reason, caught.value.retry_after) == (RefusalReason.UNAVAILABLE, RETRY_SECONDS)
         upstream = FakeUpstream()
         await active.activate(upstream)
         assert active.trouble() == active.trouble("a") == ""
@@ -42,7 +42,7 @@ def test_all_requests_are_refused_until_a_server_is_active() -> None:
 
 def test_no_server_although_open() -> None:
     async def work() -> None:
-        active = Active()
+        active = ActiveServer()
         active.closed = ""
         assert not active.is_open("a")
         with pytest.raises(RefusedError):
@@ -104,7 +104,7 @@ def test_lost_requests_are_explained() -> None:
         await active.close("it is stopping")
         refused = active.lost("a")
         assert refused.message == "The server is stopping, and ended this request to a."
-        assert (refused.why, refused.retry_after) == (Why.UNAVAILABLE, RETRY_SECONDS)
+        assert (refused.reason, refused.retry_after) == (RefusalReason.UNAVAILABLE, RETRY_SECONDS)
 
     run(work())
 
@@ -139,7 +139,7 @@ def test_waiting_for_the_next_server(event: str) -> None:
 
 def test_a_healthy_server_starts_counting_its_losses_over() -> None:
     async def work() -> None:
-        active = Active()
+        active = ActiveServer()
         await active.confirm_healthy()  # without a server
         active, upstream = await opened()
         upstream.num_lost = 3

@@ -16,7 +16,7 @@ from shoal.clients.client.calls import WITH_FINAL
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError
-from shoal.serving.gateway.core.relay import Answer, Relay
+from shoal.serving.gateway.core.relay import Relay, RelayedAnswer
 from shoal.serving.gateway.core.stream_requests import StreamRequest, StreamRequests
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall
@@ -100,9 +100,9 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
 
 def test_models_that_are_not_decoupled_get_a_call_of_their_own() -> None:
     async def work() -> None:
-        bench, delivered = Bench(), list[Answer]()
+        bench, delivered = Bench(), list[RelayedAnswer]()
 
-        async def deliver(answer: Answer) -> None:
+        async def deliver(answer: RelayedAnswer) -> None:
             delivered.append(answer)
 
         with bench.relay as relay:
@@ -212,8 +212,8 @@ def test_a_model_that_died_is_reported_in_the_answer() -> None:
         known, unknown = bench.answers
         assert bench.active.suspected
         assert known.lost is not None
-        assert known.message.error_message == known.lost.words
-        assert "llm ended while it had this request. Try again in 5 s." in known.lost.words
+        assert known.message.error_message == known.lost.client_message
+        assert "llm ended while it had this request. Try again in 5 s." in known.lost.client_message
         assert unknown.lost is not None
         assert "this stream" in unknown.lost.message
 

@@ -8,7 +8,7 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shoal.serving.gateway.core.fair_queue import Turns
+from shoal.serving.gateway.core.fair_queue import FairQueue
 from shoal.serving.gateway.core.refusals import RefusedError
 from tests.support.fake_upstream import FakeCall
 from tests.support.relays import MINE, Bench
@@ -34,7 +34,7 @@ def test_requests_wait_for_their_turn() -> None:
             bench.call.finish()
             await reading
         assert [answer.is_last for answer in bench.answers] == [True] * 4
-        assert not bench.traffic.turns("llm")._sent
+        assert not bench.traffic.queue("llm")._sent
 
     run(work())
 
@@ -56,8 +56,8 @@ def test_a_client_that_leaves_waits_for_no_turn() -> None:
             bench.call.finish()
             await reading
             assert relay.is_answered
-        assert not bench.traffic.turns("llm")._sent
-        assert not bench.traffic.turns("llm")._waiting
+        assert not bench.traffic.queue("llm")._sent
+        assert not bench.traffic.queue("llm")._waiting
 
     run(work())
 
@@ -66,7 +66,7 @@ def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
     async def work() -> None:
         bench = Bench()
         bench.let_wait(1)
-        with bench.traffic.turns("llm").enter(MINE), bench.relay as relay:
+        with bench.traffic.queue("llm").enter(MINE), bench.relay as relay:
             reading = asyncio.create_task(bench.read())
             await bench.send()
             await settle()
@@ -75,7 +75,7 @@ def test_a_stream_that_waits_for_its_first_turn_ends() -> None:
             with pytest.raises(RefusedError, match="ended while it had this request"):
                 await reading
         assert bench.traffic.in_flight("llm") == 0
-        assert not bench.traffic.turns("llm")._waiting
+        assert not bench.traffic.queue("llm")._waiting
 
     run(work())
 
@@ -92,7 +92,7 @@ def test_a_closed_connection_is_a_lost_request() -> None:
             with bench.relay:
                 if is_waiting:
                     bench.let_wait(1)
-                    with bench.traffic.turns("llm").enter(MINE):
+                    with bench.traffic.queue("llm").enter(MINE):
                         reading = asyncio.create_task(bench.read())
                         await bench.send()
                     with pytest.raises(RefusedError, match="ended while it had this request"):
@@ -171,6 +171,6 @@ def test_requests_of_a_stream_keep_their_order() -> None:
 
 def test_streams_to_models_without_slots_take_no_turns() -> None:
     traffic = Bench().traffic
-    traffic._turns["plain"] = Turns(1)
-    assert traffic.stream_turns("plain")._width == 0
-    assert traffic.turns("plain")._width == 1
+    traffic._queues["plain"] = FairQueue(1)
+    assert traffic.stream_queue("plain")._width == 0
+    assert traffic.queue("plain")._width == 1

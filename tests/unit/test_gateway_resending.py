@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.serving.gateway.core.active_server import NEXT_SECONDS, Active
+from shoal.serving.gateway.core.active_server import NEXT_SECONDS, ActiveServer
 from shoal.serving.gateway.core.refusals import FailedError, LostError
 from shoal.serving.gateway.core.resending import (
     _MOST_SUSPECTS,
@@ -29,7 +29,7 @@ class Bench:
     """A service with servers ``a``, ``b``, ``c``; each server that dies fails its requests in flight together."""
 
     def __init__(self, *, is_allowed: bool = True) -> None:
-        self.active = Active()
+        self.active = ActiveServer()
         self.resending = Resending(self.active, is_allowed=is_allowed)
         self.servers = [FakeUpstream() for _ in range(3)]
         self.calls: list[tuple[bytes, int]] = []

@@ -22,7 +22,7 @@ from shoal.serving.gateway.callers.callers import ANYONE, Caller, Scope
 from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.control.canary import Canary
 from shoal.serving.gateway.control.health import Health
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.models import (
     STREAM_SECONDS,
@@ -32,7 +32,7 @@ from shoal.serving.gateway.core.models import (
     find_slots,
     read_hang_seconds,
 )  # fmt: skip
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why
+from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusalReason, RefusedError
 from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
@@ -50,7 +50,7 @@ MINE = Caller("mine")
 
 
 def make_gate(limits: Limits | None = None, *, is_open: bool = True, resends: bool = False) -> Gate:
-    active, limits = Active(), limits or Limits()
+    active, limits = ActiveServer(), limits or Limits()
     if is_open:
         active.upstream, active.closed = FakeUpstream(), ""
     traffic = Traffic(active, CONFIGS, limits, max_wait=1.0)
@@ -60,7 +60,7 @@ def make_gate(limits: Limits | None = None, *, is_open: bool = True, resends: bo
 
 async def ask(routes: list[Route], method: str, path: str, gate: Gate | None = None, **headers: str) -> Any:
     """Ask the application of some routes; the answer is a response, or an error of the server's own."""
-    app = HttpRoutes(gate or make_gate(), routes, lambda path: RefusedError(Why.ABSENT, f"no {path}")).app
+    app = HttpRoutes(gate or make_gate(), routes, lambda path: RefusedError(RefusalReason.ABSENT, f"no {path}")).app
     request = make_mocked_request(method, "/", CIMultiDict({k.replace("_", "-"): v for k, v in headers.items()}))
     raw_path, _, query = path.partition("?")
     request = request.clone(rel_url=URL.build(path=raw_path, query_string=query, encoded=True))  # as aiohttp's parser
@@ -100,7 +100,7 @@ def test_a_caller_without_the_scope_is_refused(scope: Scope) -> None:
     one.check(Caller("x", scopes=frozenset({scope})))
     with pytest.raises(RefusedError, match=f"needs the scope {scope.value}") as caught:
         one.check(Caller("x", scopes=frozenset(set(Scope) - {scope})))
-    assert caught.value.why is Why.CLOSED
+    assert caught.value.reason is RefusalReason.CLOSED
 
     async def work() -> None:
         gate = make_gate()
@@ -156,16 +156,20 @@ def test_methods_callers_and_clients_that_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "retry_after", "status", "keeps"),
+    ("kind", "retry_after", "status", "keeps"),
     [
-        (Why.BUSY, 1.4, 429, False), (Why.UNAVAILABLE, 5.0, 503, False), (Why.SLOW, 0.0, 408, False),
-        (Why.LARGE, 0.0, 413, False), (Why.LIMIT, 59.2, 429, False),
-        (Why.WRONG, 0.0, 400, True), (Why.ENCODING, 0.0, 415, True),
+        ("busy", 1.4, 429, False),
+        ("unavailable", 5.0, 503, False),
+        ("slow", 0.0, 408, False),
+        ("large", 0.0, 413, False),
+        ("limit", 59.2, 429, False),
+        ("wrong", 0.0, 400, True),
+        ("encoding", 0.0, 415, True),
     ],
-)  # fmt: skip
-def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bool) -> None:
+)
+def test_refusals_over_http(kind: str, retry_after: float, status: int, keeps: bool) -> None:
     async def refuse(*_: Any) -> Any:
-        raise RefusedError(why, "no.", retry_after)
+        raise RefusedError(RefusalReason(kind), "no.", retry_after)
 
     async def work() -> None:
         gate = make_gate()
@@ -174,7 +178,7 @@ def test_refusals_over_http(why: Why, retry_after: float, status: int, keeps: bo
         assert response.headers.get("Retry-After", "") == (str(math.ceil(retry_after)) if retry_after else "")
         assert response.headers.get("retry-after-ms", "") == (f"{1000 * retry_after:.0f}" if retry_after else "")
         assert (response.keep_alive is not False) == keeps
-        assert gate.refusals == ({} if why in (Why.BUSY, Why.UNAVAILABLE) else {why.value: 1})
+        assert gate.refusals == ({} if kind in ("busy", "unavailable") else {kind: 1})
 
     run(work())
 
@@ -317,7 +321,7 @@ def test_exposure() -> None:
     exposure.check_visible("step", ANYONE)
     with pytest.raises(RefusedError, match=r"'step' is a step, and closed to clients\. Models: a, b\.$") as caught:
         exposure.check_exposed("step", ANYONE)
-    assert caught.value.why is Why.ABSENT
+    assert caught.value.reason is RefusalReason.ABSENT
     assert exposure.find_default(limited) == "a"
     exposure.default = "b"
     assert (exposure.find_default(ANYONE), exposure.find_default(limited)) == ("b", "a")
@@ -325,7 +329,7 @@ def test_exposure() -> None:
     for name in ("b", "step", "no model"):  # the same words, whether there is such a model or not
         with pytest.raises(RefusedError, match=rf"This key is not for the model '{name}'\. Models: a\.$") as caught:
             exposure.check_visible(name, limited)
-        assert caught.value.why is Why.CLOSED
+        assert caught.value.reason is RefusalReason.CLOSED
 
 
 # --- facts about models, and their metrics ---------------------------------------------------------------------------
@@ -369,7 +373,7 @@ def test_health_and_metrics() -> None:
         assert (await get("/health/ready")).status == 200
         stack.enter_context(gate.traffic.admit("plain", 1, MINE))
         gate.traffic.count("plain", "answered")
-        gate.note_refusal(RefusedError(Why.LARGE, "no"))
+        gate.note_refusal(RefusedError(RefusalReason.LARGE, "no"))
         health.restarts["died"] += 1
         gate.active.block(["llm"], "it died")
         text = str((await get("/metrics")).text)  # and Triton does not answer

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, Admission
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import QUIET_SECONDS, UNREAD_SECONDS
 from shoal.serving.gateway.options import Limits
@@ -21,8 +21,8 @@ from tests.support.virtual_time import run
 MINE, YOURS = Caller("mine"), Caller("yours")
 
 
-async def make(limits: Limits = Limits(), **slots: int) -> tuple[Traffic, FakeUpstream, Active]:  # noqa: B008 (frozen)
-    active, upstream = Active(), FakeUpstream()
+async def make(limits: Limits = Limits(), **slots: int) -> tuple[Traffic, FakeUpstream, ActiveServer]:  # noqa: B008 (frozen)
+    active, upstream = ActiveServer(), FakeUpstream()
     traffic = Traffic(active, ["a", "b"], limits, max_wait=1.0, slots=slots or None)
     assert traffic.num_requests == 0  # without a server
     await active.activate(upstream)
@@ -71,7 +71,7 @@ def test_too_many_requests(model: str, name: str) -> None:
             said = rf"^Too many requests for {name}: {MANY} are in flight\.$"
             with pytest.raises(RefusedError, match=said) as caught:
                 admitted.enter_context(traffic.admit(model, 0, MINE))
-            assert (caught.value.why, caught.value.retry_after) == (Why.BUSY, 1.0)
+            assert (caught.value.reason, caught.value.retry_after) == (RefusalReason.BUSY, 1.0)
             assert traffic.outcomes == {(model, "refused"): 1}
             assert traffic.in_flight(model) == MANY
 
@@ -97,7 +97,7 @@ def test_memory_has_a_limit_and_a_share() -> None:
         traffic.grow(held, 2**19)
         with pytest.raises(RefusedError, match="fill its memory") as caught:
             traffic.grow(held, 1)
-        assert (caught.value.why, caught.value.retry_after, held.num_bytes) == (Why.BUSY, 1.0, 2**19)
+        assert (caught.value.reason, caught.value.retry_after, held.num_bytes) == (RefusalReason.BUSY, 1.0, 2**19)
         other = Reservation(traffic.memory, YOURS)
         traffic.grow(other, 2**19)
         assert traffic.memory.taken == 2**20
@@ -123,7 +123,7 @@ def test_a_stream_finds_no_place(num_mine: int, num_yours: int) -> None:
             with pytest.raises(RefusedError) as caught, traffic.reserve_stream(MINE):
                 pass
             is_full = num_yours > 0
-            assert (caught.value.why, caught.value.retry_after) == (Why.BUSY, 1.0)
+            assert (caught.value.reason, caught.value.retry_after) == (RefusalReason.BUSY, 1.0)
             assert ("one client has at most 2 of 4" in caught.value.message) != is_full
             assert f"{num_mine + num_yours} streams are open" in caught.value.message
             assert mine.ends == ["given up"]

@@ -14,8 +14,17 @@ import pytest
 from aiohttp import web
 
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_cut, is_dead, kept
-from shoal.serving.gateway.core.upstream import PIECE, SERVICE, Stream, Upstream, judge_status
+from shoal.serving.gateway.core.refusals import (
+    FailedError,
+    LostError,
+    RefusalReason,
+    RefusedError,
+    forwarded_metadata,
+    is_cut,
+    is_dead,
+    strip_traceback,
+)
+from shoal.serving.gateway.core.upstream import CHUNK, SERVICE, TritonStream, Upstream, judge_status
 from tests.support.fake_upstream import FakeServer, FakeStream, FakeUpstream
 from tests.support.virtual_time import run
 
@@ -111,7 +120,7 @@ def test_grpc() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 5, PIECE + 1, 3 * 2**20])
+@pytest.mark.parametrize("num_bytes", [0, 5, CHUNK + 1, 3 * 2**20])
 def test_http(num_bytes: int) -> None:
     async def scene(upstream: Upstream, triton: Triton) -> None:
         body = bytes(num_bytes)
@@ -184,11 +193,11 @@ def test_words_of_triton() -> None:
     assert is_dead(DEAD)
     assert is_dead("Failed to process the request(s) for model 'a', message: Broken pipe")
     assert not is_dead("Broken pipe")
-    assert clean("a\n\nAt:\n/work\nb") == "a"
-    assert kept([("traceparent", "x"), ("authorization", "y")]) == (("traceparent", "x"),)
-    assert kept(None) == ()
-    assert RefusedError(Why.WRONG, "No.").words == "No."
-    assert RefusedError(Why.BUSY, "No.", 0.2).words == "No. Try again in 1 s."
+    assert strip_traceback("a\n\nAt:\n/work\nb") == "a"
+    assert forwarded_metadata([("traceparent", "x"), ("authorization", "y")]) == (("traceparent", "x"),)
+    assert forwarded_metadata(None) == ()
+    assert RefusedError(RefusalReason.WRONG, "No.").client_message == "No."
+    assert RefusedError(RefusalReason.BUSY, "No.", 0.2).client_message == "No. Try again in 1 s."
 
 
 def test_waiting_until_a_server_is_idle() -> None:
@@ -206,8 +215,8 @@ def test_waiting_until_a_server_is_idle() -> None:
         upstream.end_streams()
         assert stream.ends == ["ended"]
         with pytest.raises(NotImplementedError):
-            Stream(ANYONE).end()
+            TritonStream(ANYONE).end()
         with pytest.raises(NotImplementedError):
-            Stream(ANYONE).give_up()
+            TritonStream(ANYONE).give_up()
 
     run(work())

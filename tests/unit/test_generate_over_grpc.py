@@ -16,7 +16,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from shoal.kit.component.spec import REPOSITORY, ModelSpec, TensorSpec
 from shoal.serving.gateway.core.refusals import RefusedError
-from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.core.upstream import CHUNK
 from shoal.serving.gateway.http.bodies import SMALL
 from shoal.serving.gateway.v2.generate import to_json, to_message
 from shoal.serving.gateway.v2.rules import Rules, read_rules
@@ -229,7 +229,7 @@ def test_long_answers_are_written_in_parts(kind: str, array: Any) -> None:
     assert json.loads(to_json(answer, "")) == {"Y": array.tolist(), "model_name": "m", "model_version": ""}
 
 
-@pytest.mark.parametrize("texts", [['"é"\n\\' * PIECE], ["", "a" * PIECE, "b"], []])
+@pytest.mark.parametrize("texts", [['"é"\n\\' * CHUNK], ["", "a" * CHUNK, "b"], []])
 def test_long_texts_are_written_in_parts(texts: list[str]) -> None:
     answer = service_pb2.ModelInferResponse(model_name="m")
     answer.outputs.add(name="Y", datatype="BYTES", shape=[len(texts)])

@@ -22,12 +22,12 @@ from shoal.clients.client.failures import Kind, grpc_failure, http_failure
 from shoal.clients.client.flow import Attempts, ClientOptions
 from shoal.clients.keys import hide_keys, make_key, read_id
 from shoal.errors import ArtifactError, InputError
-from shoal.serving.gateway.callers.access_log import Audit, Visit, begin_visit
+from shoal.serving.gateway.callers.access_log import AccessEntry, Audit, begin_entry
 from shoal.serving.gateway.callers.accounts import MOST_FAILURES, Account, Failures, Window
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.key_file import KeyFile, KeyLimits
 from shoal.serving.gateway.callers.key_ring import KeyRing
-from shoal.serving.gateway.core.refusals import FailedError, RefusedError, Why
+from shoal.serving.gateway.core.refusals import FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.options import Limits
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
 from shoal.serving.gateway.v2.rules import read_rules
@@ -88,7 +88,9 @@ def test_the_seconds_until_there_is_room(clock: Clock) -> None:
     with pytest.raises(RefusedError) as caught:
         account.check()
     refused = caught.value
-    assert refused.words == ("Too many requests for the key team: its limit is 3 requests a minute. Try again in 30 s.")
+    assert refused.client_message == (
+        "Too many requests for the key team: its limit is 3 requests a minute. Try again in 30 s."
+    )
     assert dict(refused.headers) == {"retry-after": "30", "retry-after-ms": "30000"}
     assert dict(account.headers()) == {
         "x-ratelimit-limit-requests": "3", "x-ratelimit-remaining-requests": "0",
@@ -177,7 +179,7 @@ def test_the_gate_counts_inference_alone_and_gives_back(clock: Clock) -> None:
                 await gate.ask(caller, "plain", b"x", call)
         with pytest.raises(RefusedError, match="2 requests a minute") as caught:
             await gate.ask(caller, "plain", b"x", call)
-        assert caught.value.why is Why.LIMIT
+        assert caught.value.reason is RefusalReason.LIMIT
         assert account._at_once == 0
         with gate.traffic.admit("", 1, caller):  # a question about the server
             pass
@@ -277,22 +279,22 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_ids_of_requests(given: list[str], is_kept: bool) -> None:
-    visit = Visit(None, "1.2.3.4", given)
-    assert dict(visit.headers()) == {"x-request-id": given[0] if is_kept else visit.id}
-    assert is_kept == (visit.id in given)
-    assert is_kept or len(visit.id) == 32
+    entry = AccessEntry(None, "1.2.3.4", given)
+    assert dict(entry.headers()) == {"x-request-id": given[0] if is_kept else entry.id}
+    assert is_kept == (entry.id in given)
+    assert is_kept or len(entry.id) == 32
 
 
 def test_a_line_of_the_audit(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit")
-    visit = Visit(audit, "10.0.0.1", ["7"], "Inference")
-    visit.caller, visit.model, visit.received, visit.sent = Caller("id", "1.2.3.4", name="team"), "m" * 200, 10, 20
-    visit.count_tokens("input", 3)
-    visit.count_tokens("output", 4)
-    visit.end(200, is_answered=True)
-    other = Visit(audit, "10.0.0.1", [], "Inference")
+    entry = AccessEntry(audit, "10.0.0.1", ["7"], "Inference")
+    entry.caller, entry.model, entry.received, entry.sent = Caller("id", "1.2.3.4", name="team"), "m" * 200, 10, 20
+    entry.count_tokens("input", 3)
+    entry.count_tokens("output", 4)
+    entry.end(200, is_answered=True)
+    other = AccessEntry(audit, "10.0.0.1", [], "Inference")
     other.caller, other.model = Caller("id", is_known=False, name="old", fault="expired key"), make_key("0" * 12)
-    other.refuse(RefusedError(Why.KEY, "no"))
+    other.refuse(RefusedError(RefusalReason.KEY, "no"))
     other.end("UNAUTHENTICATED", is_answered=False)
     audit.close()
     first, second = lines(tmp_path / "audit")
@@ -377,7 +379,9 @@ def test_keys_are_left_out_of_texts() -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_client_waits_for_as_long_as_it_was_told(protocol: str) -> None:
-    words = RefusedError(Why.LIMIT, "Too many requests for the key team: its limit is 3 requests a minute.", 12.4).words
+    words = RefusedError(
+        RefusalReason.LIMIT, "Too many requests for the key team: its limit is 3 requests a minute.", 12.4
+    ).client_message
     if protocol == "grpc":
         failure = grpc_failure("RESOURCE_EXHAUSTED", words)
     else:
@@ -399,8 +403,8 @@ def test_a_message_that_waited_for_a_client_that_left(is_cancelled: bool, tmp_pa
         context = SimpleNamespace(
             invocation_metadata=lambda: (), add_done_callback=leave.append, read=sent.get, write=None
         )
-        visit = begin_visit(gate.audit, "10.0.0.1", ["s"], "Streamed inference")
-        visit.caller = MINE
+        entry = begin_entry(gate.audit, "10.0.0.1", ["s"], "Streamed inference")
+        entry.caller = MINE
         stream = GrpcStream(gate, read_rules(CONFIGS), MINE, context)
         message = service_pb2.ModelInferRequest(model_name="plain", id="x" * 60)
         running = asyncio.ensure_future(stream.run([message.SerializeToString()]))

@@ -13,7 +13,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.serving.gateway.callers.callers import Caller, Callers
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.models import find_exposed
-from shoal.serving.gateway.core.refusals import RefusedError, Why, trim_config
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, trim_config
 from shoal.serving.gateway.core.resending import Quarantine
 from shoal.serving.gateway.http.bodies import inflate
 from shoal.serving.gateway.logs import Flood, Plain
@@ -95,13 +95,18 @@ def test_bodies_are_inflated(window: int) -> None:
     packer = zlib.compressobj(wbits=window)
     body = packer.compress(content) + packer.flush()
     assert inflate(body, encoding, len(content)) == content
-    for bad, why in ((body[:-5], Why.WRONG), (body + b"x", Why.WRONG), (b"x" + body, Why.WRONG), (b"", Why.WRONG)):
+    for bad, reason in (
+        (body[:-5], RefusalReason.WRONG),
+        (body + b"x", RefusalReason.WRONG),
+        (b"x" + body, RefusalReason.WRONG),
+        (b"", RefusalReason.WRONG),
+    ):
         with pytest.raises(RefusedError) as caught:
             inflate(bad, encoding, len(content))
-        assert caught.value.why is why
+        assert caught.value.reason is reason
     with pytest.raises(RefusedError) as caught:
         inflate(body, encoding, len(content) - 1)
-    assert caught.value.why is Why.LARGE
+    assert caught.value.reason is RefusalReason.LARGE
 
 
 def test_suspects_are_told_by_model_and_bytes() -> None:

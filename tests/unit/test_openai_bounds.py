@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from shoal.serving.gateway.core.refusals import Why
+from shoal.serving.gateway.core.refusals import RefusalReason
 from shoal.serving.gateway.options import Limits
 from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.errors import ApiError
@@ -34,7 +34,7 @@ def test_what_takes_long_to_decode_is_refused_before(field: str, words: str) -> 
     body = f"{json.dumps(CHAT)[:-1]}, {field}}}".encode()
     with pytest.raises(ApiError, match=words) as refused:
         schema.decode(schema.ChatRequest, body)
-    assert refused.value.why is Why.LARGE
+    assert refused.value.reason is RefusalReason.LARGE
 
 
 @pytest.mark.parametrize("kind", ["chat", "tokenize"])
@@ -74,7 +74,7 @@ def test_a_key_twice_is_refused(kind: str, body: str, name: str) -> None:
         body = body.replace("[]", json.dumps(CHAT["messages"]))
     with pytest.raises(ApiError, match=f"^'{name}' is given twice. Give it once.$") as refused:
         schema.decode(KINDS[kind][0], body.encode())
-    assert refused.value.why is Why.WRONG
+    assert refused.value.reason is RefusalReason.WRONG
 
 
 @pytest.mark.parametrize("size", [2**10, 2**15, 2**17])

@@ -18,15 +18,15 @@ from shoal.authoring.repository.apis import Api, Served
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.callers.callers import ANYONE
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.v1 import schema
-from shoal.serving.gateway.v1.ask import Asker
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, MessageRequest, to_anthropic
+from shoal.serving.gateway.v1.model_request import ModelRequest
+from shoal.serving.gateway.v1.predictions import answer_embeddings, answer_rerank, answer_score
 from shoal.serving.gateway.v1.responses import ResponseRequest
-from shoal.serving.gateway.v1.tables import answer_embeddings, answer_rerank, answer_score
 from shoal.serving.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
 from tests.support.configs import make_configs
 from tests.support.once import ROOT
@@ -124,7 +124,7 @@ def test_bounds(name: str, within: list[Any], beyond: list[Any], place: str) -> 
         ask(kind, {field: value})
     for value in beyond:
         refused = refuse(kind, {field: value})
-        assert (refused.param, refused.why) == (place, Why.WRONG), (value, refused)
+        assert (refused.param, refused.reason) == (place, RefusalReason.WRONG), (value, refused)
         assert refused.code in (WRONG, NOT_SERVED), refused
 
 
@@ -255,8 +255,10 @@ def test_places_of_a_models_refusals() -> None:
     nobody: Any = None
 
     def refuse_as(kind: str, changed: dict[str, Any], message: str) -> tuple[str | None, str]:
-        asker = Asker(nobody, nobody, nobody, spec, nobody, getattr(ask(kind, changed), "places", schema.Places("")))
-        refused = asker._to_error(message)
+        model_request = ModelRequest(
+            nobody, nobody, nobody, spec, nobody, getattr(ask(kind, changed), "field_names", schema.FieldNames(""))
+        )
+        refused = model_request._to_error(message)
         return refused.param, refused.message.partition(" ")[0]
 
     empty, long = "messages[1] has an empty content.", "The prompt has 9 tokens; the model's context is 5."
@@ -333,10 +335,10 @@ def test_settings() -> None:
     assert ask("score", {"text_1": "a", "text_2": ["b", "c"]}).pairs == (["a", "a"], ["b", "c"])
 
 
-@pytest.mark.parametrize("why", Why)
-def test_envelopes(why: Why) -> None:
+@pytest.mark.parametrize("reason", RefusalReason)
+def test_envelopes(reason: RefusalReason) -> None:
     """Each refusal has OpenAI's form and Anthropic's; a message says when to try again, and a server's fault is one."""
-    refused = RefusedError(why, "No.", 5.0)
+    refused = RefusedError(reason, "No.", 5.0)
     status = find_status(refused)
     error = to_envelope(refused, status)["error"]
     assert error["message"] == "No. Try again in 5 s."
@@ -346,7 +348,7 @@ def test_envelopes(why: Why) -> None:
     other = to_anthropic(refused, status)
     assert (other["type"], other["error"]["message"]) == ("error", "No. Try again in 5 s.")
     assert other["error"]["type"].endswith(("_error", "request_too_large"))
-    named = to_envelope(ApiError("No.", "input[3]", "some_code", why), status)["error"]
+    named = to_envelope(ApiError("No.", "input[3]", "some_code", reason), status)["error"]
     assert (named["param"], named["code"]) == ("input[3]", "some_code")
 
 
@@ -356,7 +358,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
         body = f'{{"instances": [{{"X": [{",".join([values] * (schema.MOST_VALUES + 2))}]}}]}}'.encode()
         with pytest.raises(ApiError, match=f"The JSON has {schema.MOST_VALUES + 1} values; at most 263168") as refused:
             schema.decode(schema.PredictRequest, body)
-        assert (refused.value.why, refused.value.code) == (Why.LARGE, "request_too_large")
+        assert (refused.value.reason, refused.value.code) == (RefusalReason.LARGE, "request_too_large")
     assert len(ask("detokenize", {"tokens": [1] * 2**18}).tokens) == 2**18
     assert ask("embeddings", {"input": "," * 10**6}).texts == ["," * 10**6]
 
@@ -426,8 +428,8 @@ def test_answers_that_are_kept_count_as_memory_of_the_request() -> None:
     quota = Quota(2**20, 1.0)
     with Reservation(quota, ANYONE) as held:
         held.grow(100)
-        asker = Asker(gate, request, ANYONE, spec, held, schema.Places(""))
-        assert asyncio.run(asker.infer({"TEXT": ["a"] * 6}))["Y"].shape == (6, 1)
+        model_request = ModelRequest(gate, request, ANYONE, spec, held, schema.FieldNames(""))
+        assert asyncio.run(model_request.infer({"TEXT": ["a"] * 6}))["Y"].shape == (6, 1)
         assert held.num_bytes == quota.taken == 100 + 3 * len(content)
     assert quota.taken == 0
 
@@ -442,4 +444,4 @@ def test_a_text_beside_many_others_is_bounded() -> None:
     for answering in (answer_rerank(rerank, nobody, served), answer_score(score, nobody, served)):
         with pytest.raises(ApiError, match="once for each second one, has more than 4194304 bytes") as refused:
             asyncio.run(answering)
-        assert refused.value.why is Why.LARGE
+        assert refused.value.reason is RefusalReason.LARGE

@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2
 
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.kit.component.spec import ModelSpec, TensorSpec
-from shoal.serving.gateway.core.refusals import RefusedError, Why
-from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.core.upstream import CHUNK
 from shoal.serving.gateway.http.bodies import SMALL
 from shoal.serving.gateway.v2.rules import Rules, read_rules
 from shoal.serving.gateway.v2.scanning import MOST_NESTED, scan, screen_nesting
@@ -101,13 +101,13 @@ def test_nesting_is_counted_outside_strings(depth: int, text: str) -> None:
 @pytest.mark.parametrize("offset", range(4))
 def test_pieces_are_scanned_as_one(text: str, offset: int) -> None:
     """Strings and escapes that begin in one piece and end in the next."""
-    value = "x" * (PIECE - 20 + offset) + text * 40
+    value = "x" * (CHUNK - 20 + offset) + text * 40
     content = json.dumps({"a": [{"b": [value, 1, 2]}, [[]]], "c": [value]}).encode()
     spans, counts = scan(content, 4)
     assert [json.loads(content[start:end]) for start, end, _ in spans] == [[value, 1, 2], []]
     assert ([span.num_values for span in spans], counts) == ([3, 1], (4, 7, 3, 0))
-    long = content[:-1] + b', "d": ' + b" " * 5000 + b"9" * (PIECE + 5) + b"  }"
-    assert scan(long)[1] == (5, 7, 4, PIECE + 5)
+    long = content[:-1] + b', "d": ' + b" " * 5000 + b"9" * (CHUNK + 5) + b"  }"
+    assert scan(long)[1] == (5, 7, 4, CHUNK + 5)
     assert scan(b"1" * 2000)[1].longest == 2000
     assert [json.loads(content[start:end]) for start, end, _ in scan(content, 2)[0]][1] == [value]
 
@@ -208,7 +208,7 @@ def test_parameters_of_requests(name: str, value: Any, is_right: bool, way: str)
     else:
         with pytest.raises(RefusedError) as caught:
             judged({name: value}, [], way)
-        assert caught.value.why is Why.WRONG
+        assert caught.value.reason is RefusalReason.WRONG
         if not (way == "json" and value != value):  # JSON does not know NaN
             assert name in caught.value.message
 
@@ -244,7 +244,7 @@ def test_outputs_that_may_be_empty_are_classified_over_grpc_alone() -> None:
 def test_shared_memory_is_closed(name: str, way: str) -> None:
     with pytest.raises(RefusedError, match="Shared memory is closed") as caught:
         judged({}, [{"name": "Y", "parameters": {name: 1}}], way)
-    assert caught.value.why is Why.CLOSED
+    assert caught.value.reason is RefusalReason.CLOSED
     made = message((1, 2), bytes(8))
     add(made.inputs[0].parameters, {name: 1})
     body = json.dumps(request(parameters={name: 1})).encode()

@@ -1,4 +1,4 @@
-"""Turns of callers whose requests wait for a model, and who is refused beside a caller that sends too much."""
+"""Fair queue: callers whose requests wait for a model, and who is refused beside a caller that sends too much."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.admission import FEW, MANY, Admission
-from shoal.serving.gateway.core.fair_queue import Turns
+from shoal.serving.gateway.core.fair_queue import FairQueue
 from shoal.serving.gateway.core.models import find_widths
 from tests.support.configs import PYTHON, chain, make_configs, parameter
 from tests.support.virtual_time import run
@@ -22,7 +22,7 @@ class Model:
     """A model that computes one request at a time, first come first served, as Triton's queue gives them to it."""
 
     def __init__(self, width: int) -> None:
-        self.turns, self.order, self._lock = Turns(width), list[str](), asyncio.Lock()
+        self.turns, self.order, self._lock = FairQueue(width), list[str](), asyncio.Lock()
         self.most = self._now = 0
 
     async def ask(self, caller: Caller) -> float:
@@ -87,7 +87,7 @@ def test_a_cancelled_request_gives_its_turn_back() -> None:
 def test_requests_of_the_gate_take_turns() -> None:
     async def work() -> None:
         gate = make_gate()
-        gate.traffic._turns["plain"] = Turns(4)
+        gate.traffic._queues["plain"] = FairQueue(4)
         in_triton, most = 0, 0
 
         async def call(_: object, __: str) -> str:
@@ -121,7 +121,7 @@ def test_places_are_kept_free_for_those_that_have_few() -> None:
 
     async def work() -> None:
         clock = Clock()
-        turns = Turns(20, 14, clock=clock)
+        turns = FairQueue(20, 14, clock=clock)
 
         def fill(caller: Caller, most: int = 100) -> list[ExitStack]:
             """Let a caller ask; return what ends the turns that have come."""

@@ -21,7 +21,7 @@ from typing import Any
 from shoal.clients.keys import hide_keys
 from shoal.errors import InputError
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.logs import log
 
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
@@ -31,27 +31,27 @@ _MOST_WAITING = 100_000  # lines that wait to be written
 _PROCESS, _numbers = secrets.token_hex(10), itertools.count()  # make an id that no other request has
 
 
-class Visit:
-    """A request, from its arrival to ``end``: who sent what, and what became of it.
+class AccessEntry:
+    """The access log's entry of a request, from its arrival to ``end``: who sent what, and what became of it.
 
     ``given`` are the ids that its client gave it; if it is one that is valid, it is kept. ``route`` is the name of what
-    was asked for, ``why`` the reason of a refusal, and ``received`` and ``sent`` are bytes. ``has_begun`` says that its
+    was asked for, ``reason`` that of a refusal, and ``received`` and ``sent`` are bytes. ``has_begun`` says that its
     answer is on the way.
     """
 
     def __init__(self, audit: Audit | None = None, peer: str = "", given: Sequence[str] = (), route: str = "") -> None:
         is_kept = len(given) == 1 and _ID.fullmatch(given[0]) and hide_keys(given[0]) == given[0]
         self.id = given[0] if is_kept else f"{_PROCESS}{next(_numbers):012x}"
-        self.caller, self.route, self.model, self.why = ANYONE, route, "", ""
+        self.caller, self.route, self.model, self.reason = ANYONE, route, "", ""
         self.received = self.sent = self.num_messages = 0
         self.has_begun = self._is_over = False
         self._audit, self._peer, self._tokens = audit, peer, Counter[str]()
         self._began, self._start = time.time(), time.monotonic()
 
-    def begin_message(self, num_bytes: int) -> Visit:
-        """Return the visit of a message of this stream, which is now the current one."""
+    def begin_message(self, num_bytes: int) -> AccessEntry:
+        """Return the entry of a message of this stream, which is now the current one."""
         self.num_messages += 1
-        message = Visit(self._audit, self._peer, [self.id], self.route)
+        message = AccessEntry(self._audit, self._peer, [self.id], self.route)
         message.caller, message.received = self.caller, num_bytes
         _current.set(message)
         return message
@@ -59,7 +59,7 @@ class Visit:
     def refuse(self, refused: RefusedError) -> None:
         """Note why it was refused."""
         is_late = self.caller.is_known and "revoked or expired key"  # in the middle of a request
-        self.why = is_late or self.caller.fault if refused.why is Why.KEY else refused.why.value
+        self.reason = is_late or self.caller.fault if refused.reason is RefusalReason.KEY else refused.reason.value
 
     def count_tokens(self, kind: str, number: int) -> None:
         """Count tokens of the prompt (``input``) or of the answer (``output``)."""
@@ -79,7 +79,7 @@ class Visit:
             return
         self._is_over = True
         if self.caller.account is not None:
-            self.caller.account.outcomes["answered" if is_answered else "refused" if self.why else "failed"] += 1
+            self.caller.account.outcomes["answered" if is_answered else "refused" if self.reason else "failed"] += 1
         if self._audit is None:
             return
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._began))
@@ -88,24 +88,24 @@ class Visit:
             "address": self.caller.address or self._peer, "route": self.route, "model": self.model[:100],
             "status": status, "milliseconds": round(1000 * (time.monotonic() - self._start), 1),
             "bytes_received": self.received, "bytes_sent": self.sent, "input_tokens": self._tokens["input"],
-            "output_tokens": self._tokens["output"], "why": self.why,
+            "output_tokens": self._tokens["output"], "why": self.reason,
         }  # fmt: skip
         self._audit.write(entry)
 
 
-_current: ContextVar[Visit | None] = ContextVar("visit", default=None)
+_current: ContextVar[AccessEntry | None] = ContextVar("access_entry", default=None)
 
 
-def begin_visit(audit: Audit | None, peer: str, given: Sequence[str], route: str = "") -> Visit:
-    """Return a visit that is the current one of this task, and of the tasks that it starts."""
-    visit = Visit(audit, peer, given, route)
-    _current.set(visit)
-    return visit
+def begin_entry(audit: Audit | None, peer: str, given: Sequence[str], route: str = "") -> AccessEntry:
+    """Return an entry that is the current one of this task, and of the tasks that it starts."""
+    entry = AccessEntry(audit, peer, given, route)
+    _current.set(entry)
+    return entry
 
 
-def current_visit() -> Visit:
-    """Return the visit of the request that this task answers."""
-    return _current.get() or Visit()
+def current_entry() -> AccessEntry:
+    """Return the entry of the request that this task answers."""
+    return _current.get() or AccessEntry()
 
 
 class _File(RotatingFileHandler):

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Self
 
 from shoal.serving.gateway.callers.key_file import KeyLimits
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 
 Clock = Callable[[], float]
 MOST_FAILURES = 20  # wrong keys of one address in a minute
@@ -75,7 +75,9 @@ class Account:
             raise self._refuse(f"{most.at_once} requests at once", 1.0)
 
     def _refuse(self, what: str, wait: float) -> RefusedError:
-        return RefusedError(Why.LIMIT, f"Too many requests for the key {self.name}: its limit is {what}.", wait)
+        return RefusedError(
+            RefusalReason.LIMIT, f"Too many requests for the key {self.name}: its limit is {what}.", wait
+        )
 
     @contextmanager
     def use(self) -> Iterator[None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.serving.gateway.callers.access_log import current_visit
+from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 
 MOST_LISTED = 20  # models named in a refusal
 
@@ -55,10 +55,10 @@ class Exposure:
 
         All requests for a model come here, and the model is noted for the audit.
         """
-        current_visit().model = model
+        current_entry().model = model
         if model and caller.models is not None and model not in caller.models:
             raise RefusedError(
-                Why.CLOSED, f"This key is not for the model {model[:100]!r}. Models: {self._known(caller)}."
+                RefusalReason.CLOSED, f"This key is not for the model {model[:100]!r}. Models: {self._known(caller)}."
             )
 
     def _known(self, caller: Caller) -> str:
@@ -67,4 +67,6 @@ class Exposure:
     def _absent(self, model: str, caller: Caller) -> RefusedError:
         known = self._known(caller)
         what = "is a step, and closed to clients" if self.is_visible(model, caller) else "is not found"
-        return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
+        return RefusedError(
+            RefusalReason.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}."
+        )

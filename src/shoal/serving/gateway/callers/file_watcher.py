@@ -15,7 +15,7 @@ _PERIOD = 1.0  # seconds between two looks at the files
 _AGAIN = 60.0  # seconds between two lines about damaged files
 
 
-class Followed:
+class WatchedFiles:
     """Content of files that a service follows: ``read`` reads it, and ``take`` puts it into effect.
 
     If the files are damaged or missing, what was read before stays; ``stays`` says so in the log. ``clock`` is the time

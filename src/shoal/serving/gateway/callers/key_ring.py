@@ -14,7 +14,7 @@ from shoal.clients.keys import hash_key, read_id
 from shoal.serving.gateway.addresses import find_client
 from shoal.serving.gateway.callers.accounts import Account, Failures
 from shoal.serving.gateway.callers.callers import Caller, Scope
-from shoal.serving.gateway.callers.file_watcher import Followed
+from shoal.serving.gateway.callers.file_watcher import WatchedFiles
 from shoal.serving.gateway.callers.key_file import Key, KeyFile
 from shoal.serving.gateway.logs import log
 
@@ -22,7 +22,7 @@ _BEARER = re.compile(r"(?i:Bearer) ([!-~]{1,200})", re.ASCII)
 _OPEN = frozenset({Scope.OPEN})
 
 
-class KeyRing(Followed):
+class KeyRing(WatchedFiles):
     """Keys of the file ``path`` for a repository with ``models``.
 
     ``clock`` is the time in seconds since 1970; limits count by ``monotonic``.

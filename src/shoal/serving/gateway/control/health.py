@@ -13,7 +13,7 @@ from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.key_ring import KeyRing
 from shoal.serving.gateway.control.canary import Canary
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.stream_requests import KINDS
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
 
@@ -126,4 +126,4 @@ class Health:
 
 
 def _no_path(path: str) -> RefusedError:
-    return RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")
+    return RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here.")

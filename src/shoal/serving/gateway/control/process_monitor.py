@@ -41,7 +41,7 @@ class ProcessFault:
 
 
 @dataclass
-class Stub:
+class StubProcess:
     """Python backend process of a model instance, with its measured states of the last seconds.
 
     ``samples`` has the states by ``clock``: the seconds in which the process did not wait for a processor.
@@ -141,7 +141,7 @@ class ProcessMonitor:
                 return [ProcessFault("", "server", f"Triton hangs with a request to {name}")]
         return []
 
-    def _look_at(self, stub: Stub, waiting: Mapping[str, float]) -> ProcessFault | None:
+    def _look_at(self, stub: StubProcess, waiting: Mapping[str, float]) -> ProcessFault | None:
         process, now = find_process(stub.pid), self._clock()
         if process is None or process.is_ended or process.session != self._server.pid:
             return ProcessFault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
@@ -170,7 +170,7 @@ class ProcessMonitor:
         is_late = seconds > limit and (beacon is not None or all(_is_silent(each, limit) for each in siblings))
         return self._judge(stub, is_late=is_late, limit=limit)
 
-    def _advance(self, stub: Stub, since: float, *others: int) -> float:
+    def _advance(self, stub: StubProcess, since: float, *others: int) -> float:
         """Advance a process's clock, and return for how long it could work at what it has had ``since`` then."""
         is_same = bool(since) and since == stub.since
         pids = (stub.pid, *(child.pid for child in stub.children), *others)
@@ -190,7 +190,7 @@ class ProcessMonitor:
             self._threads[pid] = threads, max(waits, default=0.0)
         return self._threads[pid][1]
 
-    def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> ProcessFault | None:
+    def _judge(self, stub: StubProcess, *, is_late: bool, limit: float) -> ProcessFault | None:
         if (is_late and _is_silent(stub, limit)) or _is_stopped(stub, limit):
             return ProcessFault(stub.model, "hangs", f"a process of {stub.model} hangs")
         return None
@@ -224,7 +224,7 @@ class ProcessMonitor:
                         os.kill(pid, signal.SIGKILL)
 
 
-def _is_silent(stub: Stub, seconds: float) -> bool:
+def _is_silent(stub: StubProcess, seconds: float) -> bool:
     """Whether a process used no processor time for ``seconds``, and was neither runnable nor waiting for a disk."""
     (first, before), (last, after) = stub.samples[0], stub.samples[-1]
     if last - first < seconds * 0.9 or any(process.state in "RD" for _, process in stub.samples):
@@ -232,16 +232,16 @@ def _is_silent(stub: Stub, seconds: float) -> bool:
     return after.seconds - before.seconds <= max(SILENCE * (last - first), 0.011)
 
 
-def _is_stopped(stub: Stub, seconds: float) -> bool:
+def _is_stopped(stub: StubProcess, seconds: float) -> bool:
     first, last = stub.samples[0][0], stub.samples[-1][0]
     return last - first >= seconds * 0.9 and all(process.state in "Tt" for _, process in stub.samples)
 
 
-def _find_stub(process: Process, server: Server) -> Stub | None:
+def _find_stub(process: Process, server: Server) -> StubProcess | None:
     if process.session != server.pid or process.parent != server.pid:
         return None
     model = served_model(process.arguments())
-    return Stub(process.pid, model) if model else None
+    return StubProcess(process.pid, model) if model else None
 
 
 def _why(process: Process | None) -> str:

@@ -21,7 +21,7 @@ from shoal.serving.gateway.callers.key_ring import KeyRing
 from shoal.serving.gateway.control.canary import make_canaries
 from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.control.supervisor import Servers, Supervisor
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.models import find_default, find_exposed, find_load_seconds, find_slots, find_widths
 from shoal.serving.gateway.core.stream_requests import StreamRequests
@@ -100,7 +100,7 @@ class Service:
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))
         below = find_below(configs)
         visible = exposed.union(*(below[name] for name in exposed))
-        active = Active()
+        active = ActiveServer()
         return Gate(
             active,
             Traffic(

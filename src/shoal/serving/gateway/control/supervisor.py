@@ -22,7 +22,7 @@ from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.control.canary import PATIENCE, Canary, Verdict, WrongError
 from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.control.process_monitor import PERIOD, ProcessFault, ProcessMonitor
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.models import count_processes, read_hang_seconds
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
@@ -125,7 +125,7 @@ class Supervisor:
         options: Options,
         *,
         servers: Servers,
-        active: Active,
+        active: ActiveServer,
         traffic: Traffic,
         exposure: Exposure,
         canaries: dict[str, Canary],

@@ -7,14 +7,14 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusedError, Why, lost
+from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusalReason, RefusedError, lost
 from shoal.serving.gateway.core.upstream import Upstream
 
 NEXT_SECONDS = 30.0  # that a request waits for the next server after its own died
 MOST_RETRY_SECONDS = 30.0  # that a refusal names because a model has been unavailable for so long
 
 
-class Active:
+class ActiveServer:
     """The active Triton server. The supervisor replaces it, and blocks models whose processes failed.
 
     ``blocked`` maps each unavailable model to the reason; ``closed`` is the reason why all requests are refused, empty
@@ -51,7 +51,7 @@ class Active:
         reason = self.closed or self.blocked.get(model, "")
         if reason or self.upstream is None:
             message = f"{model or 'The server'} is unavailable: {reason}."
-            raise RefusedError(Why.UNAVAILABLE, message, self._retry_after(model))
+            raise RefusedError(RefusalReason.UNAVAILABLE, message, self._retry_after(model))
         return self.upstream
 
     def _retry_after(self, model: str) -> float:
@@ -65,7 +65,7 @@ class Active:
         if not self.closed:
             return lost(model)
         message = f"The server is stopping, and ended this request{f' to {model}' if model else ''}."
-        return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
+        return RefusedError(RefusalReason.UNAVAILABLE, message, RETRY_SECONDS)
 
     def is_open(self, model: str) -> bool:
         """Whether requests to a model can be sent now."""

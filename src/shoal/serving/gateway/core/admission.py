@@ -27,7 +27,7 @@ class Admission:
     requests are in flight, and never if 1024 are, of which its caller has its part.
 
     With ``slots``, one caller may use all places: another one that has less than the part ``share`` of them is admitted
-    beyond them, until twice as many requests are in flight. In which order they are sent is a matter of ``Turns``.
+    beyond them, until twice as many requests are in flight. In which order they are sent is a matter of ``FairQueue``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Turns of callers: requests that wait for a model do so in the service, a queue for each caller."""
+"""Fair queue of a model: requests that wait for it do so in the service, by caller, and callers take turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Turn:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
-class Turns:
+class FairQueue:
     """Lets at most about ``width`` requests to a model into Triton, whose queue does not distinguish callers.
 
     The callers that have requests now get equal parts of ``width``, and at least one place each. So a request waits for

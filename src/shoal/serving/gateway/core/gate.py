@@ -10,8 +10,8 @@ from shoal.serving.gateway.callers.access_log import Audit
 from shoal.serving.gateway.callers.callers import Caller, Callers, Keys
 from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.callers.quotas import Reservation
-from shoal.serving.gateway.core.active_server import Active
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why, log_failure, lost
+from shoal.serving.gateway.core.active_server import ActiveServer
+from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
 from shoal.serving.gateway.core.relay import Relay
 from shoal.serving.gateway.core.resending import Resending
 from shoal.serving.gateway.core.stream_requests import StreamRequest, StreamRequests
@@ -28,7 +28,7 @@ class Gate:
 
     def __init__(
         self,
-        active: Active,
+        active: ActiveServer,
         traffic: Traffic,
         exposure: Exposure,
         requests: StreamRequests,
@@ -46,9 +46,11 @@ class Gate:
 
     def note_refusal(self, refused: RefusedError) -> None:
         """Count a refusal and log it (at most one line in 10 s), unless the server was busy or unavailable."""
-        if refused.why not in (Why.BUSY, Why.UNAVAILABLE):
-            self.refusals[refused.why.value] += 1
-            log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
+        if refused.reason not in (RefusalReason.BUSY, RefusalReason.UNAVAILABLE):
+            self.refusals[refused.reason.value] += 1
+            log.warning(
+                "A request was refused (%s): %s", refused.reason.value, refused.message[:200], extra={"most": 1}
+            )
 
     def is_unready(self, model: str, caller: Caller) -> bool:
         """Whether a caller's request to a model would be refused now."""
@@ -98,7 +100,7 @@ class Gate:
         with traffic.admit(model, len(body), caller) as admitted:
             try:
                 with self.requests.follow(caller, model, request_id) as own:
-                    async with traffic.turns(model).take(caller):
+                    async with traffic.queue(model).take(caller):
                         upstream = self.active.upstream or upstream  # another one may have replaced it meanwhile
                         answer = await self.resending.run(model, body, upstream, send, is_waited_for)
                 self.active.note_answer()

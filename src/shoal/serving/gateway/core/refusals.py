@@ -38,7 +38,7 @@ _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-class Why(Enum):
+class RefusalReason(Enum):
     """Reason for a refusal. The value is the label ``kind`` of the refusal in the metrics."""
 
     BUSY = "busy"  # too many requests at a time
@@ -64,12 +64,12 @@ class RefusedError(Exception):
 
     request_id = ""
 
-    def __init__(self, why: Why, message: str, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: RefusalReason, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
-        self.why, self.message, self.retry_after = why, message, retry_after
+        self.reason, self.message, self.retry_after = reason, message, retry_after
 
     @property
-    def words(self) -> str:
+    def client_message(self) -> str:
         """The message for clients. It says after how many seconds to retry."""
         return f"{self.message} Try again in {self.retry_seconds} s." if self.retry_after else self.message
 
@@ -102,15 +102,20 @@ class FailedError(Exception):
         self.status, self.message, self.is_fault = status, message, is_fault
 
 
+def wrong(message: str) -> RefusedError:
+    """Build the refusal of a request that is malformed, or would crash Triton."""
+    return RefusedError(RefusalReason.WRONG, message)
+
+
 def lost(model: str) -> RefusedError:
     """Build the refusal for a request that was in flight when its model's process ended, and that is not resent."""
     message = f"{f'The process of {model}' if model else 'The server'} ended while it had this request."
-    return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
+    return RefusedError(RefusalReason.UNAVAILABLE, message, RETRY_SECONDS)
 
 
 def closed(what: str) -> RefusedError:
     """Build the refusal for a part of Triton that is closed to clients."""
-    return RefusedError(Why.CLOSED, f"{what} is closed to clients of this server.")
+    return RefusedError(RefusalReason.CLOSED, f"{what} is closed to clients of this server.")
 
 
 def keyless(retry_after: float = 0.0) -> RefusedError:
@@ -120,11 +125,11 @@ def keyless(retry_after: float = 0.0) -> RefusedError:
     """
     if retry_after:
         message = "Too many requests for this server: they had wrong keys, and came from one address."
-        return RefusedError(Why.LIMIT, message, retry_after)
-    return RefusedError(Why.KEY, "A valid key is needed: Authorization: Bearer KEY")
+        return RefusedError(RefusalReason.LIMIT, message, retry_after)
+    return RefusedError(RefusalReason.KEY, "A valid key is needed: Authorization: Bearer KEY")
 
 
-def kept(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
+def forwarded_metadata(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
     """Return those headers or metadata that are passed on to Triton: tracing headers and request id.
 
     Values that gRPC does not carry, or longer than 1,024 characters, are dropped: with them, grpc's call never begins.
@@ -155,7 +160,7 @@ def is_cut(code: Any, details: str) -> bool:
     return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
 
 
-def clean(message: str) -> str:
+def strip_traceback(message: str) -> str:
     """Strip the traceback from an error message of Triton, because the traceback names paths on the server."""
     return _TRACE.sub("", message)
 

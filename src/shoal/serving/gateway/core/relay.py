@@ -21,15 +21,23 @@ from tritonclient.grpc import service_pb2
 
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.fair_queue import Turn
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError, Why, clean, is_dead, log_failure
+from shoal.serving.gateway.core.refusals import (
+    FailedError,
+    LostError,
+    RefusalReason,
+    RefusedError,
+    is_dead,
+    log_failure,
+    strip_traceback,
+)
 from shoal.serving.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
-from shoal.serving.gateway.core.upstream import Stream, Upstream, judge_status
+from shoal.serving.gateway.core.upstream import TritonStream, Upstream, judge_status
 
 
-class Answer(NamedTuple):
+class RelayedAnswer(NamedTuple):
     """Answer on a stream: a ``ModelStreamInferResponse``, in which the service's id of the request still stands.
 
     ``request`` is None if the answer belongs to no request in flight. ``lost`` is set if the answer is the error that
@@ -47,7 +55,7 @@ class Answer(NamedTuple):
         return not self.message.infer_response.outputs and not self.message.error_message
 
 
-class Relay(Stream):
+class Relay(TritonStream):
     """A client's stream to Triton: sends requests, and iterates over the answers to them.
 
     A request waits here until its caller's turn. After its last answer, its memory is released, and it no longer counts
@@ -66,7 +74,7 @@ class Relay(Stream):
         self,
         caller: Caller,
         upstream: Upstream,
-        active: Active,
+        active: ActiveServer,
         traffic: Traffic,
         requests: StreamRequests,
         metadata: Iterable[tuple[str, str]],
@@ -75,7 +83,7 @@ class Relay(Stream):
         self.has_left = self.has_ended = self.is_unread = False
         self.drop: Callable[[], Any] = lambda: None
         self.stop_sending: Callable[[], Any] = lambda: None
-        self.deliver: Callable[[Answer], Awaitable[None]]
+        self.deliver: Callable[[RelayedAnswer], Awaitable[None]]
         self.settled = asyncio.Event()  # set whenever a request has its last answer
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
         self.dropped: list[StreamRequest] = []  # that waited for their turn when the client left
@@ -142,7 +150,7 @@ class Relay(Stream):
             if held is not None:
                 ends.enter_context(held)
             admitted = ends.enter_context(self._traffic.admit(model, num_bytes, self.caller))
-            turn = ends.enter_context(self._traffic.stream_turns(model).enter(self.caller))
+            turn = ends.enter_context(self._traffic.stream_queue(model).enter(self.caller))
             request = ends.enter_context(
                 self._requests.begin(
                     model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, caller=self.caller,
@@ -209,8 +217,10 @@ class Relay(Stream):
         except LostError as error:
             raise self._note_lost(None, str(error)) from None
         except FailedError as error:
-            raise RefusedError(Why.UNAVAILABLE, error.message, 1.0) from None
-        raise RefusedError(Why.ABSENT, f"{model} has no version {version!r:.60}. Leave it out for the latest one.")
+            raise RefusedError(RefusalReason.UNAVAILABLE, error.message, 1.0) from None
+        raise RefusedError(
+            RefusalReason.ABSENT, f"{model} has no version {version!r:.60}. Leave it out for the latest one."
+        )
 
     def _begin(self, *, is_decoupled: bool) -> Any:
         call = self._upstream.channel.stream_stream(METHOD)(metadata=self._metadata)
@@ -247,7 +257,7 @@ class Relay(Stream):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Answer:
+    async def __anext__(self) -> RelayedAnswer:
         await self._begun.wait()
         if not self._calls:  # nothing was sent
             raise self._failure or StopAsyncIteration
@@ -259,7 +269,7 @@ class Relay(Stream):
             raise self._failure
         raise StopAsyncIteration
 
-    async def _read(self, call: Any) -> Answer | None:
+    async def _read(self, call: Any) -> RelayedAnswer | None:
         """Return the next answer of a call, or None at its end."""
         try:
             content = await call.read()
@@ -281,21 +291,23 @@ class Relay(Stream):
             raise self._note_lost(next(iter(self.unanswered.values()), None), str(judged))
         raise judged
 
-    def _receive(self, content: bytes) -> Answer:
+    def _receive(self, content: bytes) -> RelayedAnswer:
         self._active.answered = self.moved = time.monotonic()
         message = service_pb2.ModelStreamInferResponse.FromString(content)
         request = self.unanswered.get(message.infer_response.id)
         lost = self._note_lost(request, message.error_message) if is_dead(message.error_message) else None
         if request is None:
-            message.error_message = clean(message.error_message)
-            return Answer(None, message, is_last=False, lost=lost)
+            message.error_message = strip_traceback(message.error_message)
+            return RelayedAnswer(None, message, is_last=False, lost=lost)
         is_last = self._requests.count(request, message)
         if is_last:
             self.num_received += 1
             self._settle(request.own_id, is_done=True)
         if message.error_message:
-            message.error_message = lost.words if lost else clean(request.restore_id(message.error_message))
-        return Answer(request, message, is_last, lost)
+            message.error_message = (
+                lost.client_message if lost else strip_traceback(request.restore_id(message.error_message))
+            )
+        return RelayedAnswer(request, message, is_last, lost)
 
     def _note_lost(self, request: StreamRequest | None, message: str) -> RefusedError:
         self._upstream.kill_unhealthy(message)

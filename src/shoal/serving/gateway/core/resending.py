@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from shoal.serving.gateway.core.active_server import NEXT_SECONDS, Active
+from shoal.serving.gateway.core.active_server import NEXT_SECONDS, ActiveServer
 from shoal.serving.gateway.core.refusals import LostError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
@@ -56,7 +56,7 @@ class Resending:
     under suspicion: all clients ask them with the same bytes.
     """
 
-    def __init__(self, active: Active, *, is_allowed: bool) -> None:
+    def __init__(self, active: ActiveServer, *, is_allowed: bool) -> None:
         self.quarantine, self.num_resent = Quarantine(), 0
         self._active, self._is_allowed, self._turn_lock = active, is_allowed, asyncio.Lock()
 
@@ -148,7 +148,7 @@ class Resending:
 
 
 async def _follow(upstream: Upstream, model: str, call: Callable[[Upstream], Awaitable[T]]) -> T:
-    """Run ``call`` in a task that ``Active.block`` can cancel, but that a client which disconnects does not cancel."""
+    """Run ``call`` in a task that ``ActiveServer.block`` can cancel, but that a disconnecting client does not."""
     if upstream.is_stopped:
         raise LostError
     task = asyncio.ensure_future(call(upstream))

@@ -31,9 +31,9 @@ from shoal.authoring.repository.call_graph import find_leaves, is_decoupled
 from shoal.authoring.repository.config import ModelConfig
 from shoal.clients.client.calls import IS_FINAL, WITH_FINAL
 from shoal.kit.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
-from shoal.serving.gateway.callers.access_log import Visit, current_visit
+from shoal.serving.gateway.callers.access_log import AccessEntry, current_entry
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import wrong
 from shoal.serving.gateway.core.traffic import Admitted
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 
@@ -57,7 +57,7 @@ class StreamRequest:
     request_id: str
     is_decoupled: bool
     meter: TokenMeter | None = None
-    visit: Visit = field(default_factory=current_visit)
+    entry: AccessEntry = field(default_factory=current_entry)
     num_bytes: int = 0
     is_end_wanted: bool = False
     caller: Caller = ANYONE
@@ -146,9 +146,8 @@ class StreamRequests:
             return
         outputs = {output.name for output in service_pb2.ModelInferRequest.FromString(message).outputs}
         if outputs and (absent := sorted(_KINDS.keys() - outputs)):
-            raise RefusedError(
-                Why.WRONG,
-                f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none.",
+            raise wrong(
+                f"This key has a limit of tokens. Ask for the outputs {' and '.join(absent)} too, or name none."
             )
 
     @contextmanager
@@ -168,11 +167,11 @@ class StreamRequests:
         It has an id that no other request has.
         """
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
-        visit = current_visit()
-        meter = self.tokens.meter(model, message, visit.count_tokens)
+        entry = current_entry()
+        meter = self.tokens.meter(model, message, entry.count_tokens)
         is_decoupled = self.is_decoupled(model)
         request = self.open[own_id] = StreamRequest(
-            own_id, model, request_id, is_decoupled, meter, visit, num_bytes, is_end_wanted, caller, upstream
+            own_id, model, request_id, is_decoupled, meter, entry, num_bytes, is_end_wanted, caller, upstream
         )
         try:
             yield request
@@ -209,9 +208,8 @@ class StreamRequests:
         found = [each for each in self.open.values() if asked == (each.caller.owner, each.model, each.request_id)]
         if not (request_id and found):
             what = f"id {request_id!r:.60}" if request_id else "an empty id"
-            raise RefusedError(
-                Why.WRONG,
-                f"Stop: no request of yours with {what} to {model} is in flight. Send the id of a request that is.",
+            raise wrong(
+                f"Stop: no request of yours with {what} to {model} is in flight. Send the id of a request that is."
             )
         for request in found:
             self.stop(request)

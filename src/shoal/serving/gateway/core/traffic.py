@@ -11,10 +11,10 @@ from dataclasses import replace
 from shoal.serving.gateway.callers.accounts import Together
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
-from shoal.serving.gateway.core.active_server import Active
+from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.admission import Admission
-from shoal.serving.gateway.core.fair_queue import Turns
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.fair_queue import FairQueue
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
@@ -30,12 +30,12 @@ class Traffic:
     """Counts the requests in flight, and refuses those for which there is no room.
 
     ``slots`` gives, for some models, how many requests the model computes at once (see ``Admission``), and ``widths``
-    how many are in Triton if several callers ask at once (see ``Turns``).
+    how many are in Triton if several callers ask at once (see ``FairQueue``).
     """
 
     def __init__(
         self,
-        active: Active,
+        active: ActiveServer,
         models: Iterable[str],
         limits: Limits,
         *,
@@ -52,9 +52,10 @@ class Traffic:
             name: Admission(max_wait, slots=(slots or {}).get(name, 0), share=limits.client_share)
             for name in (*models, "")
         }
-        self._with_slots, self._without_turns = frozenset(slots or ()), Turns(0)
-        self._turns = {
-            name: Turns((widths or {}).get(name, 0), _leave_free((slots or {}).get(name, 0))) for name in self._models
+        self._with_slots, self._no_queue = frozenset(slots or ()), FairQueue(0)
+        self._queues = {
+            name: FairQueue((widths or {}).get(name, 0), _leave_free((slots or {}).get(name, 0)))
+            for name in self._models
         }
 
     @property
@@ -64,7 +65,7 @@ class Traffic:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests in flight, plus the number of streams that are not quiet (see ``Stream.is_quiet``)."""
+        """Number of requests in flight, plus the number of streams that are not quiet (``TritonStream.is_quiet``)."""
         streams = self._active.upstream.streams if self._active.upstream else ()
         return sum(model.num_requests for model in self._models.values()) + sum(not s.is_quiet for s in streams)
 
@@ -99,7 +100,7 @@ class Traffic:
             RefusedError: the memory for requests is full, or the caller has used up its share.
         """
         if not held.has_room(num_bytes):
-            raise RefusedError(Why.BUSY, "Too many requests for this server: they fill its memory.", 1.0)
+            raise RefusedError(RefusalReason.BUSY, "Too many requests for this server: they fill its memory.", 1.0)
         held.grow(num_bytes)
 
     def check_limits(self, caller: Caller, model: str) -> None:
@@ -128,7 +129,7 @@ class Traffic:
             self.count(model, "refused")
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
             message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
-            raise RefusedError(Why.BUSY, message, wait)
+            raise RefusedError(RefusalReason.BUSY, message, wait)
         admitted = Admitted()
         admission.enter(num_bytes, caller)
         try:
@@ -146,16 +147,16 @@ class Traffic:
         with Together(caller.account) as together:
             yield replace(caller, together=together)
 
-    def turns(self, model: str) -> Turns:
-        """Return the turns of callers to send a request to a model."""
-        return self._turns.get(model, self._turns[""])
+    def queue(self, model: str) -> FairQueue:
+        """Return the queue of callers that wait to send a request to a model."""
+        return self._queues.get(model, self._queues[""])
 
-    def stream_turns(self, model: str) -> Turns:
-        """Return the same for requests within streams: only models with ``slots`` have turns there.
+    def stream_queue(self, model: str) -> FairQueue:
+        """Return the same for requests within streams: only to models with ``slots`` do they wait.
 
         Of others, it is not known how many such requests they compute at once, or whether these ever end.
         """
-        return self.turns(model) if model in self._with_slots else self._without_turns
+        return self.queue(model) if model in self._with_slots else self._no_queue
 
     @contextmanager
     def reserve_stream(self, caller: Caller) -> Iterator[None]:
@@ -177,7 +178,9 @@ class Traffic:
                 message = f"Too many requests for this server: {self.streams.taken} streams are open"
                 if not is_full:
                     message += f", and one client has at most {self.streams.share} of {self.streams.most}"
-                raise RefusedError(Why.BUSY, f"{message}. End some, or send several requests in one stream.", 1.0)
+                raise RefusedError(
+                    RefusalReason.BUSY, f"{message}. End some, or send several requests in one stream.", 1.0
+                )
             min(quiet, key=lambda stream: stream.moved).end()
         self.streams.take(caller)
         try:

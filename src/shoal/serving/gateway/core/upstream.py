@@ -16,11 +16,11 @@ from yarl import URL
 
 from shoal.clients.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.refusals import FailedError, LostError, clean, find_unhealthy, is_cut, is_dead
+from shoal.serving.gateway.core.refusals import FailedError, LostError, find_unhealthy, is_cut, is_dead, strip_traceback
 from shoal.serving.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
-PIECE = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
+CHUNK = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 UNREAD_SECONDS = 2.0  # for which a stream's client may read nothing while others need its place
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     content: bytes
 
 
-class Stream:
+class TritonStream:
     """One client's stream: how many requests were sent and answered, and when the last message passed."""
 
     def __init__(self, caller: Caller) -> None:
@@ -83,7 +83,7 @@ class Stream:
 class _Writing:
     """Context of one write; ``contextlib``'s would cost a microsecond for each answer."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: TritonStream) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
@@ -107,7 +107,7 @@ class Upstream:
         )
         self.client = AsyncGrpc(server.grpc_url)  # for canary requests
         self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
-        self.streams: set[Stream] = set()
+        self.streams: set[TritonStream] = set()
         self._versions = set[tuple[str, str]]()  # that it is known to have
         self._killed = set[str]()  # instances
         self.num_lost = 0  # requests lost when it died
@@ -166,7 +166,7 @@ class Upstream:
         data: Any = body or None
         if is_admin:
             headers = {**headers, "admin-key": self.server.admin_key}
-        if len(body) > PIECE:
+        if len(body) > CHUNK:
             data, headers = cut(body), {**headers, "Content-Length": str(len(body))}
         try:
             async with self.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
@@ -219,7 +219,7 @@ def judge_status(code: Any, details: str | None) -> LostError | FailedError:
     """Return what an error status of gRPC means: the server or the model's process died, or Triton's answer."""
     if is_cut(code, details or ""):
         return LostError(details or "")
-    return FailedError(code, clean(details or ""), is_fault=code in _OUR_FAULTS)
+    return FailedError(code, strip_traceback(details or ""), is_fault=code in _OUR_FAULTS)
 
 
 def _judge_reply(status: int, content: bytes) -> LostError | FailedError:
@@ -230,13 +230,13 @@ def _judge_reply(status: int, content: bytes) -> LostError | FailedError:
     if is_dead(message):
         return LostError(message)
     status = 400 if _UNREADABLE.match(message) else status
-    return FailedError(status, clean(message), is_fault=status >= 500)
+    return FailedError(status, strip_traceback(message), is_fault=status >= 500)
 
 
 async def cut(content: bytes) -> AsyncIterator[bytes]:
     """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
-    for at in range(0, len(content), PIECE):
-        yield content[at : at + PIECE] if len(content) > PIECE else content
+    for at in range(0, len(content), CHUNK):
+        yield content[at : at + CHUNK] if len(content) > CHUNK else content
 
 
 async def join(parts: list[bytes]) -> bytes:

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from aiohttp import ClientError, web
 
-from shoal.serving.gateway.callers.access_log import current_visit
+from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, wrong
 from shoal.serving.gateway.core.upstream import join
 from shoal.serving.gateway.options import MOST_INFLATION
 
@@ -47,7 +47,9 @@ async def read_body(request: web.Request, gate: Gate, held: Reservation, most: i
     """
     most, encoding = min(most, gate.limits.request_bytes), request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ("identity", "gzip", "deflate"):
-        raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
+        raise RefusedError(
+            RefusalReason.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate."
+        )
     if (request.content_length or 0) > most:
         raise _too_large(most)
     _check_limits(gate, held, request.content_length or 0)
@@ -57,12 +59,12 @@ async def read_body(request: web.Request, gate: Gate, held: Reservation, most: i
 
 def _check_limits(gate: Gate, held: Reservation, num_bytes: int) -> None:
     if num_bytes > _FEW:
-        gate.traffic.check_limits(held.caller, current_visit().model)
+        gate.traffic.check_limits(held.caller, current_entry().model)
 
 
 def _too_large(most: int) -> RefusedError:
     """Build the refusal of a request with too many bytes."""
-    return RefusedError(Why.LARGE, f"The request is larger than {most} bytes. Send fewer rows at a time.")
+    return RefusedError(RefusalReason.LARGE, f"The request is larger than {most} bytes. Send fewer rows at a time.")
 
 
 async def _receive(request: web.Request, gate: Gate, held: Reservation, most: int) -> list[bytes]:
@@ -78,11 +80,11 @@ async def _receive(request: web.Request, gate: Gate, held: Reservation, most: in
                 parts.append(part)
                 timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
     except TimeoutError:
-        raise RefusedError(Why.SLOW, f"Only {held.num_bytes} bytes of the request came in time.") from None
+        raise RefusedError(RefusalReason.SLOW, f"Only {held.num_bytes} bytes of the request came in time.") from None
     except (web.HTTPException, ClientError, ValueError) as error:  # invalid chunks or length
         if isinstance(error, ConnectionError):
             raise
-        raise RefusedError(Why.WRONG, "The body of the request cannot be read.") from None
+        raise wrong("The body of the request cannot be read.") from None
     return parts
 
 
@@ -108,9 +110,9 @@ def inflate(body: bytes, encoding: str, most: int) -> bytes:
     try:
         content = stream.decompress(body, most + 1)
     except zlib.error:
-        raise RefusedError(Why.WRONG, f"The body is not {encoding}, as its Content-Encoding says.") from None
+        raise wrong(f"The body is not {encoding}, as its Content-Encoding says.") from None
     if len(content) > most:
-        raise RefusedError(Why.LARGE, f"The request is larger than {most} bytes, once inflated.")
+        raise RefusedError(RefusalReason.LARGE, f"The request is larger than {most} bytes, once inflated.")
     if not stream.eof or stream.unused_data:
-        raise RefusedError(Why.WRONG, f"The body's {encoding} does not end where the body does.")
+        raise wrong(f"The body's {encoding} does not end where the body does.")
     return content

@@ -11,7 +11,7 @@ import grpc  # type: ignore[import-untyped]
 
 from shoal.clients.client.tls import refuse_password
 from shoal.errors import InputError
-from shoal.serving.gateway.callers.file_watcher import Followed
+from shoal.serving.gateway.callers.file_watcher import WatchedFiles
 from shoal.serving.gateway.options import Options
 from shoal.system.files import read_bytes
 
@@ -33,7 +33,7 @@ class _Read(NamedTuple):
     configuration: Any  # grpc's
 
 
-class Certificates(Followed):
+class Certificates(WatchedFiles):
     """Certificate of a service, for connections over HTTP (``context``) and gRPC (``credentials``).
 
     A change of the files takes effect for the connections that begin after it.

@@ -9,10 +9,10 @@ from functools import partial
 
 from aiohttp import web
 
-from shoal.serving.gateway.callers.access_log import current_visit
+from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import HEADERS, kept
+from shoal.serving.gateway.core.refusals import HEADERS, forwarded_metadata
 from shoal.serving.gateway.core.relay import Relay
 from shoal.serving.gateway.http.listener import Connection
 
@@ -28,7 +28,7 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is
     """
 
     def end() -> None:
-        current_visit().why = "revoked or expired key"
+        current_entry().reason = "revoked or expired key"
         drop()
 
     def drop() -> None:
@@ -53,7 +53,7 @@ def open_for(gate: Gate, request: web.Request, caller: Caller, model: str, *, is
 
 def find_metadata(request: web.Request) -> tuple[tuple[str, str], ...]:
     """Return those headers of a request that are passed on to Triton: tracing headers and request id."""
-    return kept((name, value) for name in HEADERS if (value := request.headers.get(name)))
+    return forwarded_metadata((name, value) for name in HEADERS if (value := request.headers.get(name)))
 
 
 def has_left(request: web.Request) -> bool:

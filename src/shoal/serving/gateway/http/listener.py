@@ -22,7 +22,7 @@ from shoal.errors import SetupError
 from shoal.serving.gateway.addresses import find_client, read_address
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
 from shoal.serving.gateway.callers.quotas import Quota
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options, is_loopback
@@ -166,7 +166,7 @@ class PageGuard:
         else:
             return await handler(request)
         message = f"{what} is not on this machine. Ask for localhost, or start the service with --allow-host NAME."
-        raise RefusedError(Why.CLOSED, message)
+        raise RefusedError(RefusalReason.CLOSED, message)
 
     def _is_known(self, authority: str) -> bool:
         host = _read_host(authority)

@@ -11,17 +11,16 @@ from typing import Any
 from aiohttp import web
 
 from shoal.errors import forget_frames
-from shoal.serving.gateway.callers.access_log import begin_visit, current_visit
+from shoal.serving.gateway.callers.access_log import begin_entry, current_entry
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import FAULT, RefusedError, Why, keyless
+from shoal.serving.gateway.core.refusals import FAULT, RefusalReason, RefusedError, keyless
 from shoal.serving.gateway.logs import log
 
 Envelope = Callable[[RefusedError, int], dict[str, Any]]  # makes the JSON of a refusal from it and its status
-_STATUS = {
-    Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
-    Why.KEY: 401, Why.LIMIT: 429, Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408, Why.FAULT: 500,
-}  # fmt: skip
+_STATUSES = 429, 503, 400, 404, 403, 401, 429, 405, 413, 415, 408, 500
+_STATUS = dict(zip(RefusalReason, _STATUSES, strict=True))
+_CLOSING = {RefusalReason(kind) for kind in ("slow", "busy", "large", "unavailable", "key", "limit")}
 # for web pages: what they may read of an answer, and what they may send, besides the headers that they ask for
 _KINDS, _FACTS = ("Requests", "Tokens", "At-Once"), ("Limit", "Remaining", "Reset")  # of the limits of keys
 _LIMITS = [f"X-RateLimit-{fact}-{kind}" for kind in _KINDS for fact in _FACTS]
@@ -37,12 +36,12 @@ _ASKED = re.compile(r"[A-Za-z0-9-]{1,64}( ?, ?[A-Za-z0-9-]{1,64}){0,63}", re.ASC
 
 def find_status(refused: RefusedError) -> int:
     """Return the HTTP status of a refusal."""
-    return _STATUS[refused.why]
+    return _STATUS[refused.reason]
 
 
 def to_error(refused: RefusedError, _: int) -> dict[str, Any]:
     """Return a refusal in Triton's form of errors."""
-    return {"error": refused.words}
+    return {"error": refused.client_message}
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Route:
             if not caller.is_known:
                 raise keyless(caller.retry_after)
             raise RefusedError(
-                Why.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
+                RefusalReason.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
             )
 
 
@@ -110,24 +109,24 @@ class HttpRoutes:
     async def _note(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Give a request its visit, and end it."""
+        """Give a request its entry of the access log, and end that."""
         given = request.headers.getall("X-Request-Id", [])
-        visit, status = begin_visit(self._gate.audit, str(request.remote), given), 500
+        entry, status = begin_entry(self._gate.audit, str(request.remote), given), 500
         try:
             try:
                 response = await handler(request)
             except RefusedError as refused:  # by the listener
                 response = self._refuse(refused, self._find_envelope(request.rel_url.raw_path))
-            status, visit.sent = response.status, response.body_length or response.content_length or 0
+            status, entry.sent = response.status, response.body_length or response.content_length or 0
             return response
         finally:
-            visit.received = request.content.total_bytes
-            visit.end(status, is_answered=status < 400 and not visit.why)
+            entry.received = request.content.total_bytes
+            entry.end(status, is_answered=status < 400 and not entry.reason)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        visit = current_visit()
-        visit.has_begun = True
-        response.headers.update(visit.headers())
+        entry = current_entry()
+        entry.has_begun = True
+        response.headers.update(entry.headers())
         if self._cors:
             response.headers["Vary"] = "Origin"
             if self._is_of_page(request):
@@ -142,38 +141,38 @@ class HttpRoutes:
             asked = request.headers.get("Access-Control-Request-Headers", "")
             sent = f"{_SENT}, {asked}" if _ASKED.fullmatch(asked) else _SENT
             return web.Response(status=204, headers=_PREFLIGHT | {"Access-Control-Allow-Headers": sent})
-        visit = current_visit()
+        entry = current_entry()
         envelope: Envelope = to_error
         try:
             try:
                 route, groups = self._find(request.rel_url.raw_path)
             except RefusedError as refused:
-                if refused.why is Why.CLOSED:
-                    visit.caller = self._find_caller(request)
-                    if not visit.caller.is_known:
-                        raise keyless(visit.caller.retry_after) from None
+                if refused.reason is RefusalReason.CLOSED:
+                    entry.caller = self._find_caller(request)
+                    if not entry.caller.is_known:
+                        raise keyless(entry.caller.retry_after) from None
                 raise
-            visit.route, envelope = route.name, route.envelope
+            entry.route, envelope = route.name, route.envelope
             if request.method not in route.method.split(", "):
-                why = RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {route.method}.")
-                response: web.StreamResponse = self._refuse(why, envelope)
+                message = f"{request.method} is not for this path. Use {route.method}."
+                response: web.StreamResponse = self._refuse(RefusedError(RefusalReason.METHOD, message), envelope)
                 response.headers["Allow"] = route.method
                 return response
-            caller = visit.caller = self._find_caller(request)
+            caller = entry.caller = self._find_caller(request)
             route.check(caller)
             response = await route.answer(request, caller, **groups)
             if not response.prepared:
                 self._gate.callers.check_valid(caller)
         except ConnectionError:  # the client has disconnected: the response is dropped
-            visit.why = "disconnected"
+            entry.reason = "disconnected"
             return web.Response(status=400)
         except RefusedError as refused:
             return self._refuse(refused, envelope)
         except Exception:
-            if visit.has_begun:  # the end of the connection is all that can be said
+            if entry.has_begun:  # the end of the connection is all that can be said
                 raise
-            log.exception("A request for %s failed", visit.route)
-            return self._refuse(RefusedError(Why.FAULT, FAULT), envelope)
+            log.exception("A request for %s failed", entry.route)
+            return self._refuse(RefusedError(RefusalReason.FAULT, FAULT), envelope)
         else:
             return response
 
@@ -199,12 +198,12 @@ class HttpRoutes:
     def _refuse(self, refused: RefusedError, envelope: Envelope) -> web.Response:
         self._gate.note_refusal(refused)
         forget_frames(refused)  # or what they hold of the request stays until the next full collection
-        current_visit().refuse(refused)
+        current_entry().refuse(refused)
         status = find_status(refused)
         response = web.json_response(envelope(refused, status), status=status)
         response.headers.extend(refused.headers)
-        if refused.why is Why.KEY:
+        if refused.reason is RefusalReason.KEY:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE, Why.KEY, Why.LIMIT):
+        if refused.reason in _CLOSING:
             response.force_close()  # without waiting for the rest of the body
         return response

@@ -8,25 +8,25 @@ from typing import Any
 from aiohttp import web
 
 from shoal.kit.generation.pieces import Piece
-from shoal.serving.gateway.v1.ask import Asker
+from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import ChatRequest, CompletionRequest
-from shoal.serving.gateway.v1.sse import Event, Form, Json, answer
+from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _REASONS = {"stop": "stop", "length": "length"}  # others, such as cancelled, count as stop
 
 
-async def answer_chat(asked: ChatRequest, asker: Asker) -> web.StreamResponse:
+async def answer_chat(asked: ChatRequest, model_request: ModelRequest) -> web.StreamResponse:
     """Answer a chat."""
     prompt = [message.to_plain() for message in asked.messages]
-    return await answer(asked, asker, [prompt], _Chat(asked))
+    return await answer(asked, model_request, [prompt], _Chat(asked))
 
 
-async def answer_completion(asked: CompletionRequest, asker: Asker) -> web.StreamResponse:
+async def answer_completion(asked: CompletionRequest, model_request: ModelRequest) -> web.StreamResponse:
     """Answer with the continuations of one text or several."""
-    return await answer(asked, asker, asked.prompts, _Completion(asked))
+    return await answer(asked, model_request, asked.prompts, _Completion(asked))
 
 
-class _Form(Form):
+class _TextFormat(ResponseFormat):
     kind = piece_kind = ""
 
     def __init__(self, asked: ChatRequest | CompletionRequest) -> None:
@@ -68,7 +68,7 @@ class _Form(Form):
         raise NotImplementedError
 
 
-class _Chat(_Form):
+class _Chat(_TextFormat):
     prefix, kind, piece_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     _has_begun = False
 
@@ -99,7 +99,7 @@ class _Chat(_Form):
         return {"content": describe_places(piece, self._asked.top_logprobs or 0), "refusal": None}
 
 
-class _Completion(_Form):
+class _Completion(_TextFormat):
     prefix, kind, piece_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, asked: CompletionRequest) -> None:

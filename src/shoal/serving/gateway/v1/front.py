@@ -17,26 +17,26 @@ from shoal.clients.client.calls import find_text_input
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.exposure import MOST_LISTED
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.upstream import join
 from shoal.serving.gateway.http.bodies import SMALL, read_body, work_apart
 from shoal.serving.gateway.http.routes import Envelope, Route
 from shoal.serving.gateway.v1.answers import MessageError
-from shoal.serving.gateway.v1.ask import COPIES, Asker
 from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
 from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
-from shoal.serving.gateway.v1.responses import answer_response
-from shoal.serving.gateway.v1.schema import MOST_BODY, ClassifyRequest, Places, PredictRequest, decode
-from shoal.serving.gateway.v1.sse import Json, to_response
-from shoal.serving.gateway.v1.tables import (
+from shoal.serving.gateway.v1.model_request import COPIES, ModelRequest
+from shoal.serving.gateway.v1.predictions import (
     answer_classify,
     answer_embeddings,
     answer_predict,
     answer_rerank,
     answer_score,
 )
+from shoal.serving.gateway.v1.responses import answer_response
+from shoal.serving.gateway.v1.schema import MOST_BODY, ClassifyRequest, FieldNames, PredictRequest, decode
+from shoal.serving.gateway.v1.sse import Json, to_response
 from shoal.serving.gateway.v1.tokens import (
     DetokenizeRequest,
     Steps,
@@ -47,7 +47,7 @@ from shoal.serving.gateway.v1.tokens import (
     find_steps,
 )
 
-Answer = Callable[[Any, Asker], Awaitable[web.StreamResponse]]
+Handler = Callable[[Any, ModelRequest], Awaitable[web.StreamResponse]]
 _COUNT = "/v1/messages/count_tokens"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # of the page
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
@@ -68,13 +68,15 @@ class ApiFront:
             for name, served in self._served.items() if served.api is Api.LANGUAGE
         }  # fmt: skip
 
-        def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Answer:
-            return lambda asked, asker: answer(asked, asker, self._served[asker.model])
+        def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Handler:
+            return lambda asked, model_request: answer(asked, model_request, self._served[model_request.model])
 
-        def classify(asked: ClassifyRequest, asker: Asker) -> Awaitable[web.Response]:
-            return answer_classify(asked, asker, self._served[asker.model], self._labels[asker.model])
+        def classify(asked: ClassifyRequest, model_request: ModelRequest) -> Awaitable[web.Response]:
+            return answer_classify(
+                asked, model_request, self._served[model_request.model], self._labels[model_request.model]
+            )
 
-        answers: dict[str, Answer] = {
+        answers: dict[str, Handler] = {
             f"/v1/models/{MODEL}:predict": self._answer_predict,
             "/v1/chat/completions": answer_chat, "/v1/completions": answer_completion,
             "/v1/responses": answer_response, "/v1/messages": answer_message, _COUNT: self._answer_count,
@@ -115,7 +117,7 @@ class ApiFront:
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
-        raise ApiError(f"There is no path {path!r} here: {_OTHERS}.", code="unknown_url", why=Why.ABSENT)
+        raise ApiError(f"There is no path {path!r} here: {_OTHERS}.", code="unknown_url", reason=RefusalReason.ABSENT)
 
     # --- models ----------------------------------------------------------------------------------------------------
 
@@ -160,49 +162,55 @@ class ApiFront:
         try:
             self._gate.exposure.check_exposed(model, caller)
         except RefusedError as refused:
-            code = "model_not_found" if refused.why is Why.ABSENT else ""
+            code = "model_not_found" if refused.reason is RefusalReason.ABSENT else ""
             what = refused.message.rpartition(" Models: ")[0].replace(repr(model[:100]), repr(name[:100]))
             known = ", ".join(self._list_models(caller)[:MOST_LISTED])
-            raise ApiError(f"{what} Models: {known}.", "model", code, refused.why) from None
+            raise ApiError(f"{what} Models: {known}.", "model", code, refused.reason) from None
         if path and path not in (serves := self._list_routes(name)):
             raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    async def _answer_count(self, asked: CountRequest, asker: Asker) -> web.Response:
-        step = asker.at(self._specs[self._steps[asker.model].prompt])
+    async def _answer_count(self, asked: CountRequest, model_request: ModelRequest) -> web.Response:
+        step = model_request.at(self._specs[self._steps[model_request.model].prompt])
         return to_response({"input_tokens": await count_tokens(asked.conversation, asked.variables, step)})
 
-    async def _answer_tokenize(self, asked: TokenizeRequest, asker: Asker) -> web.Response:
-        steps = self._steps[asker.model]
-        return await answer_tokenize(asked, asker.at(self._specs[steps.prompt]), steps.context)
+    async def _answer_tokenize(self, asked: TokenizeRequest, model_request: ModelRequest) -> web.Response:
+        steps = self._steps[model_request.model]
+        return await answer_tokenize(asked, model_request.at(self._specs[steps.prompt]), steps.context)
 
-    async def _answer_detokenize(self, asked: DetokenizeRequest, asker: Asker) -> web.Response:
-        return await answer_detokenize(asked, asker.at(self._specs[self._steps[asker.model].text]))
+    async def _answer_detokenize(self, asked: DetokenizeRequest, model_request: ModelRequest) -> web.Response:
+        return await answer_detokenize(asked, model_request.at(self._specs[self._steps[model_request.model].text]))
 
-    async def _answer_predict(self, asked: PredictRequest, asker: Asker) -> web.Response:
-        spec = self._specs[asker.model]
-        return await answer_predict(asked, asker, spec, find_text_input(spec))
+    async def _answer_predict(self, asked: PredictRequest, model_request: ModelRequest) -> web.Response:
+        spec = self._specs[model_request.model]
+        return await answer_predict(asked, model_request, spec, find_text_input(spec))
 
     async def _answer(
-        self, kind: type[Any], answer: Answer, request: web.Request, caller: Caller, model: str = ""
+        self, kind: type[Any], answer: Handler, request: web.Request, caller: Caller, model: str = ""
     ) -> web.StreamResponse:
         """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
         if request.content_type != "application/json":
-            raise RefusedError(Why.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json.")
+            raise RefusedError(
+                RefusalReason.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json."
+            )
         with self._gate.reserve_memory(caller) as held:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
             if len(body) > SMALL:
                 if (COPIES + 1) * len(body) > self._gate.traffic.memory.share:
                     what = f"The request has {len(body)} bytes, of which each takes {COPIES + 1} of memory"
-                    raise RefusedError(Why.LARGE, f"{what}: more than this server has for one client. Send less.")
+                    raise RefusedError(
+                        RefusalReason.LARGE, f"{what}: more than this server has for one client. Send less."
+                    )
                 self._gate.traffic.grow(held, COPIES * len(body))
             work = partial(decode, kind, body)
             asked = await work_apart(work, len(body))
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
             found = self._find(unquote(model) or asked.model, caller, path)
-            places = getattr(asked, "places", Places(""))
+            field_names = getattr(asked, "field_names", FieldNames(""))
             del body, work
             with self._gate.traffic.count_once(caller) as sender:  # whatever it is split into
-                return await answer(asked, Asker(self._gate, request, sender, self._specs[found], held, places))
+                return await answer(
+                    asked, ModelRequest(self._gate, request, sender, self._specs[found], held, field_names)
+                )

@@ -12,9 +12,9 @@ from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.sampling import CONTINUES, VARIABLES
 from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.http.routes import find_status
-from shoal.serving.gateway.v1.ask import Asker
-from shoal.serving.gateway.v1.schema import Count, Name, Number, Places, StopTexts
-from shoal.serving.gateway.v1.sse import Event, Form, Json, answer
+from shoal.serving.gateway.v1.model_request import ModelRequest
+from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts
+from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -68,9 +68,9 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     workspace_id: str | None = None
 
     @property
-    def places(self) -> Places:
+    def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
-        return Places(settings={"stop_words": "stop_sequences"}, before="system" if self.system else "")
+        return FieldNames(settings={"stop_words": "stop_sequences"}, before="system" if self.system else "")
 
     @property
     def conversation(self) -> list[dict[str, str]]:
@@ -112,22 +112,22 @@ class MessageRequest(CountRequest, kw_only=True):
         return {name: value for name, value in found.items() if value is not None}
 
 
-async def answer_message(asked: MessageRequest, asker: Asker) -> web.StreamResponse:
+async def answer_message(asked: MessageRequest, model_request: ModelRequest) -> web.StreamResponse:
     """Answer the conversation."""
-    return await answer(asked, asker, [asked.conversation], _Message(asked.model))
+    return await answer(asked, model_request, [asked.conversation], _Message(asked.model))
 
 
 def to_anthropic(refused: RefusedError, status: int) -> Json:
     """Return the JSON of a refusal."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": refused.words}, "request_id": None}
+    return {"type": "error", "error": {"type": kind, "message": refused.client_message}, "request_id": None}
 
 
 def _join(content: str | list[Block]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-class _Message(Form):
+class _Message(ResponseFormat):
     prefix, end = "msg_", b""
     _has_begun = False
     _reason = "end_turn"

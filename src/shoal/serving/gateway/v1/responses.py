@@ -12,10 +12,10 @@ from msgspec import Meta, Struct
 
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.core.refusals import RefusedError
-from shoal.serving.gateway.v1.ask import Asker
 from shoal.serving.gateway.v1.chat import describe_places
-from shoal.serving.gateway.v1.schema import Body, Count, Number, Places, TextFormat
-from shoal.serving.gateway.v1.sse import Event, Form, Json, answer
+from shoal.serving.gateway.v1.model_request import ModelRequest
+from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, TextFormat
+from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _NOTHING: dict[str, Any] = {  # of what is not served
     "background": False, "error": None, "max_tool_calls": None, "metadata": {}, "parallel_tool_calls": False,
@@ -110,10 +110,10 @@ class ResponseRequest(Body, kw_only=True):
         return [{"role": "system" if role == "developer" else role, "content": text} for role, text in found]
 
     @property
-    def places(self) -> Places:
+    def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         before, is_list = "instructions" if self.instructions else "", not isinstance(self.input, str)
-        return Places("input", {"max_tokens": "max_output_tokens"}, before, is_list)
+        return FieldNames("input", {"max_tokens": "max_output_tokens"}, before, is_list)
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
@@ -124,16 +124,16 @@ class ResponseRequest(Body, kw_only=True):
         return {name: value for name, value in found.items() if value is not None}
 
 
-async def answer_response(asked: ResponseRequest, asker: Asker) -> web.StreamResponse:
+async def answer_response(asked: ResponseRequest, model_request: ModelRequest) -> web.StreamResponse:
     """Answer the conversation."""
-    return await answer(asked, asker, [asked.messages], _Response(asked))
+    return await answer(asked, model_request, [asked.messages], _Response(asked))
 
 
 def _join(item: Item) -> str:
     return item.content if isinstance(item.content, str) else "\n".join(part.text for part in item.content)
 
 
-class _Response(Form):
+class _Response(ResponseFormat):
     prefix = "resp_"
 
     def __init__(self, asked: ResponseRequest) -> None:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from shoal.errors import suggest
 from shoal.kit.generation.sampling import VARIABLES
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v2.scanning import MOST_PLAIN, scan, to_dict
 
@@ -68,7 +68,7 @@ StopTexts = Annotated[list[StopText], Meta(max_length=64)]
 T = TypeVar("T", bound=Struct)
 
 
-class Places(NamedTuple):
+class FieldNames(NamedTuple):
     """Fields of a request by which a model's refusals are explained: those with its prompt, and with settings.
 
     Without a prompt, ``prompt`` is empty. ``before`` is the field whose text is the first message, empty if there is
@@ -145,7 +145,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     store: Literal[False] | None = None
 
 
-class Writing(Body, kw_only=True):
+class GenerationBody(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
     ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions, as is
@@ -202,7 +202,7 @@ class Writing(Body, kw_only=True):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class ChatRequest(Writing, kw_only=True):
+class ChatRequest(GenerationBody, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
@@ -231,10 +231,10 @@ class ChatRequest(Writing, kw_only=True):
         check_variables(self.chat_template_kwargs)
 
     @property
-    def places(self) -> Places:
+    def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
-        return Places(settings={"stop_words": "stop", "max_tokens": longest})
+        return FieldNames(settings={"stop_words": "stop", "max_tokens": longest})
 
     @property
     def longest(self) -> int | None:
@@ -255,7 +255,7 @@ class ChatRequest(Writing, kw_only=True):
         return super().settings() | wanted | own
 
 
-class CompletionRequest(Writing, kw_only=True):
+class CompletionRequest(GenerationBody, kw_only=True):
     """Body of ``POST /v1/completions``."""
 
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
@@ -270,9 +270,9 @@ class CompletionRequest(Writing, kw_only=True):
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     @property
-    def places(self) -> Places:
+    def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
-        return Places("prompt", {"stop_words": "stop", "top_logprobs": "logprobs"})
+        return FieldNames("prompt", {"stop_words": "stop", "top_logprobs": "logprobs"})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
@@ -350,7 +350,7 @@ def decode(kind: type[T], body: bytes) -> T:
     ):  # fmt: skip
         if number > most:
             fewer = f"The JSON has {number} {what}; at most {most} are read. Send fewer rows at a time."
-            raise ApiError(fewer, why=Why.LARGE)
+            raise ApiError(fewer, reason=RefusalReason.LARGE)
     try:
         found = msgspec.json.decode(body, type=kind)
         json.loads(body, object_pairs_hook=to_dict, parse_int=len, parse_float=len)  # for keys that are there twice
@@ -389,8 +389,8 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     reason = _TOOLS if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
     if reason or what.startswith("Expected `null`"):
-        why = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
-        return ApiError(f"{place} {why}", place, "unsupported_parameter")
+        what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
+        return ApiError(f"{place} {what}", place, "unsupported_parameter")
     if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
         return ApiError(
             f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",

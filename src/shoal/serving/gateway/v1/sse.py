@@ -12,12 +12,12 @@ import msgspec
 from aiohttp import web
 
 from shoal.kit.generation.pieces import Piece, join_pieces
-from shoal.serving.gateway.core.refusals import FAULT, RefusedError, Why
+from shoal.serving.gateway.core.refusals import FAULT, RefusalReason, RefusedError
 from shoal.serving.gateway.http.client_stream import has_left
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.logs import log
-from shoal.serving.gateway.v1.ask import Asker
 from shoal.serving.gateway.v1.errors import to_envelope
+from shoal.serving.gateway.v1.model_request import ModelRequest
 
 _EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -47,7 +47,7 @@ class Asked(Protocol):
         """Return the settings by the names that language models have for them."""
 
 
-class Form:
+class ResponseFormat:
     """Documents of one answer. Pieces are passed to it in their order, and it counts their tokens."""
 
     prefix = ""  # of the answer's id
@@ -84,7 +84,9 @@ class Form:
         return Event(to_envelope(refused, find_status(refused)))
 
 
-async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form) -> web.StreamResponse:
+async def answer(
+    asked: Asked, model_request: ModelRequest, prompts: Sequence[Any], form: ResponseFormat
+) -> web.StreamResponse:
     """Answer a request to a language model.
 
     Raises:
@@ -98,21 +100,21 @@ async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form)
         async def keep(number: int, piece: Piece) -> None:
             found[number].append(piece)
 
-        await asker.write(prompts, settings, keep, is_streaming=False)
-        if has_left(asker.request):
+        await model_request.generate(prompts, settings, keep, is_streaming=False)
+        if has_left(model_request.request):
             raise ConnectionResetError
         whole = [join_pieces(pieces) for pieces in found]
         for number, piece in enumerate(whole):
             form.count(number, piece)
         return to_response(form.whole(whole))
-    events = _Events(asker.request)
+    events = _Events(model_request.request)
 
     async def send(number: int, piece: Piece) -> None:
         form.count(number, piece)
         await events.write(b"".join(event.encode() for event in form.events(number, piece)))
 
     try:
-        await asker.write(prompts, settings, send, is_streaming=True)
+        await model_request.generate(prompts, settings, send, is_streaming=True)
     except RefusedError as refused:
         if not events.has_begun:
             raise
@@ -120,8 +122,8 @@ async def answer(asked: Asked, asker: Asker, prompts: Sequence[Any], form: Form)
     except Exception as error:
         if not events.has_begun or isinstance(error, ConnectionError):
             raise
-        log.exception("An answer of %s failed", asker.model)
-        fault = RefusedError(Why.FAULT, FAULT)
+        log.exception("An answer of %s failed", model_request.model)
+        fault = RefusedError(RefusalReason.FAULT, FAULT)
         return await events.finish(form.fail(fault).encode() + form.end)
     return await events.finish(b"".join(event.encode() for event in form.last_events()) + form.end)
 

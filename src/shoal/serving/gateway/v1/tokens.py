@@ -18,8 +18,8 @@ from shoal.authoring.repository.config import ModelConfig
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.generation.sampling import VARIABLES
 from shoal.kit.generation.weights import read_context
-from shoal.serving.gateway.v1.ask import Asker
 from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Message, Name, check_variables
 from shoal.serving.gateway.v1.sse import to_response
 
@@ -99,14 +99,14 @@ def _has(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:
     return inputs <= {each.name for each in spec.inputs} and outputs <= {each.name for each in spec.outputs}
 
 
-async def count_tokens(messages: list[dict[str, str]], variables: Mapping[str, Any], step: Asker) -> int:
+async def count_tokens(messages: list[dict[str, str]], variables: Mapping[str, Any], step: ModelRequest) -> int:
     """Return the number of tokens of a chat with a template's variables; ``step`` asks the step for prompts."""
     own = {VARIABLES: [json.dumps(variables)]} if variables else {}
     answer = await step.infer({"messages": [json.dumps(messages)], **own})
     return int(answer["input_lengths"][0, 0])
 
 
-async def answer_tokenize(asked: TokenizeRequest, step: Asker, context: int) -> web.Response:
+async def answer_tokenize(asked: TokenizeRequest, step: ModelRequest, context: int) -> web.Response:
     """Answer with the token ids of a prompt; ``step`` asks the step for prompts."""
     answer = await step.infer(asked.inputs)
     count = int(answer["input_lengths"][0, 0])
@@ -114,7 +114,7 @@ async def answer_tokenize(asked: TokenizeRequest, step: Asker, context: int) -> 
     return to_response({"count": count, "max_model_len": context, "tokens": tokens, "token_strs": None})
 
 
-async def answer_detokenize(asked: DetokenizeRequest, step: Asker) -> web.Response:
+async def answer_detokenize(asked: DetokenizeRequest, step: ModelRequest) -> web.Response:
     """Answer with the text of token ids, special tokens included; ``step`` asks the step for texts."""
     ids = np.array([[asked.tokens]], np.int32)
     lengths = np.array([[ids.size]], np.int32)

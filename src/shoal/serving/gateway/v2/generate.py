@@ -29,9 +29,9 @@ from shoal.kit.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Array
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import FailedError, RefusedError, Why
-from shoal.serving.gateway.core.relay import Answer
-from shoal.serving.gateway.core.upstream import PIECE, cut
+from shoal.serving.gateway.core.refusals import FailedError, RefusalReason, RefusedError, wrong
+from shoal.serving.gateway.core.relay import RelayedAnswer
+from shoal.serving.gateway.core.upstream import CHUNK, cut
 from shoal.serving.gateway.http.bodies import SMALL, work_apart
 from shoal.serving.gateway.http.client_stream import has_left, open_for
 from shoal.serving.gateway.v2.rules import Rules
@@ -98,7 +98,7 @@ class Generate:
                 raise ConnectionResetError
             return await output.finish()
         except FailedError as error:
-            raise RefusedError(Why.WRONG, error.message) from None
+            raise wrong(error.message) from None
         except RefusedError as refused:
             if output.response is None:
                 raise
@@ -113,7 +113,7 @@ class _Output:
         self._request, self._model, self._is_whole = request, model, is_whole
         self._num_events, self._status, self._first = 0, 200, b""
 
-    async def take(self, answer: Answer, given_id: str) -> None:
+    async def take(self, answer: RelayedAnswer, given_id: str) -> None:
         """Send an answer from Triton to the client; if the client gets a single document, keep the first answer for it.
 
         An answer without outputs that only marks the end of the stream is dropped.
@@ -159,7 +159,7 @@ class _Output:
             RefusedError: the client asked for exactly one answer, and Triton gave none or several.
         """
         if self._is_whole and self._num_events != 1:
-            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self._model} gave {self._num_events} answers.")
+            raise wrong(f"{_NOT_ONE} {self._model} gave {self._num_events} answers.")
         if self._is_whole or self._status >= 400:
             return web.Response(status=self._status, body=self._first, content_type="application/json")
         if self.response is None:
@@ -171,7 +171,7 @@ class _Output:
 
     async def fail(self, refused: RefusedError) -> web.StreamResponse:
         """Send an error as the last event of a response that has already begun."""
-        await self._write(json.dumps({"error": refused.words}).encode())
+        await self._write(json.dumps({"error": refused.client_message}).encode())
         assert self.response is not None
         await self.response.write_eof()
         return self.response
@@ -192,21 +192,25 @@ def to_message(body: bytes, rules: Rules, version: str) -> tuple[Any, str]:
     """
     spec = rules.spec
     if len(body) > MOST_BODY:
-        raise RefusedError(Why.LARGE, f"The JSON has {len(body)} bytes; generate takes {MOST_BODY}. Use infer.")
+        raise RefusedError(
+            RefusalReason.LARGE, f"The JSON has {len(body)} bytes; generate takes {MOST_BODY}. Use infer."
+        )
     if len(body) > SMALL:
         if (count := scan(body)[1].commas + 1) > MOST_VALUES:
-            raise RefusedError(Why.LARGE, f"The JSON has {count} values; generate takes {MOST_VALUES}. Use infer.")
+            raise RefusedError(
+                RefusalReason.LARGE, f"The JSON has {count} values; generate takes {MOST_VALUES}. Use infer."
+            )
     else:
         screen_nesting(body)
     try:
         document = json.loads(body.decode(*_RAW), object_pairs_hook=to_dict)
         given_id, nested = document.pop("id", ""), document.pop("parameters", {})
         if not isinstance(given_id, str) or not isinstance(nested, dict):
-            raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
+            raise wrong("The request's id must be a string, and its parameters an object.")
         given_id.encode()
     except (ValueError, AttributeError, TypeError) as error:  # also: a list, or an id with half of a character
         reason = error if isinstance(error, json.JSONDecodeError) else "it is not a JSON object of text and numbers"
-        raise RefusedError(Why.WRONG, f"The request cannot be read: {reason}.") from None
+        raise wrong(f"The request cannot be read: {reason}.") from None
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     arrays, parameters = dict[str, Array](), dict[str, Any]()
     for name, value in _members(document, nested):
@@ -217,9 +221,9 @@ def to_message(body: bytes, rules: Rules, version: str) -> tuple[Any, str]:
         else:
             near = get_close_matches(name, inputs, 1)
             fix = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(inputs)}."
-            raise RefusedError(Why.WRONG, f"Model {spec.name} has no input {name!r:.60}. {fix}")
+            raise wrong(f"Model {spec.name} has no input {name!r:.60}. {fix}")
     if any(np.isinf(array).any() for array in arrays.values() if array.dtype.kind == "f") and b"Infinity" not in body:
-        raise RefusedError(Why.WRONG, "The request has a number that an input of FP32 or FP64 cannot hold.")
+        raise wrong("The request has a number that an input of FP32 or FP64 cannot hold.")
     message = to_grpc(Call(Method.INFER, spec.name, arrays, request_id=given_id)).message
     message.model_version = version
     for name, value in parameters.items():
@@ -230,7 +234,7 @@ def to_message(body: bytes, rules: Rules, version: str) -> tuple[Any, str]:
 def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the members of the request's JSON and of its object ``parameters``, whose members may be inputs too."""
     if twice := sorted(document.keys() & nested.keys()):
-        raise RefusedError(Why.WRONG, f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
+        raise wrong(f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
     yield from document.items()
     yield from nested.items()
 
@@ -238,15 +242,12 @@ def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator
 def _to_array(tensor: TensorSpec, value: Any, spec: ModelSpec) -> Array:
     values = value if isinstance(value, list) else [value]
     if tensor.dtype in ("TYPE_FP16", "TYPE_BF16"):
-        raise RefusedError(
-            Why.WRONG, f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot represent. Use infer."
-        )
+        raise wrong(f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot represent. Use infer.")
     dtype, kinds = tensor.numpy_dtype, _KINDS[tensor.numpy_dtype.kind]
-    if wrong := [each for each in values if type(each) not in kinds]:
-        raise RefusedError(
-            Why.WRONG,
+    if others := [each for each in values if type(each) not in kinds]:
+        raise wrong(
             f"Input {tensor.name!r} ({tensor.kind}) takes {_WANTED[dtype.kind]}, as one value or a flat list;"
-            f" not {json.dumps(wrong[0])[:60]}.",
+            f" not {json.dumps(others[0])[:60]}."
         )
     shape = _shape(tensor, len(values), spec)
     try:
@@ -259,20 +260,17 @@ def _to_array(tensor: TensorSpec, value: Any, spec: ModelSpec) -> Array:
         with np.errstate(over="ignore"):  # infinities are refused
             return np.array(values, dtype).reshape(shape)
     except (OverflowError, UnicodeEncodeError):
-        raise RefusedError(Why.WRONG, f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
+        raise wrong(f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
 
 
 def _shape(tensor: TensorSpec, count: int, spec: ModelSpec) -> tuple[int, ...]:
     """Return the shape of an input with ``count`` values."""
     shape = restore_shape((-1, *tensor.dims) if spec.is_batched else tensor.dims, count)
     if math.prod(shape) != count:
-        raise RefusedError(
-            Why.WRONG, f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}."
-        )
+        raise wrong(f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}.")
     if spec.is_batched and not 0 < shape[0] <= spec.max_batch_size:
-        raise RefusedError(
-            Why.WRONG,
-            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes 1 to {spec.max_batch_size}.",
+        raise wrong(
+            f"Input {tensor.name!r} ({tensor.kind}) has {shape[0]} rows; {spec.name} takes 1 to {spec.max_batch_size}."
         )
     return shape
 
@@ -282,9 +280,7 @@ def _add_parameter(message: Any, name: str, value: Any) -> None:
         setattr(message.parameters[name], _PARAMETERS[type(value)], value)
     except (KeyError, ValueError, TypeError):
         inputs = "It is not an input of the model; a parameter"
-        raise RefusedError(
-            Why.WRONG, f"{name!r} is {json.dumps(value)[:60]}. {inputs} is a string, a number, true or false."
-        ) from None
+        raise wrong(f"{name!r} is {json.dumps(value)[:60]}. {inputs} is a string, a number, true or false.") from None
 
 
 # --- answers to JSON -------------------------------------------------------------------------------------------------
@@ -324,7 +320,7 @@ def _write(values: Any) -> list[str]:
     parts = list[str]()
     if isinstance(values, list):
         for text in values:
-            cuts = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+            cuts = (text[at : at + CHUNK] for at in range(0, len(text), CHUNK))
             parts += ',"', *(json.dumps(cut, ensure_ascii=False)[1:-1] for cut in cuts), '"'
     else:
         for at in range(0, len(values), _VALUES):

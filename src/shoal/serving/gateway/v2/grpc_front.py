@@ -13,7 +13,7 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from shoal.errors import SetupError, forget_frames
-from shoal.serving.gateway.callers.access_log import Visit, begin_visit, current_visit
+from shoal.serving.gateway.callers.access_log import AccessEntry, begin_entry, current_entry
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Quota
 from shoal.serving.gateway.core.gate import Gate
@@ -21,10 +21,10 @@ from shoal.serving.gateway.core.refusals import (
     EXTENSIONS,
     PRIVATE,
     FailedError,
+    RefusalReason,
     RefusedError,
-    Why,
     closed,
-    kept,
+    forwarded_metadata,
     keyless,
 )
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
@@ -42,16 +42,11 @@ _CLOSED = {
     "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
     "TraceSetting": "Tracing", "LogSettings": "Logging",
 }  # fmt: skip
-
-
-_STATUS = {
-    Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
-    Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
-    Why.KEY: grpc.StatusCode.UNAUTHENTICATED, Why.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Why.FAULT: grpc.StatusCode.INTERNAL,
-}  # fmt: skip
+_STATUSES = (
+    "RESOURCE_EXHAUSTED UNAVAILABLE INVALID_ARGUMENT NOT_FOUND PERMISSION_DENIED UNAUTHENTICATED RESOURCE_EXHAUSTED"
+    " UNIMPLEMENTED INVALID_ARGUMENT INVALID_ARGUMENT DEADLINE_EXCEEDED INTERNAL"
+)
+_STATUS = {reason: grpc.StatusCode[name] for reason, name in zip(RefusalReason, _STATUSES.split(), strict=True)}
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
 _PAUSE = 0.02  # seconds between two looks at a pool, or at a message
 _LOOKS = 5  # after which a message is late; several, because one pause can pass while the event loop is busy
@@ -97,14 +92,14 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, unknown))
 
     async def _unary(self, route: Route, _: Any, context: Any) -> bytes:
-        limits, visit, status = self._gate.limits, self._begin(route, context), "CANCELLED"
-        caller = visit.caller
+        limits, entry, status = self._gate.limits, self._begin(route, context), "CANCELLED"
+        caller = entry.caller
         seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
         is_free = self._calls.has(caller)
         self._calls.take(caller)
         try:
             if not is_free:
-                raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
+                raise RefusedError(RefusalReason.BUSY, "Too many requests for this server: too many open calls.", 1.0)
             route.check(caller)
             most = limits.request_bytes if route.scope is Scope.INFER else _MOST_QUESTION
             # grpc keeps the error of ``abort`` with this frame: the request is not one of its variables
@@ -114,17 +109,17 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 )
             )
             self._gate.callers.check_valid(caller)
-            status, visit.sent = "OK", len(answer)
-            context.set_trailing_metadata(tuple(visit.headers()))
+            status, entry.sent = "OK", len(answer)
+            context.set_trailing_metadata(tuple(entry.headers()))
             return answer
         except RefusedError as refused:
-            status = _STATUS[refused.why].name
+            status = _STATUS[refused.reason].name
             await self._refuse(context, refused)
         except FailedError as error:
             status = error.status.name
             await self._fail(context, error)
         finally:
-            visit.end(status, is_answered=status == "OK")
+            entry.end(status, is_answered=status == "OK")
             self._calls.give_back(caller)
         raise AssertionError  # abort raises
 
@@ -152,20 +147,22 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if message is grpc.aio.EOF:
             return None
         if len(message) > most:
-            raise RefusedError(Why.LARGE, f"The message has {len(message)} bytes; at most {most} are read here.")
-        current_visit().received += len(message)
+            raise RefusedError(
+                RefusalReason.LARGE, f"The message has {len(message)} bytes; at most {most} are read here."
+            )
+        current_entry().received += len(message)
         return bytes(message)
 
-    def _begin(self, route: Route, context: Any) -> Visit:
-        """Return the visit of a call, with its caller."""
+    def _begin(self, route: Route, context: Any) -> AccessEntry:
+        """Return the access log's entry of a call, with its caller."""
         peer = _host(context.peer())
         given = {"x-forwarded-for": list[str](), "authorization": list[str](), "x-request-id": list[str]()}
         for name, value in context.invocation_metadata() or ():
             if name in given:
                 given[name].append(value if isinstance(value, str) else "")
-        visit = begin_visit(self._gate.audit, peer, given.pop("x-request-id"), route.name)
-        visit.caller = self._gate.callers.find(peer, *given.values())
-        return visit
+        entry = begin_entry(self._gate.audit, peer, given.pop("x-request-id"), route.name)
+        entry.caller = self._gate.callers.find(peer, *given.values())
+        return entry
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -222,7 +219,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = method.removeprefix(SERVICE)
         if what := next((what for prefix, what in _CLOSED.items() if name.startswith(prefix)), ""):
             raise closed(what)
-        raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
+        raise RefusedError(RefusalReason.METHOD, f"There is no method {method[:100]!r} here.")
 
     async def _fetch(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Send a client's request to Triton with the administrator's key, which the client does not have."""
@@ -243,7 +240,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._gate.requests.is_stop(model, request):
             self._gate.stop(caller, model, request_id)
             return bytes(service_pb2.ModelInferResponse(model_name=model, id=request_id).SerializeToString())
-        metadata = kept(context.invocation_metadata())
+        metadata = forwarded_metadata(context.invocation_metadata())
 
         async def call(upstream: Upstream, own_id: str) -> bytes:
             if not own_id:
@@ -264,8 +261,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- streams -------------------------------------------------------------------------------------------------
 
     async def _stream(self, _: Any, context: Any) -> None:
-        visit, limits, status = self._begin(self._stream_route, context), self._gate.limits, "CANCELLED"
-        caller = visit.caller
+        entry, limits, status = self._begin(self._stream_route, context), self._gate.limits, "CANCELLED"
+        caller = entry.caller
 
         async def relay() -> None:
             self._stream_route.check(caller)
@@ -282,18 +279,18 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             with self._gate.callers.watch(caller, revoked.set):
                 await self._wait_first(relaying, revoked)
             status = "OK"
-            context.set_trailing_metadata(tuple(visit.headers()))
+            context.set_trailing_metadata(tuple(entry.headers()))
         except RefusedError as refused:
             del relaying  # as in _unary: it has the error, with the traceback
-            status = _STATUS[refused.why].name
+            status = _STATUS[refused.reason].name
             await self._refuse(context, refused)
         except FailedError as error:
             del relaying
             status = error.status.name
             await self._fail(context, error)
         finally:
-            if visit.why or not visit.num_messages:  # otherwise, its messages have lines of their own
-                visit.end(status, is_answered=status == "OK")
+            if entry.reason or not entry.num_messages:  # otherwise, its messages have lines of their own
+                entry.end(status, is_answered=status == "OK")
 
     async def _wait_first(self, relaying: asyncio.Future[None], revoked: asyncio.Event) -> None:
         """Wait until a stream has ended, which then may raise its error, or its key is revoked.
@@ -314,16 +311,16 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         """End a call with the gRPC status and the message of a refusal."""
         self._gate.note_refusal(refused)
         forget_frames(refused)
-        visit = current_visit()
-        visit.refuse(refused)
-        context.set_trailing_metadata((*visit.headers(), *refused.headers))
-        await context.abort(_STATUS[refused.why], refused.words)
+        entry = current_entry()
+        entry.refuse(refused)
+        context.set_trailing_metadata((*entry.headers(), *refused.headers))
+        await context.abort(_STATUS[refused.reason], refused.client_message)
         raise refused  # unreachable: abort raises
 
     async def _fail(self, context: Any, error: FailedError) -> NoReturn:
         """End a call with an error of Triton's."""
         forget_frames(error)
-        context.set_trailing_metadata(tuple(current_visit().headers()))
+        context.set_trailing_metadata(tuple(current_entry().headers()))
         await context.abort(error.status, error.message)
         raise error  # unreachable
 
@@ -373,7 +370,9 @@ class _Late:
             rivals = list(self._of) if len(self._of) >= self._most else []
         if rivals:
             if time.monotonic() - self._of[rivals[0]] < _PATIENCE:
-                raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
+                raise RefusedError(
+                    RefusalReason.BUSY, "Too many requests for this server: too many are still arriving.", 1.0
+                )
             rivals[0].stop()
             del self._of[rivals[0]]
         self._of[arrival] = time.monotonic()
@@ -402,7 +401,7 @@ class _Arrival:
     def refusal(self) -> RefusedError:
         """The refusal of a message that was not read to its end."""
         seconds = time.monotonic() - self._start
-        return self._full or RefusedError(Why.SLOW, f"No whole message came within {seconds:.0f} s.")
+        return self._full or RefusedError(RefusalReason.SLOW, f"No whole message came within {seconds:.0f} s.")
 
     def _look(self) -> None:
         self._looks -= 1

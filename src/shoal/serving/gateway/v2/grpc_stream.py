@@ -11,11 +11,11 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.calls import IS_FINAL
-from shoal.serving.gateway.callers.access_log import current_visit
+from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusedError, Why, kept
-from shoal.serving.gateway.core.relay import Answer, Relay
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, forwarded_metadata
+from shoal.serving.gateway.core.relay import Relay, RelayedAnswer
 from shoal.serving.gateway.options import STREAM_SECONDS
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_grpc
@@ -33,7 +33,7 @@ class GrpcStream:
         self._gate, self._rules, self._caller, self._context = gate, rules, caller, context
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None  # the task that writes
-        self._visit = current_visit()  # of the stream; each message has one of its own
+        self._entry = current_entry()  # of the stream; each message has one of its own
         self._relay: Relay
         self._feeding: asyncio.Task[None]
 
@@ -45,7 +45,7 @@ class GrpcStream:
                 while nothing was in flight, or the client did not read it.
             FailedError: Triton has ended the stream with an error.
         """
-        metadata = kept(self._context.invocation_metadata())
+        metadata = forwarded_metadata(self._context.invocation_metadata())
         with self._gate.open_stream(self._caller, metadata=metadata) as self._relay:
             self._feeding = asyncio.create_task(self._feed(first))
             self._relay.stop_sending, self._relay.drop = self._feeding.cancel, self._drop
@@ -57,14 +57,14 @@ class GrpcStream:
                     await self._deliver(answer)
             finally:
                 for request in (*self._relay.unanswered.values(), *self._relay.dropped):
-                    request.visit.end("UNAVAILABLE", is_answered=False)
+                    request.entry.end("UNAVAILABLE", is_answered=False)
                 self._feeding.cancel()
         if self._relay.is_unread:
-            raise RefusedError(Why.SLOW, "The answers were not read in time, so the stream was ended.")
+            raise RefusedError(RefusalReason.SLOW, "The answers were not read in time, so the stream was ended.")
         if self._relay.has_ended:
-            raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
+            raise RefusedError(RefusalReason.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
 
-    async def _deliver(self, answer: Answer) -> None:
+    async def _deliver(self, answer: RelayedAnswer) -> None:
         if (content := _serialize(answer)) is not None:
             await self._write(content)
         _note(answer, len(content or b""))
@@ -109,12 +109,12 @@ class GrpcStream:
 
     async def _pass(self, message: bytes) -> None:
         relay, size, request_id = self._relay, len(message), ""
-        visit = self._visit.begin_message(size)
+        entry = self._entry.begin_message(size)
         most = self._gate.limits.request_bytes
         try:
             await self._wait(lambda: not relay.unanswered or relay.num_bytes + size <= most)
             if relay.has_left:
-                visit.end("CANCELLED", is_answered=False)
+                entry.end("CANCELLED", is_answered=False)
                 return
             held = self._gate.reserve_memory(self._caller)
             try:
@@ -130,16 +130,16 @@ class GrpcStream:
                 raise
             if not is_sent:
                 held.release()
-                visit.end("OK", is_answered=True)
+                entry.end("OK", is_answered=True)
                 if is_end_wanted or not self._gate.requests.is_decoupled(model):
                     await self._write(_make_end(model, request_id))
         except asyncio.CancelledError:
-            visit.end("CANCELLED", is_answered=False)
+            entry.end("CANCELLED", is_answered=False)
             raise
         except RefusedError as refused:
             self._gate.note_refusal(refused)
-            visit.refuse(refused)
-            visit.end(refused.why.name, is_answered=False)
+            entry.refuse(refused)
+            entry.end(refused.reason.name, is_answered=False)
             await self._write(_make_refusal(refused, request_id or refused.request_id))
 
     async def _next(self) -> bytes | None:
@@ -162,16 +162,16 @@ class GrpcStream:
             await self._relay.settled.wait()
 
 
-def _note(answer: Answer, num_bytes: int) -> None:
+def _note(answer: RelayedAnswer, num_bytes: int) -> None:
     """Note the bytes of an answer and, if it is the last one to its request, the request's end."""
     if answer.request is not None:
-        visit, is_error = answer.request.visit, bool(answer.message.error_message)
-        visit.sent += num_bytes
+        entry, is_error = answer.request.entry, bool(answer.message.error_message)
+        entry.sent += num_bytes
         if answer.is_last:
-            visit.end("UNKNOWN" if is_error else "OK", is_answered=not is_error)
+            entry.end("UNKNOWN" if is_error else "OK", is_answered=not is_error)
 
 
-def _serialize(answer: Answer) -> bytes | None:
+def _serialize(answer: RelayedAnswer) -> bytes | None:
     """Put the client's request id back into an answer, and return the answer serialised.
 
     Return None if the answer is empty and only marks the end of a request, and the client did not ask for that mark.
@@ -194,6 +194,6 @@ def _make_end(model: str, request_id: str) -> bytes:
 
 def _make_refusal(refused: RefusedError, request_id: str) -> bytes:
     """Build the answer that refuses one message of a stream."""
-    message = service_pb2.ModelStreamInferResponse(error_message=refused.words)
+    message = service_pb2.ModelStreamInferResponse(error_message=refused.client_message)
     message.infer_response.id = request_id
     return bytes(message.SerializeToString())

@@ -14,8 +14,16 @@ from shoal.kit.component.spec import STOP
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import EXTENSIONS, FailedError, RefusedError, Why, closed, trim_config
-from shoal.serving.gateway.core.upstream import PIECE, Reply, Upstream, cut, join
+from shoal.serving.gateway.core.refusals import (
+    EXTENSIONS,
+    FailedError,
+    RefusalReason,
+    RefusedError,
+    closed,
+    trim_config,
+    wrong,
+)
+from shoal.serving.gateway.core.upstream import CHUNK, Reply, Upstream, cut, join
 from shoal.serving.gateway.http.bodies import LARGE, read_body, work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
@@ -116,7 +124,9 @@ class HttpFront:
         try:
             reply = await self._gate.ask(caller, "", path.encode(), call)
         except FailedError as error:
-            raise RefusedError(Why.ABSENT if error.status == 404 else Why.WRONG, error.message) from None
+            raise RefusedError(
+                RefusalReason.ABSENT if error.status == 404 else RefusalReason.WRONG, error.message
+            ) from None
         return json.loads(reply.content) if reply.content else None
 
     # --- inference -----------------------------------------------------------------------------------------------
@@ -186,12 +196,12 @@ class HttpFront:
             return web.Response(status=error.status, body=content, content_type="application/json")
         self._gate.callers.check_valid(caller)
         response: web.StreamResponse = web.Response(body=reply.content, headers=_kept(reply.headers))
-        if len(reply.content) > PIECE:
+        if len(reply.content) > CHUNK:
             response = web.StreamResponse(headers=_kept(reply.headers))
             response.content_length = len(reply.content)
         held.grow(len(reply.content))  # until the client has read it
         await response.prepare(request)
-        if len(reply.content) > PIECE:
+        if len(reply.content) > CHUNK:
             async for piece in cut(reply.content):
                 await response.write(piece)
         await response.write_eof()
@@ -212,7 +222,7 @@ def _no_path(path: str) -> RefusedError:
     what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
     if not what and path.endswith(("/trace/setting", "/load", "/unload")):
         what = "Model control"
-    return closed(what) if what else RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")
+    return closed(what) if what else RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here.")
 
 
 def _screen(parts: list[bytes], lengths: list[str], headers: dict[str, str], rules: Rules) -> tuple[bytes, str]:
@@ -228,7 +238,7 @@ def _screen(parts: list[bytes], lengths: list[str], headers: dict[str, str], rul
         return screen_json(b"".join(parts), 0, rules)
     num_bytes = sum(map(len, parts))
     if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > num_bytes:
-        raise RefusedError(Why.WRONG, f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
+        raise wrong(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
     length = left = int(lengths[0])
     if not length:  # the whole body is the model's single tensor
         return b"".join(parts), ""

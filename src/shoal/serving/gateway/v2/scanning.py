@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.serving.gateway.core.refusals import RefusedError, Why
-from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.core.refusals import wrong
+from shoal.serving.gateway.core.upstream import CHUNK
 from shoal.serving.gateway.http.bodies import SMALL
 
 MOST_NESTED = 64  # brackets of JSON within each other
@@ -38,7 +38,7 @@ def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name, value in pairs:
         if name in found:
-            raise RefusedError(Why.WRONG, f"{name!r:.60} is given twice. Give it once.")
+            raise wrong(f"{name!r:.60} is given twice. Give it once.")
         found[name] = value
     return found
 
@@ -75,8 +75,8 @@ def scan(content: bytes, level: int = 0, most: int = MOST_NESTED) -> tuple[list[
     depth = deepest = num_commas = num_openings = num_colons = num_quotes = longest = 0
     starts, ends, is_escaped = list[tuple[int, int]](), list[tuple[int, int]](), False
     last = -1  # place of the last structural character
-    for at in range(0, len(content), PIECE):
-        piece = content[at : at + PIECE]
+    for at in range(0, len(content), CHUNK):
+        piece = content[at : at + CHUNK]
         # without escapes, each second quote ends a string; replacing them by spaces keeps all positions
         piece = (b" " + piece[1:] if is_escaped else piece).replace(b"\\\\", b"  ")
         is_escaped = piece.endswith(b"\\")
@@ -103,11 +103,11 @@ def scan(content: bytes, level: int = 0, most: int = MOST_NESTED) -> tuple[list[
             starts += zip((at + places[is_start]).tolist(), commas[is_start].tolist(), strict=True)
             ends += zip((at + places[is_end] + 1).tolist(), commas[is_end].tolist(), strict=True)
             if len(starts) > MOST_LISTS:
-                raise RefusedError(Why.WRONG, f"The JSON has more than {MOST_LISTS} lists besides its inputs' data.")
+                raise wrong(f"The JSON has more than {MOST_LISTS} lists besides its inputs' data.")
     if num_quotes % 2 == 0:
         longest = max(longest, len(content[last + 1 :].strip()))
     if deepest > most:
-        raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {most} are read.")
+        raise wrong(f"The JSON is nested {deepest} deep; at most {most} are read.")
     spans = [
         Span(start, end, after - before + 1)
         for (start, before), (end, after) in zip(starts, ends, strict=False)

@@ -27,8 +27,8 @@ from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.calls import WITH_FINAL
 from shoal.kit.component.spec import TensorSpec
-from shoal.serving.gateway.core.refusals import RefusedError, Why, closed
-from shoal.serving.gateway.core.upstream import PIECE
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, closed, wrong
+from shoal.serving.gateway.core.upstream import CHUNK
 from shoal.serving.gateway.http.bodies import SMALL
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.scanning import scan, screen_nesting
@@ -95,7 +95,7 @@ def screen_json(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes, str]
     except (msgspec.DecodeError, RecursionError) as error:
         if _has_nan(head):
             return _screen_in_parts(head, num_binary, rules)
-        raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
+        raise wrong(f"The request cannot be read: {error}.") from None
     _screen_request(request, num_binary, rules, {})
     return msgspec.json.encode(request), request.id
 
@@ -109,7 +109,8 @@ def _screen_in_parts(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes,
     spans = [each for each in lists if each.end - each.start >= _LONG or _has_nan(head[each.start : each.end])]
     if (beside := len(head) - sum(each.end - each.start for each in spans)) > MOST_BESIDE:
         raise RefusedError(
-            Why.LARGE, f"The JSON has {beside} bytes besides its inputs' data; at most {MOST_BESIDE} are read."
+            RefusalReason.LARGE,
+            f"The JSON has {beside} bytes besides its inputs' data; at most {MOST_BESIDE} are read.",
         )
     token, parts, last = secrets.token_hex(16), list[bytes](), 0
     for number, span in enumerate(spans):
@@ -118,13 +119,13 @@ def _screen_in_parts(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes,
     try:
         request = _DECODER.decode(b"".join([*parts, head[last:]]))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
+        raise wrong(f"The request cannot be read: {error}.") from None
     counts = {f'"{token}{number}"'.encode(): span.num_values for number, span in enumerate(spans)}
     _screen_request(request, num_binary, rules, counts)
     encoded = re.split(rf'"{token}(\d+)"'.encode(), msgspec.json.encode(request))
     for index in range(1, len(encoded), 2):
         start, end, _ = spans[int(encoded[index])]
-        encoded[index : index + 1] = [b"".join(head[at : min(at + PIECE, end)] for at in range(start, end, PIECE))]
+        encoded[index : index + 1] = [b"".join(head[at : min(at + CHUNK, end)] for at in range(start, end, CHUNK))]
     return b"".join(encoded), request.id
 
 
@@ -134,7 +135,7 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
     _judge(rules, request.id, len(request.inputs), request.parameters, outputs, is_json=True)
     is_classified = any("classification" in wishes for _, wishes in outputs)
     if is_classified and any(0 in tensor.shape for tensor in request.inputs):
-        raise RefusedError(Why.WRONG, "An input is empty, and outputs without elements cannot be classified.")
+        raise wrong("An input is empty, and outputs without elements cannot be classified.")
     num_claimed = 0
     for tensor in request.inputs:
         _judge_tensor("Input", tensor.name, tensor.parameters)
@@ -145,18 +146,14 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
             count = counts.get(data, len(data) // 2 + 1)
             _screen(tensor.name, tensor.shape, tensor.datatype, count)
             if data in counts and count > max(1, prod(tensor.shape)):  # Triton would read all of them
-                raise RefusedError(
-                    Why.WRONG, f"Input {tensor.name!r:.60} has shape {tensor.shape!s:.200}, and {count} values."
-                )
+                raise wrong(f"Input {tensor.name!r:.60} has shape {tensor.shape!s:.200}, and {count} values.")
             continue
         if type(claimed) is not int or not 0 <= claimed <= MOST_BYTES:
-            raise RefusedError(
-                Why.WRONG, f"Input {tensor.name!r} has binary_data_size {_show(claimed)}. Give the number of its bytes."
-            )
+            raise wrong(f"Input {tensor.name!r} has binary_data_size {_show(claimed)}. Give the number of its bytes.")
         _screen(tensor.name, tensor.shape, tensor.datatype, claimed, is_binary=True)
         num_claimed += claimed
     if num_claimed != num_binary:
-        raise RefusedError(Why.WRONG, f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
+        raise wrong(f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
 
 
 def _has_nan(content: bytes) -> bool:
@@ -219,7 +216,7 @@ def _reduce(request: bytes, rules: Mapping[str, Rules]) -> tuple[Any, list[tuple
         raise _too_many("inputs", len(inputs), most)
     sizes = [(field.end - field.value, True) for field in large if field.number == _RAW]
     if sizes and len(sizes) != len(inputs):
-        raise RefusedError(Why.WRONG, f"The request has {len(inputs)} inputs and {len(sizes)} raw contents.")
+        raise wrong(f"The request has {len(inputs)} inputs and {len(sizes)} raw contents.")
     is_raw = bool(sizes)
     for field in inputs:
         described, contents = split(request, field.value, field.end, budget, apart=(_CONTENTS,), once=_ONCE_BY_INPUT)
@@ -238,7 +235,7 @@ def parse(kind: str, content: bytes) -> Any:
     try:
         return attrgetter(kind)(service_pb2).FromString(content)
     except DecodeError:
-        raise RefusedError(Why.WRONG, f"The message is not a {kind.partition('.')[0]}.") from None
+        raise wrong(f"The message is not a {kind.partition('.')[0]}.") from None
 
 
 def screen_message(message: Any, rules: Mapping[str, Rules], sizes: Sequence[tuple[int, bool]] | None = None) -> None:
@@ -256,7 +253,7 @@ def screen_message(message: Any, rules: Mapping[str, Rules], sizes: Sequence[tup
         _judge(known, message.id, len(message.inputs), _values(message.parameters), outputs, is_json=False)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        raise RefusedError(Why.WRONG, f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
+        raise wrong(f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
     for index, tensor in enumerate(message.inputs):
         _judge_tensor("Input", tensor.name, _values(tensor.parameters))
         if sizes is not None:
@@ -321,7 +318,7 @@ def _judge(
 ) -> None:
     """Check what a request asks for besides its tensors' shapes; ``is_json`` says whether Triton gets it as JSON."""
     if len(request_id) > MOST_ID_BYTES // 4 and len(request_id.encode("utf-8", "replace")) > MOST_ID_BYTES:
-        raise RefusedError(Why.WRONG, f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
+        raise wrong(f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
     if num_inputs > len(rules.spec.inputs):
         raise _too_many("inputs", num_inputs, len(rules.spec.inputs))
     if len(parameters) > MOST_PARAMETERS:
@@ -329,23 +326,19 @@ def _judge(
     for name, value in parameters.items():
         is_right, wanted = READ.get(name, _ANY)
         if name.startswith("triton_") and name not in READ:
-            raise RefusedError(Why.WRONG, f"Parameter {name!r:.60}: names that begin with triton_ are Triton's own.")
+            raise wrong(f"Parameter {name!r:.60}: names that begin with triton_ are Triton's own.")
         if not is_right(value):
-            raise RefusedError(Why.WRONG, f"Parameter {name!r:.60} is {_show(value)}. Give {wanted}.")
+            raise wrong(f"Parameter {name!r:.60} is {_show(value)}. Give {wanted}.")
         if name == "priority" and value > rules.num_priorities:
-            raise RefusedError(
-                Why.WRONG, f"Parameter 'priority' is {value}; {rules.spec.name} has {rules.num_priorities} levels."
-            )
+            raise wrong(f"Parameter 'priority' is {value}; {rules.spec.name} has {rules.num_priorities} levels.")
     if not outputs:
         return
     declared, seen = {tensor.name: tensor for tensor in rules.spec.outputs}, set[str]()
     for name, wishes in outputs:
         if name not in declared:
-            raise RefusedError(
-                Why.WRONG, f"{rules.spec.name} has no output {name!r:.60}. Its outputs: {', '.join(declared)}."
-            )
+            raise wrong(f"{rules.spec.name} has no output {name!r:.60}. Its outputs: {', '.join(declared)}.")
         if name in seen:
-            raise RefusedError(Why.WRONG, f"Output {name!r} is listed twice. List it once.")
+            raise wrong(f"Output {name!r} is listed twice. List it once.")
         seen.add(name)
         _judge_tensor("Output", name, wishes)
         if "classification" in wishes:
@@ -361,7 +354,7 @@ def _judge_tensor(what: str, name: str, parameters: Mapping[str, Any]) -> None:
     if any(each.startswith("shared_memory_") for each in parameters):
         raise closed("Shared memory")
     if not _is_flag(flag := parameters.get("binary_data", False)):
-        raise RefusedError(Why.WRONG, f"{what} {name!r:.60} has binary_data {_show(flag)}. Give true or false.")
+        raise wrong(f"{what} {name!r:.60} has binary_data {_show(flag)}. Give true or false.")
 
 
 def _judge_classes(tensor: TensorSpec, number: Any, *, is_json: bool) -> None:
@@ -371,13 +364,11 @@ def _judge_classes(tensor: TensorSpec, number: Any, *, is_json: bool) -> None:
     """
     words = f"Output {tensor.name!r} ({tensor.kind}) cannot be classified"
     if type(number) is not int or not 0 < number < 2**31:
-        raise RefusedError(
-            Why.WRONG, f"Output {tensor.name!r} has classification {_show(number)}. Give the number of classes, from 1."
-        )
+        raise wrong(f"Output {tensor.name!r} has classification {_show(number)}. Give the number of classes, from 1.")
     if tensor.dtype in _NOT_CLASSIFIED:
-        raise RefusedError(Why.WRONG, f"{words}: its elements are not integers, FP32 or FP64. Ask for it as it is.")
+        raise wrong(f"{words}: its elements are not integers, FP32 or FP64. Ask for it as it is.")
     if is_json and any(dim < 1 for dim in tensor.dims):
-        raise RefusedError(Why.WRONG, f"{words} over HTTP, because it can be empty. Ask for it as it is, or by gRPC.")
+        raise wrong(f"{words} over HTTP, because it can be empty. Ask for it as it is, or by gRPC.")
 
 
 def _show(value: Any) -> str:
@@ -386,7 +377,7 @@ def _show(value: Any) -> str:
 
 
 def _too_many(what: str, number: int, most: int) -> RefusedError:
-    return RefusedError(Why.WRONG, f"The request has {number} {what}; at most {most} are read.")
+    return wrong(f"The request has {number} {what}; at most {most} are read.")
 
 
 def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool = False) -> None:
@@ -408,4 +399,4 @@ def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool 
         problem = f" of {datatype:.60}, and fewer values."
     else:
         return
-    raise RefusedError(Why.WRONG, f"Input {name!r:.60} has shape {list(shape)!s:.200}{problem}")
+    raise wrong(f"Input {name!r:.60} has shape {list(shape)!s:.200}{problem}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.serving.gateway.core.refusals import RefusedError, Why
+from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, wrong
 
 MOST_FIELDS = 4096  # of a request, with the fields of its parameters, inputs and outputs
 MOST_VALUES = 2**16  # of all tensors whose values are fields each
@@ -38,7 +38,7 @@ class Budget:
         """Count a field; raise ``RefusedError`` if there are too many."""
         self._left -= 1
         if self._left < 0:
-            raise RefusedError(Why.WRONG, self._message)
+            raise wrong(self._message)
 
 
 class Field(NamedTuple):
@@ -85,7 +85,7 @@ def _read_number(content: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def _not_a_message() -> RefusedError:
-    return RefusedError(Why.WRONG, "The message is not a ModelInferRequest.")
+    return wrong("The message is not a ModelInferRequest.")
 
 
 def split(
@@ -101,7 +101,7 @@ def split(
     others, found, seen = list[bytes](), list[Field](), set[int]()
     for field in read_fields(content, begin, end, budget):
         if field.number in once and field.number in seen:
-            raise RefusedError(Why.WRONG, f"The request has a field {once[field.number]} twice. Give it once.")
+            raise wrong(f"The request has a field {once[field.number]} twice. Give it once.")
         seen.add(field.number)
         if field.kind == _BYTES and field.number in apart:
             found.append(field)
@@ -109,7 +109,9 @@ def split(
             others.append(content[field.begin : field.end])
     joined = b"".join(others)
     if len(joined) > MOST_BYTES:
-        raise RefusedError(Why.LARGE, f"{len(joined)} bytes of names and parameters; at most {MOST_BYTES} are read.")
+        raise RefusedError(
+            RefusalReason.LARGE, f"{len(joined)} bytes of names and parameters; at most {MOST_BYTES} are read."
+        )
     return joined, found
 
 

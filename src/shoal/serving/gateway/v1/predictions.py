@@ -17,10 +17,10 @@ from aiohttp import web
 
 from shoal.authoring.repository.apis import Served
 from shoal.kit.component.spec import ModelSpec
-from shoal.serving.gateway.core.refusals import Why
+from shoal.serving.gateway.core.refusals import RefusalReason
 from shoal.serving.gateway.http.bodies import work_apart
-from shoal.serving.gateway.v1.ask import Asker
 from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import (
     MOST_BODY,
     ClassifyRequest,
@@ -35,9 +35,9 @@ _USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tok
 _VALUE = 8  # bytes of a number of an answer
 
 
-async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Served) -> web.Response:
+async def answer_embeddings(asked: EmbeddingsRequest, model_request: ModelRequest, served: Served) -> web.Response:
     """Answer with an embedding for each text, in their order."""
-    array = await _infer({served.text: asked.texts}, asker, served)
+    array = await _infer({served.text: asked.texts}, model_request, served)
     if asked.dimensions not in (None, array.shape[1]):
         what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {array.shape[1]}."
         raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
@@ -52,10 +52,10 @@ async def answer_embeddings(asked: EmbeddingsRequest, asker: Asker, served: Serv
 
 
 async def answer_classify(
-    asked: ClassifyRequest, asker: Asker, served: Served, labels: tuple[str, ...]
+    asked: ClassifyRequest, model_request: ModelRequest, served: Served, labels: tuple[str, ...]
 ) -> web.Response:
     """Answer with the probabilities, or the score, of each text, and the label of the greatest one."""
-    array = await _infer({served.text: asked.texts}, asker, served)
+    array = await _infer({served.text: asked.texts}, model_request, served)
     if labels and len(labels) != array.shape[1]:
         what = f"The model's output {served.output} has {array.shape[1]} classes for {len(labels)} labels."
         raise ApiError(what, "model")
@@ -71,9 +71,9 @@ async def answer_classify(
     return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
-async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> web.Response:
+async def answer_rerank(asked: RerankRequest, model_request: ModelRequest, served: Served) -> web.Response:
     """Answer with the scores of documents for a query, the greatest one first."""
-    scores = await _score([asked.query] * len(asked.documents), asked.documents, asker, served)
+    scores = await _score([asked.query] * len(asked.documents), asked.documents, model_request, served)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if asked.return_documents is not False:
@@ -82,9 +82,9 @@ async def answer_rerank(asked: RerankRequest, asker: Asker, served: Served) -> w
     return to_response({**head, "results": results, "usage": _USAGE})
 
 
-async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web.Response:
+async def answer_score(asked: ScoreRequest, model_request: ModelRequest, served: Served) -> web.Response:
     """Answer with the score of each pair of texts, in their order."""
-    scores = await _score(*asked.pairs, asker, served)
+    scores = await _score(*asked.pairs, model_request, served)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     return to_response({
         "id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
@@ -92,20 +92,22 @@ async def answer_score(asked: ScoreRequest, asker: Asker, served: Served) -> web
     })  # fmt: skip
 
 
-async def _score(first: list[str], second: list[str], asker: Asker, served: Served) -> list[float]:
+async def _score(first: list[str], second: list[str], model_request: ModelRequest, served: Served) -> list[float]:
     size = sum(map(len, first))  # of characters, which encoding may multiply by 4
     if size > MOST_BODY or (size := sum(len(text.encode()) for text in first)) > MOST_BODY:
         what = f"The first text, once for each second one, has more than {MOST_BODY} bytes."
-        raise ApiError(f"{what} Send fewer at a time.", why=Why.LARGE)
-    asker.reserve(size)
-    array = await _infer({served.text: first, served.second: second}, asker, served)
+        raise ApiError(f"{what} Send fewer at a time.", reason=RefusalReason.LARGE)
+    model_request.reserve(size)
+    array = await _infer({served.text: first, served.second: second}, model_request, served)
     scores: list[float] = array[:, 0].tolist()
     return scores
 
 
-async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, text: str) -> web.Response:
+async def answer_predict(
+    asked: PredictRequest, model_request: ModelRequest, spec: ModelSpec, text: str
+) -> web.Response:
     """Answer with the outputs for each instance: a text, for the input ``text``, or values by input."""
-    rows, alike = await asker.work(partial(_group, asked.instances, text))
+    rows, alike = await model_request.work(partial(_group, asked.instances, text))
     if not spec.is_batched and len(rows) > 1:
         raise ApiError("The model takes one instance at a time.", "instances")
     found: dict[int, tuple[int, dict[str, Any]]] = {}  # by row: its place in the outputs with it
@@ -114,7 +116,7 @@ async def answer_predict(asked: PredictRequest, asker: Asker, spec: ModelSpec, t
         values = {
             name: [rows[number][name] for number in numbers] if spec.is_batched else rows[0][name] for name in names
         }
-        answer = await asker.infer(values)
+        answer = await model_request.infer(values)
         columns = {name: array if spec.is_batched else array[None] for name, array in answer.items()}
         for name, array in columns.items():
             if len(array) != len(numbers):
@@ -162,8 +164,8 @@ def _decode(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace")
 
 
-async def _infer(values: dict[str, list[str]], asker: Asker, served: Served) -> Any:
-    answer = await asker.infer(values)
+async def _infer(values: dict[str, list[str]], model_request: ModelRequest, served: Served) -> Any:
+    answer = await model_request.infer(values)
     array = answer.get(served.output)
     if array is None or array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
         raise ApiError(f"The model's output {served.output} is not a row of finite numbers for each text.", "input")

@@ -25,12 +25,12 @@ from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusedError, Why
+from shoal.serving.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.http.bodies import work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata, has_left, open_for
 from shoal.serving.gateway.v1.errors import ApiError
-from shoal.serving.gateway.v1.schema import Places
+from shoal.serving.gateway.v1.schema import FieldNames
 
 Take = Callable[[int, Piece], Awaitable[None]]
 T = TypeVar("T")
@@ -43,22 +43,28 @@ _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and
 _STEP = re.compile(r"^in ensemble '[^']*', ")
 
 
-class Asker:
+class ModelRequest:
     """One HTTP request of a caller to the model ``spec``.
 
-    ``held`` is the memory reserved for it: at first for its body, later also for answers that are kept. ``places`` are
-    the request's fields by which refusals of the model are explained.
+    ``held`` is the memory reserved for it: at first for its body, later also for answers that are kept. Refusals of the
+    model are explained by the request's ``field_names``.
     """
 
     def __init__(
-        self, gate: Gate, request: web.Request, caller: Caller, spec: ModelSpec, held: Reservation, places: Places
+        self,
+        gate: Gate,
+        request: web.Request,
+        caller: Caller,
+        spec: ModelSpec,
+        held: Reservation,
+        field_names: FieldNames,
     ) -> None:
         self.request, self.model = request, spec.name
-        self._gate, self._caller, self._spec, self._held, self._places = gate, caller, spec, held, places
+        self._gate, self._caller, self._spec, self._held, self._field_names = gate, caller, spec, held, field_names
 
-    def at(self, spec: ModelSpec) -> Asker:
-        """Return an asker of a step of the model."""
-        return Asker(self._gate, self.request, self._caller, spec, self._held, self._places)
+    def at(self, spec: ModelSpec) -> ModelRequest:
+        """Return a request to a step of the model."""
+        return ModelRequest(self._gate, self.request, self._caller, spec, self._held, self._field_names)
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve memory for so many bytes that the request is about to make, and for their copies.
@@ -81,7 +87,7 @@ class Asker:
 
     # --- language models -------------------------------------------------------------------------------------------
 
-    async def write(
+    async def generate(
         self, prompts: Sequence[str | Messages], settings: Mapping[str, Any], take: Take, *, is_streaming: bool
     ) -> None:
         """Continue prompts, each in a request of its own; ``take`` gets each piece, with the number of its prompt.
@@ -160,7 +166,7 @@ class Asker:
         try:
             dialect.check_end(last)
         except ServerError as error:
-            return RefusedError(Why.UNAVAILABLE, error.what)
+            return RefusedError(RefusalReason.UNAVAILABLE, error.what)
         return None
 
     def _find_end(self, dialect: Dialect, last: Piece | None) -> Piece | None:
@@ -227,22 +233,22 @@ class Asker:
     def _to_refusal(self, error: FailedError) -> RefusedError:
         """Return the refusal for Triton's answer with an error: of a full queue, say, one to try again after."""
         if error.status is grpc.StatusCode.UNAVAILABLE:
-            return RefusedError(Why.UNAVAILABLE, error.message, RETRY_SECONDS)
+            return RefusedError(RefusalReason.UNAVAILABLE, error.message, RETRY_SECONDS)
         return self._to_error(error.message)
 
     def _to_error(self, message: str) -> ApiError:
         """Return the refusal with a component's message, whose first word may be an input, as the request has it."""
-        message, places = _STEP.sub("", message), self._places
+        message, field_names = _STEP.sub("", message), self._field_names
         if re.search(r"the model's context is|context has", message):
-            place = places.max_tokens if "max_tokens" in message else places.prompt
+            place = field_names.max_tokens if "max_tokens" in message else field_names.prompt
             return ApiError(message, place or None, "context_length_exceeded")
         found = _FIRST.match(message)
         word, index = found.groups() if found else ("", None)
-        if found and places.prompt and word in _PROMPTS:
-            place = places.find(int(index)) if index else places.prompt
+        if found and field_names.prompt and word in _PROMPTS:
+            place = field_names.find(int(index)) if index else field_names.prompt
             message = place.removesuffix(".content") + message[len(found[0]) :]
             return ApiError(message, place)
-        return ApiError(message, places.settings.get(word, word if word in _SETTINGS else None))
+        return ApiError(message, field_names.settings.get(word, word if word in _SETTINGS else None))
 
 
 def _parse(content: bytes) -> Any:
