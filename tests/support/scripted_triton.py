@@ -25,6 +25,7 @@ from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 from shoal.serving.gateway.fronts import open_fronts
+from shoal.serving.gateway.http.triton_http import TritonHttp
 from shoal.serving.gateway.options import Addresses, Options
 from tests.support.configs import PYTHON, make_configs, parameter
 
@@ -132,7 +133,7 @@ async def serve(options: Options, keys: Keys | None = None) -> AsyncIterator[tup
             ports.append(free.getsockname()[1])
     at = Addresses(*(f"127.0.0.1:{port}" for port in (*ports, 1)))
     async with triton.run():
-        upstream = Upstream(triton)  # type: ignore[arg-type]
+        upstream = Upstream(triton, TritonHttp(triton))  # type: ignore[arg-type]
         await active.activate(upstream)
         try:
             async with open_fronts(gate, CONFIGS, options, at, None):

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from shoal.errors import InputError
 from shoal.serving.gateway.callers.accounts import Account
 from shoal.serving.gateway.callers.key_file import KeyLimits
+from shoal.serving.gateway.fronts import make_app
 from shoal.serving.gateway.options import Options
 from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.unit.test_gateway_routes import make_gate
@@ -29,7 +30,7 @@ def test_pages_of_the_origin_alone_may_read_answers(tmp_path: Path) -> None:
         gate.callers.keys = world.ring()
         given = {"Origin": origin} if origin else {}
         asked = {**given, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-        async with TestClient(TestServer(HttpFront(gate, {}, cors=cors).app)) as client:
+        async with TestClient(TestServer(make_app(gate, HttpFront(gate, {}).routes, cors))) as client:
             replies = [
                 await client.options("/v2/models/plain/infer", headers=asked),
                 await client.post("/v2/models/plain/infer", headers=given),
@@ -62,7 +63,7 @@ def test_pages_may_use_the_clients_of_others(asked: str, allowed: bool) -> None:
     """Those of OpenAI and Anthropic send headers of their own, and read what is left of a key's limits."""
 
     async def look() -> tuple[set[str], str, str]:
-        async with TestClient(TestServer(HttpFront(make_gate(), {}, cors=PAGE).app)) as client:
+        async with TestClient(TestServer(make_app(gate := make_gate(), HttpFront(gate, {}).routes, PAGE))) as client:
             given = {"Origin": PAGE, "Access-Control-Request-Headers": asked}
             reply = await client.options("/v1/chat/completions", headers=given)
             plain = await client.options("/v1/chat/completions", headers={"Origin": PAGE})
@@ -97,7 +98,7 @@ def test_closed_interfaces_ask_for_a_key(path: str, tmp_path: Path) -> None:
     async def look(keys: bool, key: str = "") -> tuple[int, str]:
         gate = make_gate()
         gate.callers.keys = world.ring() if keys else None
-        async with TestClient(TestServer(HttpFront(gate, {}).app)) as client:
+        async with TestClient(TestServer(make_app(gate, HttpFront(gate, {}).routes))) as client:
             reply = await client.post(path, headers={"Authorization": key} if key else {})
         return reply.status, reply.headers.get("WWW-Authenticate", "")
 

@@ -10,9 +10,9 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.http.listener import PageGuard
 from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.refusals import RefusedError
 
 OURS = "Host", "127.0.0.1:8000"
 

@@ -237,7 +237,7 @@ def test_headers_that_grpc_does_not_carry_hold_nothing() -> None:
 
 
 def test_only_what_grpc_carries_is_passed_on() -> None:
-    from shoal.serving.gateway.core.refusals import forwarded_metadata
+    from shoal.serving.gateway.core.triton_errors import forwarded_metadata
 
     assert forwarded_metadata(
         [("traceparent", "a"), ("other", "b"), ("tracestate", "c\td"), ("x-request-id", " ~")]

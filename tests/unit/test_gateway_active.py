@@ -8,7 +8,7 @@ import pytest
 
 from shoal.serving.gateway.callers.callers import ANYONE
 from shoal.serving.gateway.core.active_server import MOST_RETRY_SECONDS, NEXT_SECONDS, ActiveServer
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusalReason, RefusedError
+from shoal.serving.gateway.refusals import RETRY_SECONDS, RefusalReason, RefusedError
 from tests.support.fake_upstream import FakeStream, FakeUpstream
 from tests.support.virtual_time import run, settle
 

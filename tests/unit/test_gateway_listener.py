@@ -15,12 +15,12 @@ from aiohttp import web
 
 from shoal.errors import SetupError
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.http import listener
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.listener import Listener, PageGuard, listen
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.options import IDLE_SECONDS, Limits, Options
+from shoal.serving.gateway.refusals import RefusedError
 from tests.support.pairs import make_pair
 from tests.support.virtual_time import run, settle
 

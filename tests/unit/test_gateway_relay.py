@@ -15,9 +15,9 @@ from shoal.authoring.repository.call_graph import sort_decoupled
 from shoal.clients.client.calls import WITH_FINAL
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusedError
 from shoal.serving.gateway.core.relay import Relay, RelayedAnswer
 from shoal.serving.gateway.core.stream_requests import StreamRequest, StreamRequests
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusedError
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs
 from tests.support.fake_upstream import FakeCall
 from tests.support.relays import CONFIGS, MINE, Bench

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from shoal.serving.gateway.core.fair_queue import FairQueue
-from shoal.serving.gateway.core.refusals import RefusedError
+from shoal.serving.gateway.refusals import RefusedError
 from tests.support.fake_upstream import FakeCall
 from tests.support.relays import MINE, Bench
 from tests.support.virtual_time import run, settle

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shoal.serving.gateway.core.active_server import NEXT_SECONDS, ActiveServer
-from shoal.serving.gateway.core.refusals import FailedError, LostError
 from shoal.serving.gateway.core.resending import (
     _MOST_SUSPECTS,
     SUSPECT_SECONDS,
@@ -21,6 +20,7 @@ from shoal.serving.gateway.core.resending import (
     Resending,
 )
 from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.refusals import FailedError, LostError
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.virtual_time import run, settle
 

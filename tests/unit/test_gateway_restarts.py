@@ -21,8 +21,8 @@ from shoal.serving.gateway.control.supervisor import (
     MOST_RESTART_PAUSE,
     STOP_SECONDS,
 )  # fmt: skip
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusedError
 from shoal.serving.gateway.options import RESTARTS_SECONDS
+from shoal.serving.gateway.refusals import RETRY_SECONDS, RefusedError
 from tests.support.fake_service import A, B, FakeService, Play, player, refuse_to_start
 from tests.support.fake_upstream import FakeStream
 from tests.support.virtual_time import VirtualLoop, run, settle

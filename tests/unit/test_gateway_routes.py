@@ -32,12 +32,13 @@ from shoal.serving.gateway.core.models import (
     find_slots,
     read_hang_seconds,
 )  # fmt: skip
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusalReason, RefusedError
 from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.fronts import make_app
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import to_envelope
 from shoal.serving.gateway.v2.grpc_front import GrpcFront
 from shoal.serving.gateway.v2.http_front import HttpFront
@@ -396,7 +397,7 @@ def test_expectations(value: bytes) -> None:
     """A client that waits is asked for the body; others are answered, whatever bytes the header has."""
 
     async def look() -> bytes:
-        async with TestServer(HttpFront(make_gate(), {}).app) as server:
+        async with TestServer(make_app(gate := make_gate(), HttpFront(gate, {}).routes)) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port)
             head = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: %s\r\n\r\n"
             writer.write(head % value)

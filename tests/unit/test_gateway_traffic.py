@@ -11,10 +11,10 @@ from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, Admission
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import QUIET_SECONDS, UNREAD_SECONDS
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from tests.support.fake_upstream import FakeStream, FakeUpstream
 from tests.support.virtual_time import run
 

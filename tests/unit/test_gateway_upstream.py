@@ -14,17 +14,11 @@ import pytest
 from aiohttp import web
 
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.refusals import (
-    FailedError,
-    LostError,
-    RefusalReason,
-    RefusedError,
-    forwarded_metadata,
-    is_cut,
-    is_dead,
-    strip_traceback,
-)
-from shoal.serving.gateway.core.upstream import CHUNK, SERVICE, TritonStream, Upstream, judge_status
+from shoal.serving.gateway.core.triton_errors import forwarded_metadata, is_cut, is_dead, strip_traceback
+from shoal.serving.gateway.core.upstream import SERVICE, TritonStream, Upstream, judge_status
+from shoal.serving.gateway.http.bodies import CHUNK
+from shoal.serving.gateway.http.triton_http import TritonHttp
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError
 from tests.support.fake_upstream import FakeServer, FakeStream, FakeUpstream
 from tests.support.virtual_time import run
 
@@ -72,7 +66,7 @@ async def connected() -> AsyncIterator[tuple[Upstream, Triton]]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     at.http_url = "{}:{}".format(*runner.addresses[0])
-    upstream = Upstream(at)  # type: ignore[arg-type]
+    upstream = Upstream(at, TritonHttp(at))  # type: ignore[arg-type]
     try:
         yield upstream, triton
     finally:
@@ -124,12 +118,12 @@ def test_grpc() -> None:
 def test_http(num_bytes: int) -> None:
     async def scene(upstream: Upstream, triton: Triton) -> None:
         body = bytes(num_bytes)
-        reply = await upstream.ask_http("POST", "/v2/%61?b=c", {"A": "b"}, body)
+        reply = await upstream.http.ask("POST", "/v2/%61?b=c", {"A": "b"}, body)
         assert (reply.content, reply.headers["X"]) == (body, "/v2/%61")
         assert triton.seen["A"] == "b"
         assert int(triton.seen.get("Content-Length", 0)) == num_bytes
         assert not {"Accept", "User-Agent", "Content-Type", "admin-key"} & triton.seen.keys()
-        reply = await upstream.ask_http("POST", "/packed", {}, body, is_admin=True)
+        reply = await upstream.http.ask("POST", "/packed", {}, body, is_admin=True)
         assert gzip.decompress(reply.content) == body
         assert triton.seen["admin-key"] == "key"
 
@@ -150,7 +144,7 @@ def test_http(num_bytes: int) -> None:
 def test_http_errors(status: int, text: str, expected: int | None, message: str) -> None:
     async def scene(upstream: Upstream, _: Triton) -> None:
         with pytest.raises(FailedError if expected else LostError, match=message) as caught:
-            await upstream.ask_http("POST", "/status", {}, json.dumps([status, text]).encode())
+            await upstream.http.ask("POST", "/status", {}, json.dumps([status, text]).encode())
         if isinstance(caught.value, FailedError):
             assert (caught.value.status, caught.value.message) == (expected, message)
             assert caught.value.is_fault == (status >= 500 and expected != 400)
@@ -161,10 +155,10 @@ def test_http_errors(status: int, text: str, expected: int | None, message: str)
 def test_a_connection_that_breaks_is_a_lost_request() -> None:
     async def scene(upstream: Upstream, _: Triton) -> None:
         with pytest.raises(LostError):
-            await upstream.ask_http("GET", "/close", {})
+            await upstream.http.ask("GET", "/close", {})
         upstream.server.http_url = "127.0.0.1:1"
         with pytest.raises(LostError):
-            await upstream.ask_http("GET", "/", {})
+            await upstream.http.ask("GET", "/", {})
 
     play(scene)
 

@@ -15,9 +15,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from shoal.kit.component.spec import REPOSITORY, ModelSpec, TensorSpec
-from shoal.serving.gateway.core.refusals import RefusedError
-from shoal.serving.gateway.core.upstream import CHUNK
-from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.http.bodies import CHUNK, SMALL
+from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v2.generate import to_json, to_message
 from shoal.serving.gateway.v2.rules import Rules, read_rules
 from shoal.serving.gateway.v2.screening import READ, screen_message

@@ -27,8 +27,8 @@ from shoal.serving.gateway.callers.accounts import MOST_FAILURES, Account, Failu
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.key_file import KeyFile, KeyLimits
 from shoal.serving.gateway.callers.key_ring import KeyRing
-from shoal.serving.gateway.core.refusals import FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
 from shoal.serving.gateway.v2.rules import read_rules
 from tests.support.virtual_time import run, settle

@@ -13,11 +13,12 @@ from shoal.errors import ArtifactError, InputError
 from shoal.serving.gateway.callers.callers import Caller, Callers
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.models import find_exposed
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, trim_config
 from shoal.serving.gateway.core.resending import Quarantine
+from shoal.serving.gateway.core.triton_errors import trim_config
 from shoal.serving.gateway.http.bodies import inflate
 from shoal.serving.gateway.logs import Flood, Plain
 from shoal.serving.gateway.options import Options
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from tests.support.service import make_repository
 
 

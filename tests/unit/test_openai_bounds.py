@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from shoal.serving.gateway.core.refusals import RefusalReason
+from shoal.serving.gateway.fronts import make_app
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import RefusalReason
 from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.front import ApiFront
@@ -84,7 +85,7 @@ def test_copies_of_a_body_are_reserved_before_it_is_decoded(size: int) -> None:
     gate = make_gate(Limits(memory_mib=1, client_share=1.0))
 
     async def post() -> int:
-        app = HttpFront(gate, {}, ApiFront(gate, {}, {}).routes).app
+        app = make_app(gate, [*HttpFront(gate, {}).routes, *ApiFront(gate, {}, {}).routes])
         async with TestClient(TestServer(app)) as client:
             reply = await client.post("/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
             return reply.status

@@ -18,8 +18,8 @@ from shoal.authoring.repository.apis import Api, Served
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.callers.callers import ANYONE
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope

@@ -203,6 +203,39 @@ def test_floors_import_only_lower_ones() -> None:
         assert find_place(used) <= find_place(module), f"{module} imports {used}"
 
 
+# The gateway's modules and rooms, in order: a module imports from its own room and from those before it.
+GATEWAY = (
+    "logs",
+    "refusals",
+    "addresses",
+    "options",
+    "callers",
+    "core",
+    "http",
+    "v2",
+    "v1",
+    "control",
+    "fronts",
+    "run",
+)
+
+
+def test_the_gateways_rooms_import_only_lower_ones() -> None:
+    """And the codecs of one protocol know nothing of another's; core knows no protocol and no web framework."""
+    root = "shoal.serving.gateway."
+    for path in tracked("src/shoal/serving/gateway/**/*.py"):
+        room, text = path.relative_to(PACKAGE / "serving" / "gateway").parts[0].removesuffix(".py"), path.read_text()
+        for used in find_imports(ast.parse(text)) if room != "__init__" else ():
+            below = used.removeprefix(root).split(".")[0] if used.startswith(root) else room
+            assert GATEWAY.index(below) <= GATEWAY.index(room), f"{path} imports {used}"
+            assert {room, below} != {"v1", "v2"}, f"{path} imports {used}"
+        if room in ("callers", "core"):
+            assert "grpc.aio.server" not in text
+            assert "RpcHandler" not in text
+    code = "import sys, shoal.serving.gateway.core.gate; assert not {'aiohttp', 'yarl', 'starlette'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_package_holds_its_floors_alone() -> None:
     found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in tracked("src/shoal/**")}
     assert found == {*FLOORS, "__init__", "__main__", "py.typed"}

@@ -14,11 +14,10 @@ from tritonclient.grpc import service_pb2
 
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.kit.component.spec import ModelSpec, TensorSpec
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
-from shoal.serving.gateway.core.upstream import CHUNK
-from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.http.bodies import CHUNK, SMALL
+from shoal.serving.gateway.http.json_scanning import MOST_NESTED, scan, screen_nesting
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v2.rules import Rules, read_rules
-from shoal.serving.gateway.v2.scanning import MOST_NESTED, scan, screen_nesting
 from shoal.serving.gateway.v2.screening import MOST_BESIDE, MOST_PARAMETERS, screen_json, screen_message
 from tests.support.service import make_repository
 

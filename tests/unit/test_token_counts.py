@@ -14,8 +14,8 @@ from shoal.kit.component.spec import ModelSpec, TensorSpec
 from shoal.serving.gateway.callers.accounts import Account
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.key_file import KeyLimits
-from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.core.stream_requests import StreamRequests, TokenCounts
+from shoal.serving.gateway.refusals import RefusedError
 from tests.support.configs import make_configs
 
 COUNTS = tuple(TensorSpec(f"num_{kind}_tokens", "TYPE_UINT32", (1,)) for kind in ("input", "output"))

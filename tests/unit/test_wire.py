@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from shoal.kit.component.spec import ModelSpec
-from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v2 import screening
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import MOST_DIMS, Screened, _reduce, screen_grpc

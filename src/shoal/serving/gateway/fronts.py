@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+
+from aiohttp import web
 
 from shoal.authoring.repository.config import ModelConfig
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.listener import listen
+from shoal.serving.gateway.http.routes import HttpRoutes, Route
 from shoal.serving.gateway.options import CLOSING_SECONDS, Addresses, Options
 from shoal.serving.gateway.v1.front import ApiFront
 from shoal.serving.gateway.v2.grpc_front import GrpcFront, make_server
-from shoal.serving.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.v2.http_front import HttpFront, refuse_path
 from shoal.serving.gateway.v2.rules import read_rules
+
+
+def make_app(gate: Gate, routes: Iterable[Route], cors: str = "") -> web.Application:
+    """Return the application of the port for HTTP, on which all APIs have their routes."""
+    return HttpRoutes(gate, routes, refuse_path, cors).app
 
 
 @asynccontextmanager
@@ -25,9 +33,9 @@ async def open_fronts(
     Requests that arrive before Triton is ready are refused with the reason.
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
-    others = ApiFront(gate, configs, options.aliases).routes
+    routes = [*HttpFront(gate, rules).routes, *ApiFront(gate, configs, options.aliases).routes]
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits, tls)
-    async with listen(HttpFront(gate, rules, others, options.cors).app, at.http, options, tls):
+    async with listen(make_app(gate, routes, options.cors), at.http, options, tls):
         await server.start()
         try:
             yield

@@ -14,8 +14,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from aiohttp.http_exceptions import HttpProcessingError
-
 from shoal.clients.keys import hide_keys
 from shoal.errors import InputError
 from shoal.system.machine import describe_machine
@@ -131,13 +129,7 @@ def configure(file: Path | None) -> None:
     log.setLevel(logging.INFO)
     triton.setLevel(logging.DEBUG)
     # records of other libraries get the same format
-    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether to log a record of aiohttp: not if it is about malformed HTTP, which clients could send without end."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class Tail:

@@ -21,8 +21,8 @@ from typing import Any
 from shoal.clients.keys import hide_keys
 from shoal.errors import InputError
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.logs import log
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _FILE_BYTES, _MOST_FILES = 64 * 2**20, 16  # rotation: size, and number of older files kept

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Self
 
 from shoal.serving.gateway.callers.key_file import KeyLimits
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 Clock = Callable[[], float]
 MOST_FAILURES = 20  # wrong keys of one address in a minute

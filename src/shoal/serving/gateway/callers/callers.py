@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.serving.gateway.addresses import find_client, read_address
-from shoal.serving.gateway.core.refusals import keyless
+from shoal.serving.gateway.refusals import keyless
 
 if TYPE_CHECKING:
     from shoal.serving.gateway.callers.accounts import Account, Together

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 MOST_LISTED = 20  # models named in a refusal
 

@@ -20,7 +20,7 @@ from shoal.clients.client.grpc_transport import AsyncGrpc
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.spec import DTYPES, STRING, TensorSpec
 from shoal.kit.component.tensors import Array
-from shoal.serving.gateway.core.refusals import is_dead
+from shoal.serving.gateway.core.triton_errors import is_dead
 
 TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less
 MOST_SECONDS = 30.0  # between two canaries of a slow model

@@ -13,9 +13,9 @@ from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.key_ring import KeyRing
 from shoal.serving.gateway.control.canary import Canary
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.stream_requests import KINDS
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 
 class Health:

@@ -26,6 +26,7 @@ from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.models import count_processes, read_hang_seconds
 from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.http.triton_http import TritonHttp
 from shoal.serving.gateway.logs import Tail, log
 from shoal.serving.gateway.options import RESTARTS_SECONDS, Options
 from shoal.serving.server.launch import Server
@@ -74,7 +75,7 @@ class Servers:
             with contextlib.suppress(ShoalError, OSError):
                 await asyncio.to_thread((await launching).stop, 0)
             raise
-        upstream, tail = Upstream(server), Tail(server.log)
+        upstream, tail = Upstream(server, TritonHttp(server)), Tail(server.log)
         self._running[upstream] = tail, asyncio.create_task(tail.follow())
         try:
             await asyncio.to_thread(server.wait_ready, self._load_seconds)

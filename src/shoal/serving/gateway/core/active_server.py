@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, RefusalReason, RefusedError, lost
 from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.refusals import RETRY_SECONDS, RefusalReason, RefusedError, lost
 
 NEXT_SECONDS = 30.0  # that a request waits for the next server after its own died
 MOST_RETRY_SECONDS = 30.0  # that a refusal names because a model has been unavailable for so long

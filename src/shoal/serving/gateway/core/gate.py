@@ -11,7 +11,6 @@ from shoal.serving.gateway.callers.callers import Caller, Callers, Keys
 from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.active_server import ActiveServer
-from shoal.serving.gateway.core.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
 from shoal.serving.gateway.core.relay import Relay
 from shoal.serving.gateway.core.resending import Resending
 from shoal.serving.gateway.core.stream_requests import StreamRequest, StreamRequests
@@ -19,6 +18,7 @@ from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
 
 T = TypeVar("T")
 

@@ -23,18 +23,11 @@ from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.fair_queue import Turn
-from shoal.serving.gateway.core.refusals import (
-    FailedError,
-    LostError,
-    RefusalReason,
-    RefusedError,
-    is_dead,
-    log_failure,
-    strip_traceback,
-)
 from shoal.serving.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
+from shoal.serving.gateway.core.triton_errors import is_dead, strip_traceback
 from shoal.serving.gateway.core.upstream import TritonStream, Upstream, judge_status
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure
 
 
 class RelayedAnswer(NamedTuple):

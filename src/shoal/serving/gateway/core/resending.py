@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from shoal.serving.gateway.core.active_server import NEXT_SECONDS, ActiveServer
-from shoal.serving.gateway.core.refusals import LostError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
+from shoal.serving.gateway.refusals import LostError
 
 T = TypeVar("T")
 SUSPECT_SECONDS = 60.0  # for which identical bytes are refused

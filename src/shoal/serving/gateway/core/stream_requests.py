@@ -33,9 +33,9 @@ from shoal.clients.client.calls import IS_FINAL, WITH_FINAL
 from shoal.kit.component.spec import BATCH_INDEX, STOP, STRING, ModelSpec
 from shoal.serving.gateway.callers.access_log import AccessEntry, current_entry
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
-from shoal.serving.gateway.core.refusals import wrong
 from shoal.serving.gateway.core.traffic import Admitted
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
+from shoal.serving.gateway.refusals import wrong
 
 METHOD = f"{SERVICE}ModelStreamInfer"
 _AGAIN_SECONDS = 0.2  # until the next stop request: the first may come before the request reaches its engine

@@ -14,10 +14,10 @@ from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.admission import Admission
 from shoal.serving.gateway.core.fair_queue import FairQueue
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 
 class Admitted:

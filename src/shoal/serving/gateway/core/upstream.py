@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
-import aiohttp
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
-from yarl import URL
 
 from shoal.clients.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.refusals import FailedError, LostError, find_unhealthy, is_cut, is_dead, strip_traceback
+from shoal.serving.gateway.core.triton_errors import find_unhealthy, is_cut, strip_traceback
+from shoal.serving.gateway.refusals import FailedError, LostError
 from shoal.serving.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
-CHUNK = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
 QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 UNREAD_SECONDS = 2.0  # for which a stream's client may read nothing while others need its place
-_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
-_LARGE = 2**20  # bytes of an answer whose parts are joined outside the event loop
 _VERSION = re.compile(r"-1|0|[1-9][0-9]{0,17}")
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
-# Errors that Triton reports as its own faults although the request's JSON is at fault.
-_UNREADABLE = re.compile(r"Unable to (parse|set) |failed to parse ")
 
 
 class Reply(NamedTuple):
@@ -36,6 +29,18 @@ class Reply(NamedTuple):
 
     headers: Mapping[str, str]
     content: bytes
+
+
+class HttpConnection(Protocol):
+    """Connections to Triton over HTTP, by whatever library."""
+
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, is_admin: bool = False
+    ) -> Reply:
+        """Send an HTTP request to Triton and return its reply, or raise ``LostError`` or ``FailedError``."""
+
+    async def close(self) -> None:
+        """Close the connections."""
 
 
 class TritonStream:
@@ -96,15 +101,9 @@ class _Writing:
 class Upstream:
     """A Triton server that is ready, the connections to it, and its requests and streams in flight."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, http: HttpConnection) -> None:
+        self.server, self.http = server, http
         self.channel = grpc.aio.insecure_channel(server.grpc_url, options=channel_options(server.grpc_url))
-        self.session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-            connector=aiohttp.TCPConnector(limit=0),
-            auto_decompress=False,
-            skip_auto_headers=_ADDED_HEADERS,
-        )
         self.client = AsyncGrpc(server.grpc_url)  # for canary requests
         self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
         self.streams: set[TritonStream] = set()
@@ -153,33 +152,6 @@ class Upstream:
         self._versions.add((model, version))
         return True
 
-    async def ask_http(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, is_admin: bool = False
-    ) -> Reply:
-        """Send an HTTP request to Triton and return its reply.
-
-        Raises:
-            LostError: the server, or a process of the model, died.
-            FailedError: Triton answered with an error.
-        """
-        url = URL(f"http://{self.server.http_url}{path}", encoded=True)
-        data: Any = body or None
-        if is_admin:
-            headers = {**headers, "admin-key": self.server.admin_key}
-        if len(body) > CHUNK:
-            data, headers = cut(body), {**headers, "Content-Length": str(len(body))}
-        try:
-            async with self.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
-                if (reply.content_length or _LARGE) < _LARGE:
-                    content = await reply.read()
-                else:
-                    content = await join([part async for part in reply.content.iter_any()])
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise LostError(str(error)) from None
-        if reply.status >= 400:
-            raise _judge_reply(reply.status, content)
-        return Reply(reply.headers, content)
-
     def kill_unhealthy(self, message: str) -> None:
         """Kill the process that Triton gave up, as its ``message`` says.
 
@@ -200,7 +172,7 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the connections to the server. Triton would wait for them when it stops."""
-        await asyncio.gather(self.session.close(), self.channel.close(), self.client.close())
+        await asyncio.gather(self.http.close(), self.channel.close(), self.client.close())
 
     async def wait_idle(self) -> None:
         """Wait until all requests are answered, and all streams are answered and had no message for 5 s."""
@@ -220,25 +192,3 @@ def judge_status(code: Any, details: str | None) -> LostError | FailedError:
     if is_cut(code, details or ""):
         return LostError(details or "")
     return FailedError(code, strip_traceback(details or ""), is_fault=code in _OUR_FAULTS)
-
-
-def _judge_reply(status: int, content: bytes) -> LostError | FailedError:
-    try:
-        message = str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError):  # an error that is not Triton's JSON
-        message = f"The server answered with status {status} and gave no reason."
-    if is_dead(message):
-        return LostError(message)
-    status = 400 if _UNREADABLE.match(message) else status
-    return FailedError(status, strip_traceback(message), is_fault=status >= 500)
-
-
-async def cut(content: bytes) -> AsyncIterator[bytes]:
-    """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
-    for at in range(0, len(content), CHUNK):
-        yield content[at : at + CHUNK] if len(content) > CHUNK else content
-
-
-async def join(parts: list[bytes]) -> bytes:
-    """Join parts of a body, outside the event loop if they are large."""
-    return await asyncio.to_thread(b"".join, parts) if sum(map(len, parts)) > _LARGE else b"".join(parts)

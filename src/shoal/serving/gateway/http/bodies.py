@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -13,12 +13,12 @@ from aiohttp import ClientError, web
 from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, wrong
-from shoal.serving.gateway.core.upstream import join
 from shoal.serving.gateway.options import MOST_INFLATION
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError, wrong
 
 SMALL = 2**14  # bytes; work on more is done outside the event loop
 LARGE = 2**20
+CHUNK = 2**18  # bytes that one call passes to a transport, which copies what it cannot send at once: 1 or 2 ms
 _FEW = 2**16  # bytes of a body that are read whatever a key's limits are, and inflated bytes allowed at any ratio
 _one_core = asyncio.Semaphore(1)  # inflates bodies, and reads large ones
 T = TypeVar("T")
@@ -116,3 +116,14 @@ def inflate(body: bytes, encoding: str, most: int) -> bytes:
     if not stream.eof or stream.unused_data:
         raise wrong(f"The body's {encoding} does not end where the body does.")
     return content
+
+
+async def cut(content: bytes) -> AsyncIterator[bytes]:
+    """Cut bytes into pieces: a transport copies what it cannot send at once, and that would stop the event loop."""
+    for at in range(0, len(content), CHUNK):
+        yield content[at : at + CHUNK] if len(content) > CHUNK else content
+
+
+async def join(parts: list[bytes]) -> bytes:
+    """Join parts of a body, outside the event loop if they are large."""
+    return await asyncio.to_thread(b"".join, parts) if sum(map(len, parts)) > LARGE else b"".join(parts)

@@ -12,8 +12,8 @@ from aiohttp import web
 from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import HEADERS, forwarded_metadata
 from shoal.serving.gateway.core.relay import Relay
+from shoal.serving.gateway.core.triton_errors import HEADERS, forwarded_metadata
 from shoal.serving.gateway.http.listener import Connection
 
 

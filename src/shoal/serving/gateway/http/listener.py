@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import re
 import socket
 import struct
@@ -17,15 +18,16 @@ from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from shoal.errors import SetupError
 from shoal.serving.gateway.addresses import find_client, read_address
 from shoal.serving.gateway.callers.callers import ANYONE, Caller
 from shoal.serving.gateway.callers.quotas import Quota
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import CLOSING_SECONDS, IDLE_SECONDS, Limits, Options, is_loopback
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 _PERIOD = 1.0  # seconds between two checks of all connections
 _UNSENT = 2**17  # bytes of answers that wait in the kernel to be sent, for each connection
@@ -205,6 +207,11 @@ class _Handler(web.RequestHandler):
         return answer
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether to log a record of aiohttp: not if it is about malformed HTTP, which clients could send without end."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 class Listener:
     """A port for HTTP, within limits. Connections are counted when they are accepted, by their clients' addresses."""
 
@@ -216,6 +223,7 @@ class Listener:
         self._runner = web.AppRunner(app, shutdown_timeout=CLOSING_SECONDS)
         app.middlewares.extend([mark_busy, guard] if guard else [mark_busy])
         app.on_response_prepare.append(set_headers)
+        logging.getLogger("aiohttp.server").addFilter(_is_ours)
         self._limits, self._tls, self._connections = limits, tls, Quota(most, limits.client_share)
         self._open: dict[Connection, asyncio.Task[None]] = {}
 

@@ -14,8 +14,8 @@ from shoal.errors import forget_frames
 from shoal.serving.gateway.callers.access_log import begin_entry, current_entry
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import FAULT, RefusalReason, RefusedError, keyless
 from shoal.serving.gateway.logs import log
+from shoal.serving.gateway.refusals import FAULT, RefusalReason, RefusedError, keyless
 
 Envelope = Callable[[RefusedError, int], dict[str, Any]]  # makes the JSON of a refusal from it and its status
 _STATUSES = 429, 503, 400, 404, 403, 401, 429, 405, 413, 415, 408, 500

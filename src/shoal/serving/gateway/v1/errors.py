@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
 _CODES = (
     "rate_limit_exceeded service_unavailable invalid_value not_found permission_denied invalid_api_key"

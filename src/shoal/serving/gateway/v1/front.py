@@ -17,10 +17,9 @@ from shoal.clients.client.calls import find_text_input
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.exposure import MOST_LISTED
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
-from shoal.serving.gateway.core.upstream import join
-from shoal.serving.gateway.http.bodies import SMALL, read_body, work_apart
+from shoal.serving.gateway.http.bodies import SMALL, join, read_body, work_apart
 from shoal.serving.gateway.http.routes import Envelope, Route
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.answers import MessageError
 from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
 from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.sampling import CONTINUES, VARIABLES
-from shoal.serving.gateway.core.refusals import RefusedError
 from shoal.serving.gateway.http.routes import find_status
+from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer

@@ -25,10 +25,10 @@ from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RETRY_SECONDS, FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.http.bodies import work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata, has_left, open_for
+from shoal.serving.gateway.refusals import RETRY_SECONDS, FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.schema import FieldNames
 

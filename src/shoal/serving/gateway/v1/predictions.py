@@ -17,8 +17,8 @@ from aiohttp import web
 
 from shoal.authoring.repository.apis import Served
 from shoal.kit.component.spec import ModelSpec
-from shoal.serving.gateway.core.refusals import RefusalReason
 from shoal.serving.gateway.http.bodies import work_apart
+from shoal.serving.gateway.refusals import RefusalReason
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import (

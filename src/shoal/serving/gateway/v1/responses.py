@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from shoal.kit.generation.pieces import Piece
-from shoal.serving.gateway.core.refusals import RefusedError
+from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, TextFormat

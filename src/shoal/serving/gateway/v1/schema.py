@@ -16,9 +16,9 @@ from msgspec import Meta, Struct
 
 from shoal.errors import suggest
 from shoal.kit.generation.sampling import VARIABLES
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
-from shoal.serving.gateway.v2.scanning import MOST_PLAIN, scan, to_dict
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other

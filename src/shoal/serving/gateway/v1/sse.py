@@ -12,10 +12,10 @@ import msgspec
 from aiohttp import web
 
 from shoal.kit.generation.pieces import Piece, join_pieces
-from shoal.serving.gateway.core.refusals import FAULT, RefusalReason, RefusedError
 from shoal.serving.gateway.http.client_stream import has_left
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.logs import log
+from shoal.serving.gateway.refusals import FAULT, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import to_envelope
 from shoal.serving.gateway.v1.model_request import ModelRequest
 

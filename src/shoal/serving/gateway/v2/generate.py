@@ -29,13 +29,12 @@ from shoal.kit.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Array
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import FailedError, RefusalReason, RefusedError, wrong
 from shoal.serving.gateway.core.relay import RelayedAnswer
-from shoal.serving.gateway.core.upstream import CHUNK, cut
-from shoal.serving.gateway.http.bodies import SMALL, work_apart
+from shoal.serving.gateway.http.bodies import CHUNK, SMALL, cut, work_apart
 from shoal.serving.gateway.http.client_stream import has_left, open_for
+from shoal.serving.gateway.http.json_scanning import scan, screen_nesting, to_dict
+from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, wrong
 from shoal.serving.gateway.v2.rules import Rules
-from shoal.serving.gateway.v2.scanning import scan, screen_nesting, to_dict
 from shoal.serving.gateway.v2.screening import READ, screen_message
 
 MOST_BODY = 2**22  # bytes of JSON, which is parsed by a single call of 20 ms

@@ -17,20 +17,12 @@ from shoal.serving.gateway.callers.access_log import AccessEntry, begin_entry, c
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Quota
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import (
-    EXTENSIONS,
-    PRIVATE,
-    FailedError,
-    RefusalReason,
-    RefusedError,
-    closed,
-    forwarded_metadata,
-    keyless,
-)
+from shoal.serving.gateway.core.triton_errors import EXTENSIONS, PRIVATE, forwarded_metadata
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.options import STREAM_SECONDS, Limits
+from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, keyless
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import parse, screen_grpc

@@ -14,9 +14,10 @@ from shoal.clients.client.calls import IS_FINAL
 from shoal.serving.gateway.callers.access_log import current_entry
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, forwarded_metadata
 from shoal.serving.gateway.core.relay import Relay, RelayedAnswer
+from shoal.serving.gateway.core.triton_errors import forwarded_metadata
 from shoal.serving.gateway.options import STREAM_SECONDS
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_grpc
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,19 +14,12 @@ from shoal.kit.component.spec import STOP
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.refusals import (
-    EXTENSIONS,
-    FailedError,
-    RefusalReason,
-    RefusedError,
-    closed,
-    trim_config,
-    wrong,
-)
-from shoal.serving.gateway.core.upstream import CHUNK, Reply, Upstream, cut, join
-from shoal.serving.gateway.http.bodies import LARGE, read_body, work_apart
+from shoal.serving.gateway.core.triton_errors import EXTENSIONS, trim_config
+from shoal.serving.gateway.core.upstream import Reply, Upstream
+from shoal.serving.gateway.http.bodies import CHUNK, LARGE, cut, join, read_body, work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata
-from shoal.serving.gateway.http.routes import HttpRoutes, Route
+from shoal.serving.gateway.http.routes import Route
+from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, wrong
 from shoal.serving.gateway.v2.generate import Generate
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_json
@@ -42,9 +35,9 @@ _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 
 
 class HttpFront:
-    """Passes clients' HTTP requests to the active Triton server; ``others`` are routes of other APIs on its port."""
+    """Passes clients' HTTP requests to the active Triton server."""
 
-    def __init__(self, gate: Gate, rules: Mapping[str, Rules], others: Iterable[Route] = (), cors: str = "") -> None:
+    def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
         health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
@@ -65,9 +58,7 @@ class HttpFront:
             Route("Model metadata", read, _MODEL, self._answer_model, "GET"),
             Route("Configuration", read, f"{_MODEL}/config", self._answer_config, "GET"),
             Route("Statistics", read, f"{_MODEL}/stats", self._answer_model, "GET"),
-            *others,
         ]
-        self.app = HttpRoutes(gate, self.routes, _no_path, cors).app
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -119,7 +110,7 @@ class HttpFront:
         method, path = request.method, path or request.rel_url.raw_path
 
         async def call(upstream: Upstream, _: str) -> Reply:
-            return await upstream.ask_http(method, path, {}, is_admin=True)
+            return await upstream.http.ask(method, path, {}, is_admin=True)
 
         try:
             reply = await self._gate.ask(caller, "", path.encode(), call)
@@ -182,8 +173,8 @@ class HttpFront:
 
         async def call(upstream: Upstream, own_id: str) -> Reply:
             if not own_id:
-                return await upstream.ask_http("POST", path, headers, body)
-            reply = await upstream.ask_http("POST", path, *_mark(headers, body, own_id))
+                return await upstream.http.ask("POST", path, headers, body)
+            reply = await upstream.http.ask("POST", path, *_mark(headers, body, own_id))
             return _restore(reply, own_id, request_id)
 
         def is_waited_for() -> bool:
@@ -218,7 +209,8 @@ def _request_headers(request: web.Request) -> dict[str, str]:
     return dict(find_metadata(request)) | ({_HEAD_LENGTH: length} if length else {})
 
 
-def _no_path(path: str) -> RefusedError:
+def refuse_path(path: str) -> RefusedError:
+    """Build the refusal of a path that no route has."""
     what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
     if not what and path.endswith(("/trace/setting", "/load", "/unload")):
         what = "Model control"

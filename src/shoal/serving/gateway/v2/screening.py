@@ -27,11 +27,10 @@ from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.calls import WITH_FINAL
 from shoal.kit.component.spec import TensorSpec
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, closed, wrong
-from shoal.serving.gateway.core.upstream import CHUNK
-from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.http.bodies import CHUNK, SMALL
+from shoal.serving.gateway.http.json_scanning import scan, screen_nesting
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError, closed, wrong
 from shoal.serving.gateway.v2.rules import Rules
-from shoal.serving.gateway.v2.scanning import scan, screen_nesting
 from shoal.serving.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
 
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them

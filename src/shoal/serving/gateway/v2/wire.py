@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.serving.gateway.core.refusals import RefusalReason, RefusedError, wrong
+from shoal.serving.gateway.refusals import RefusalReason, RefusedError, wrong
 
 MOST_FIELDS = 4096  # of a request, with the fields of its parameters, inputs and outputs
 MOST_VALUES = 2**16  # of all tensors whose values are fields each

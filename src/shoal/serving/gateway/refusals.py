@@ -1,41 +1,15 @@
-"""Refusals of requests, with their reasons and messages, and what clients may see of Triton."""
+"""Refusals of requests, with their reasons and messages."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-
-from shoal.clients.client.failures import Kind, grpc_failure
 from shoal.serving.gateway.logs import log
 
 RETRY_SECONDS = 5.0  # about the time of a restart
 FAULT = "The server failed on this request, and its log says why."
-# Request headers that are passed on, besides those that describe the encoding.
-HEADERS = ("traceparent", "tracestate", "x-request-id")
-_CARRIED = re.compile(r"[ -~]{1,1024}")  # values of ASCII metadata: gRPC over HTTP/2, "Requests"
-# The extensions of Triton that are open to clients.
-EXTENSIONS = (
-    "classification", "sequence", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters",
-    "statistics",
-)  # fmt: skip
-# Fields of a configuration that reveal the server's files and settings.
-PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
-# Triton's messages for a dead model process, when a request was running and when it was queued.
-_DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
-_UNHEALTHY = re.compile(
-    r"(?:in ensemble '[^']*', )*(?:Failed to process the request\(s\) for model(?: instance)? '[^']*', message: )?"
-    r"Stub process '([^']*)' is not healthy\."
-)
-_NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
-_TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 class RefusalReason(Enum):
@@ -127,47 +101,6 @@ def keyless(retry_after: float = 0.0) -> RefusedError:
         message = "Too many requests for this server: they had wrong keys, and came from one address."
         return RefusedError(RefusalReason.LIMIT, message, retry_after)
     return RefusedError(RefusalReason.KEY, "A valid key is needed: Authorization: Bearer KEY")
-
-
-def forwarded_metadata(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
-    """Return those headers or metadata that are passed on to Triton: tracing headers and request id.
-
-    Values that gRPC does not carry, or longer than 1,024 characters, are dropped: with them, grpc's call never begins.
-    """
-    return tuple((key, value) for key, value in metadata or () if key in HEADERS and _CARRIED.fullmatch(value))
-
-
-# --- Triton's words --------------------------------------------------------------------------------------------------
-
-
-def is_dead(message: str) -> bool:
-    """Whether Triton says that a model's process has died."""
-    return bool(_DEAD.search(message))
-
-
-def find_unhealthy(message: str) -> str:
-    """Return the instance whose process Triton has given up, though it may still run; empty for other messages.
-
-    The whole message has to be Triton's: a model's error may quote a client's text.
-    """
-    found = _UNHEALTHY.fullmatch(message)
-    return found[1] if found else ""
-
-
-def is_cut(code: Any, details: str) -> bool:
-    """Whether a gRPC status says that the server, or the model's process, has died."""
-    is_unavailable = code == grpc.StatusCode.UNAVAILABLE
-    return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
-
-
-def strip_traceback(message: str) -> str:
-    """Strip the traceback from an error message of Triton, because the traceback names paths on the server."""
-    return _TRACE.sub("", message)
-
-
-def trim_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove fields that reveal the server's files and settings from a model's configuration in JSON."""
-    return {name: value for name, value in config.items() if name not in PRIVATE}
 
 
 def log_failure(model: str, request_id: str, message: str) -> None:

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.serving.gateway.core.refusals import wrong
-from shoal.serving.gateway.core.upstream import CHUNK
-from shoal.serving.gateway.http.bodies import SMALL
+from shoal.serving.gateway.http.bodies import CHUNK, SMALL
+from shoal.serving.gateway.refusals import wrong
 
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_LISTS = 4096  # in an infer request's JSON, without lists within data
