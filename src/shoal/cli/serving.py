@@ -27,7 +27,6 @@ from shoal.cli.console import (
     refuse_ignored,
 )
 from shoal.errors import InputError, ShoalError, suggest
-from shoal.kit.component.spec import DTYPES, STRING
 from shoal.system.files import read_text
 
 
@@ -320,6 +319,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.clients.bulk.inputs import show_example
+    from shoal.kit.component.spec import DTYPES, STRING
     from shoal.serving.gateway.core.models import find_exposed
 
     configs = read_configs(repository)
