@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -26,8 +25,9 @@ from shoal.cli.console import (
     print_json,
     refuse_ignored,
 )
+from shoal.cli.serve_options import read_options, takes_options
 from shoal.errors import InputError, ShoalError, suggest
-from shoal.kit.component.spec import DTYPES, STRING
+from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
 
 
@@ -57,10 +57,6 @@ def copies(
         print_copies(read)
     if beyond:
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
-
-
-def _limit(help_text: str) -> Any:
-    return typer.Option(help=help_text, rich_help_panel="Limits for clients")
 
 
 _NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "target", "help")
@@ -121,79 +117,10 @@ def _tell_left_out(context: typer.Context) -> None:
         ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
+@takes_options(Options)
 def serve(
     context: typer.Context,
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
-    http_port: Annotated[int, typer.Option(help="Port for HTTP; 0: any free port.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="Port for gRPC; 0: any free port.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Port for metrics; 0: any free port.")] = 8002,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")
-    ] = "127.0.0.1",
-    grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
-    max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
-    is_open: Annotated[
-        bool, typer.Option("--open", help="Accept clients and web pages of other machines, without keys.")
-    ] = False,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Answer only clients with a key of this file (`shoal keys`), which is followed."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Certificate with its chain, in PEM: TLS on all ports. It is followed."),
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate, in PEM.")] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Answer only clients with a certificate of these authorities, in PEM."),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Without keys: another host that requests may be for; may be repeated."),
-    ] = None,
-    expose: Annotated[
-        list[str] | None,
-        typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Another name of a model, for OpenAI's clients; may be repeated."),
-    ] = None,
-    max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
-    model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
-    cache_mib: Annotated[float, typer.Option(help="Memory of the cache of models with response_cache, in MiB.")] = 64.0,
-    max_restarts: Annotated[
-        int, typer.Option(help="Restarts within ten minutes before further ones are delayed.")
-    ] = 10,
-    load_seconds: Annotated[
-        float | None,
-        typer.Option(help="Seconds that all models may take to load. Default: 600, or more if a model declares more."),
-    ] = None,
-    resends: Annotated[
-        bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
-    ] = True,
-    is_lenient: Annotated[
-        bool, typer.Option("--lenient", help="Pass members of generate that are no inputs on, as Triton does.")
-    ] = False,
-    memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
-    max_streams: Annotated[int, _limit("Open streams.")] = 256,
-    client_share: Annotated[float, _limit("Share of memory, connections and streams for one address.")] = 0.5,
-    trusted_proxy: Annotated[
-        list[str] | None, _limit("An address whose X-Forwarded-For is trusted; may be repeated.")
-    ] = None,
-    head_seconds: Annotated[float, _limit("Seconds for a request's head, or a stream's first message.")] = 10.0,
-    body_seconds: Annotated[float, _limit("Seconds for a body, plus one per --body-kib KiB.")] = 30.0,
-    body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
-    unread_seconds: Annotated[float, _limit("Seconds for an answer that its client does not read.")] = 30.0,
-    audit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a JSON line for each request, without texts and keys.")
-    ] = None,
-    cors: Annotated[
-        str, typer.Option(metavar="ORIGIN", help="Let web pages of this origin read answers: https://app.example.com")
-    ] = "",
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -215,82 +142,64 @@ def serve(
     is_config_printed: Annotated[
         bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
     ] = False,
+    **given: Any,
 ) -> None:
     """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
 
     The metrics port also has /health/live and /health/ready.
     """
+    if target and not is_printed:
+        raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
+    options = read_options(Options, given)
+    if is_config_printed:
+        refuse_ignored(context, "--print", "with --print-config")
+        _print_config(context)
+    elif is_printed:
+        _print_container(context, repository, target, options)
+    else:
+        _run(repository, options, log, is_checked=is_checked)
+
+
+def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
+    """Print the command that serves a repository in NVIDIA's container."""
+    from shoal.serving.server.container import container_command
+
+    refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
+    if options.tls_cert:
+        raise InputError(
+            "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
+            "Leave it out, and put a proxy with TLS in front of the container.",
+        )
+    _tell_left_out(context)
+    ports = (options.http_port, options.grpc_port, options.metrics_port)
+    memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
+    command = container_command(repository, target=target, host=options.host, ports=ports, **memory)
+    for line in command.splitlines():
+        OUT.print(line, soft_wrap=True, markup=False)
+
+
+def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bool) -> None:
     # which grpc reads when it is imported: otherwise it writes a line for each failed handshake
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     from shoal.serving.gateway.logs import configure
     from shoal.serving.gateway.logs import log as told
-    from shoal.serving.gateway.options import Addresses, Limits, Options
     from shoal.serving.gateway.run import run_service
-    from shoal.serving.server.container import container_command
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
-    if target and not is_printed:
-        raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
-    limits = Limits(
-        max_request_mib=max_request_mib, memory_mib=memory_mib, max_streams=max_streams, client_share=client_share,
-        trusted_proxies=tuple(trusted_proxy or ()), head_seconds=head_seconds, body_seconds=body_seconds,
-        body_kib=body_kib, unread_seconds=unread_seconds,
-    )  # fmt: skip
-    options = Options(
-        host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
-        model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        cache_mib=cache_mib, is_open=is_open, is_lenient=is_lenient, keys=keys, audit=audit, cors=cors,
-        exposed=tuple(expose or ()), aliases=_read_aliases(alias or ()), allowed_hosts=tuple(allow_host or ()),
-        tls_cert=tls_cert, tls_key=tls_key, client_ca=client_ca, limits=limits,
-    )  # fmt: skip
-    if is_config_printed:
-        refuse_ignored(context, "--print", "with --print-config")
-        _print_config(context)
-        return
-    if is_printed:
-        refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
-        if tls_cert:
-            raise InputError(
-                "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
-                "Leave it out, and put a proxy with TLS in front of the container.",
-            )
-        _tell_left_out(context)
-        ports = (http_port, grpc_port, metrics_port)
-        command = container_command(
-            repository, target=target, host=host, ports=ports, model_memory_mib=model_memory_mib, cache_mib=cache_mib
-        )
-        for line in command.splitlines():
-            OUT.print(line, soft_wrap=True, markup=False)
-        return
     os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)
     if not os.environ.get(SERVER_VARIABLE):
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
-
     if is_checked:
         _check(repository)
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
-        _print_pipelines(repository, options.exposed, at.grpc, " --api-key-file FILE" if keys else "")
+        _print_pipelines(repository, options.exposed, at.grpc, " --api-key-file FILE" if options.keys else "")
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
-
-
-def _read_aliases(given: Iterable[str]) -> dict[str, str]:
-    """Return models by their further names, from texts ``NAME=MODEL``."""
-    found = dict[str, str]()
-    for each in given:
-        name, _, model = each.partition("=")
-        if not re.fullmatch(r"[\w.@+-]{1,256}", name, re.ASCII) or not model or name in found:
-            raise InputError(
-                f"--alias {each!r:.80} is not NAME=MODEL with a new name.",
-                "Give one of letters, digits, and any of . _ @ + -: gpt-4o=llm",
-            )
-        found[name] = model
-    return found
 
 
 def _check(repository: Path) -> None:
@@ -320,6 +229,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.clients.bulk.inputs import show_example
+    from shoal.kit.component.spec import DTYPES, STRING
     from shoal.serving.gateway.core.models import find_exposed
 
     configs = read_configs(repository)

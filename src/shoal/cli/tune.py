@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
@@ -75,6 +74,8 @@ def _tune_repository(
     seconds: float, show: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Tune a repository on texts of which a quarter, at most 128, are for calibration."""
+    import numpy as np
+
     from shoal.authoring.repository.model_folders import find_graph
     from shoal.kit.encoders.quantize import NUM_CALIBRATED
     from shoal.lab.bench.inputs import read_inputs

@@ -1,4 +1,4 @@
-"""Options of a service."""
+"""Options of a service: name, type, default and help of each, which ``shoal serve`` reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shoal.authoring.repository.sizes import CACHE_MIB
 from shoal.errors import InputError
 from shoal.serving.gateway.addresses import read_address
 
@@ -24,29 +23,36 @@ MOST_INFLATION = 100  # largest ratio of a body's inflated to its received bytes
 RESTARTS_SECONDS = 600.0  # in which ``max_restarts`` are made without a pause
 
 
+def option(default: Any, says: str, *names: str, metavar: str | None = None) -> Any:
+    """Return a field that is an option of ``shoal serve``, called like the field unless ``names`` are given.
+
+    An option with several values is a tuple, or a mapping whose values are given as ``NAME=VALUE``. ``default`` may be
+    the type of an empty container.
+    """
+    made = {"default_factory" if isinstance(default, type) else "default": default}
+    return field(**made, metadata={"help": says, "names": names, "metavar": metavar})
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits for clients; the defaults are in the table of ``docs/serving.md``.
 
-    ``max_request_mib`` limits the size of a request after decompression, ``memory_mib`` the total size of the requests
-    and answers that the service holds, ``max_streams`` the number of open streams. One client address gets at most the
-    share ``client_share`` of the memory, the streams, the HTTP connections and the gRPC calls. ``trusted_proxies`` are
-    addresses whose ``X-Forwarded-For`` is believed.
-
-    The other limits are times. The head of a request, or the first message of a stream, must arrive within
-    ``head_seconds``. A body must arrive within ``body_seconds``, plus one second for each ``body_kib`` KiB of it. A
-    client that reads nothing of its answer for ``unread_seconds`` counts as disconnected.
+    ``max_request_mib`` is the size after decompression. One client address gets at most the share ``client_share`` of
+    the memory, the streams, the HTTP connections and the gRPC calls. A client that reads nothing of its answer for
+    ``unread_seconds`` counts as disconnected.
     """
 
-    max_request_mib: float = 64.0
-    memory_mib: float = 1024.0
-    max_streams: int = 256
-    client_share: float = 0.5
-    trusted_proxies: tuple[str, ...] = ()
-    head_seconds: float = 10.0
-    body_seconds: float = 30.0
-    body_kib: float = 256.0
-    unread_seconds: float = 30.0
+    max_request_mib: float = option(64.0, "The largest request, in MiB.")
+    memory_mib: float = option(1024.0, "Memory for requests and answers, in MiB.")
+    max_streams: int = option(256, "Open streams.")
+    client_share: float = option(0.5, "Share of memory, connections and streams for one address.")
+    trusted_proxies: tuple[str, ...] = option(
+        (), "An address whose X-Forwarded-For is trusted; may be repeated.", "--trusted-proxy"
+    )
+    head_seconds: float = option(10.0, "Seconds for a request's head, or a stream's first message.")
+    body_seconds: float = option(30.0, "Seconds for a body, plus one per --body-kib KiB.")
+    body_kib: float = option(256.0, "KiB per second that a large body must reach.")
+    unread_seconds: float = option(30.0, "Seconds for an answer that its client does not read.")
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -79,47 +85,51 @@ class Limits:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of ``shoal serve``.
+    """Options of ``shoal serve``, each with its help.
 
-    A port of 0 stands for any free port. With the file ``keys`` (see ``shoal keys``), clients need a key. The file
-    ``audit`` gets a line for each request. Web pages of the origin ``cors`` may read answers. A ``host`` that is not a
-    loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for a loopback name, or one
-    of ``allowed_hosts``. With ``tls_cert`` and ``tls_key``, all ports speak TLS, and with ``client_ca``, clients need a
-    certificate of these authorities. ``exposed`` names further models that clients may call, besides ensembles and
-    models with the parameter ``public``. ``aliases`` gives models further names in OpenAI's API, by name. When the
-    service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
-    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
-    of each process of a model; 0 means no limit. ``cache_mib`` is the size of the cache that models with
-    ``response_cache`` share. All models together may take ``load_seconds`` to load; None stands for 600, or the highest
-    parameter ``load_seconds`` of a model. After more than ``max_restarts`` faults within ten minutes, the service
-    pauses before it starts another server. If ``resends`` is true, a request that was in flight when its model died is
-    resent once; it may then run twice. ``is_lenient`` passes members of ``generate`` requests that are no inputs of the
-    model on as parameters, as Triton itself does.
+    A ``host`` that is not a loopback address requires ``keys`` or ``is_open``. Without these, HTTP requests must be for
+    a loopback name, or one of ``allowed_hosts``. ``aliases`` gives models further names in OpenAI's API, by name. After
+    more than ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. A request
+    that is resent may run twice.
     """
 
-    host: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    grace: float = 30.0
-    max_wait: float = 10.0
-    model_memory_mib: float = 0.0
-    cache_mib: float = CACHE_MIB
-    max_restarts: int = 10
-    load_seconds: float | None = None
-    resends: bool = True
-    is_open: bool = False
-    is_lenient: bool = False
-    keys: Path | None = None
-    audit: Path | None = None
-    cors: str = ""
-    allowed_hosts: tuple[str, ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    client_ca: Path | None = None
-    exposed: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    http_port: int = option(8000, "Port for HTTP; 0: any free port.")
+    grpc_port: int = option(8001, "Port for gRPC; 0: any free port.")
+    metrics_port: int = option(8002, "Port for metrics; 0: any free port.")
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0: all addresses of this machine.")
+    grace: float = option(30.0, "Seconds for requests in flight to finish when stopping.")
+    max_wait: float = option(10.0, "Refuse requests that would wait longer, in seconds.")
+    is_open: bool = option(False, "Accept clients and web pages of other machines, without keys.", "--open")
+    keys: Path | None = option(
+        None, "Answer only clients with a key of this file (`shoal keys`), which is followed.", metavar="FILE"
+    )
+    tls_cert: Path | None = option(
+        None, "Certificate with its chain, in PEM: TLS on all ports. It is followed.", metavar="FILE"
+    )
+    tls_key: Path | None = option(None, "Key of the certificate, in PEM.", metavar="FILE")
+    client_ca: Path | None = option(
+        None, "Answer only clients with a certificate of these authorities, in PEM.", metavar="FILE"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Without keys: another host that requests may be for; may be repeated.", "--allow-host", metavar="NAME"
+    )
+    exposed: tuple[str, ...] = option(
+        (), "Another model that clients may ask, beside ensembles and public models; may be repeated.", "--expose"
+    )
+    aliases: Mapping[str, str] = option(
+        dict, "Another name of a model, for OpenAI's clients; may be repeated.", "--alias", metavar="NAME=MODEL"
+    )
+    model_memory_mib: float = option(0.0, "Memory of each model's process, in MiB; 0: no limit.")
+    cache_mib: float = option(64.0, "Memory of the cache of models with response_cache, in MiB.")
+    max_restarts: int = option(10, "Restarts within ten minutes before further ones are delayed.")
+    load_seconds: float | None = option(
+        None, "Seconds that all models may take to load. Default: 600, or more if a model declares more."
+    )
+    resends: bool = option(True, "Resend a request once if its model died.", "--resend/--no-resend")
+    is_lenient: bool = option(False, "Pass members of generate that are no inputs on, as Triton does.", "--lenient")
+    audit: Path | None = option(None, "Write a JSON line for each request, without texts and keys.", metavar="FILE")
+    cors: str = option("", "Let web pages of this origin read answers: https://app.example.com", metavar="ORIGIN")
+    limits: Limits = field(default_factory=Limits, metadata={"panel": "Limits for clients"})
 
     def __post_init__(self) -> None:
         for name in ("grace", "max_wait", "load_seconds", "cache_mib"):
