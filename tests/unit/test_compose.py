@@ -15,7 +15,7 @@ from shoal.authoring.composition import compose as composing
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.authoring.vendoring import find_carried
 from shoal.cli import app
 from shoal.clients.local import Pipeline, load
@@ -233,7 +233,7 @@ def test_bf16_is_chosen_once_and_written_down(
     artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
-    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: True)
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     manifest = read_manifest(repository)
     assert manifest["dtype"] == manifest["precision"]["bert-large"]["dtype"] == "bf16"

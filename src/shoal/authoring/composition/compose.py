@@ -33,10 +33,13 @@ from shoal.authoring.composition.weights import write_engine_args
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import ModelConfig, write_config
+from shoal.authoring.repository.devices import find_gpus
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.model_folders import find_model_folders
-from shoal.authoring.repository.placement import Plan, Tuning, find_gpus, place_all, tune, write_dtype
+from shoal.authoring.repository.placement import place_all, tune
+from shoal.authoring.repository.plan import Plan, Tuning
+from shoal.authoring.repository.precision import write_dtype
 from shoal.authoring.repository.sizes import Sizes, find_scheduling_flags, find_sizes
 from shoal.authoring.repository.versions import list_made
 from shoal.authoring.vendoring import copy_package

@@ -6,16 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.placement import (
-    GPU,
-    HYBRID,
-    Plan,
-    Tuning,
-    find_host_reason,
-    gpus_of,
-    is_single,
-    show_groups,
-)
+from shoal.authoring.repository.devices import find_host_reason, gpus_of, is_single, show_groups
+from shoal.authoring.repository.plan import GPU, HYBRID, Plan, Tuning
 from shoal.system.paths import shipped_root
 
 MIXED = "mixed"  # in the manifest: models are placed one by one

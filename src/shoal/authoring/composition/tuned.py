@@ -13,7 +13,8 @@ from typing import Any
 from shoal.authoring.composition.artifacts import find_scripts
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.config import ModelConfig, as_config
-from shoal.authoring.repository.placement import AUTO, INT8, Plan, Precision
+from shoal.authoring.repository.plan import AUTO, INT8, Plan
+from shoal.authoring.repository.precision import Precision
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.files import read_json, refusal, sha256
