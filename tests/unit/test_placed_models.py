@@ -237,7 +237,7 @@ def test_places_that_cannot_be(place: str, message: str, tmp_path: Path, shoal: 
 @pytest.mark.parametrize("instances", [(Instances(1, (0,)),), (Instances(1), Instances(2))])
 def test_a_model_is_placed_by_one_option(instances: tuple[Instances, ...]) -> None:
     with pytest.raises(InputError, match=r"softmax is placed by --place and by --instances.*--instances softmax=2"):
-        place(SHIPPED["softmax"], GPUS, tuning=Tuning(instances, gpus=(1,)))
+        place(SHIPPED["softmax"], replace(GPUS, tuning={"softmax": Tuning(instances, gpus=(1,))}))
 
 
 @pytest.mark.usefixtures("has_cupy")
@@ -325,7 +325,7 @@ def test_an_engine_runs_once_on_as_many_gpus_as_it_needs(
     number: int, gpus: tuple[int, ...], tuning: Tuning, groups: str, taken: tuple[int, ...]
 ) -> None:
     config = engine({"tensor_parallel_size": number})
-    message = place(config, Plan(placement="gpu", gpus=gpus), tuning=tuning)
+    message = place(config, Plan(placement="gpu", gpus=gpus, tuning={config.name: tuning}))
     assert show_groups(message) == groups
     assert gpus_of(as_config(message, config.folder)) == taken
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_groups_on_gpus() -> None:
         ((Instances(2, (0,)), Instances(3, (1, 2))), [(2, [0]), (3, [1, 2])]),
         ((Instances(2),), [(2, [0, 1, 2])]),
     ):
-        message = place(available["softmax"], GPUS, tuning=Tuning(groups))
+        message = place(available["softmax"], replace(GPUS, tuning={"softmax": Tuning(groups)}))
         assert [(group.count, list(group.gpus)) for group in message.instance_group] == expected
         assert {group.kind for group in message.instance_group} == {message.instance_group[0].KIND_GPU}
 
@@ -85,4 +86,4 @@ def test_models_that_cannot_be_tuned() -> None:
         ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
     ):
         with pytest.raises(InputError, match=message):
-            place_all(tune([available[name]], {name: tuning}), plan, {name: tuning})
+            place_all(tune([available[name]], {name: tuning}), replace(plan, tuning={name: tuning}))

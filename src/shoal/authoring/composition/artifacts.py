@@ -163,6 +163,8 @@ def read_onnx(path: Path) -> dict[str, str]:
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
     """Choose the dtype of each TorchScript encoder and, if the plan gives one, of each engine, by model name.
 
+    The plan's precision of a single model comes first.
+
     Raises:
         InputError: the plan asks for BF16 or FP16, and there is no model that can compute in it.
     """
@@ -183,7 +185,7 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
             " parameter dtype; there is none.",
             "Leave the dtype out.",
         )
-    return found
+    return found | {name: own.precision for name, own in plan.tuning.items() if own.precision}
 
 
 def converts(path: Path) -> bool:

@@ -22,11 +22,11 @@ from shoal.authoring.repository.plan import AUTO, HYBRID, Instances, Plan, Tunin
 from shoal.errors import InputError, suggest
 
 
-def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_host: str = "") -> Any:
+def place(config: ModelConfig, plan: Plan, *, why_host: str = "") -> Any:
     """Make the configuration message of one model under ``plan``; the model folder's configuration is not changed.
 
-    ``tuning`` are the model's settings; those of batches are applied by ``tune``. ``why_host`` is the reason why the
-    model computes on the host only, if its artifacts give one; other reasons are found here.
+    The plan's settings of batches are applied by ``tune``. ``why_host`` is the reason why the model computes on the
+    host only, if its artifacts give one; other reasons are found here.
 
     Configurations for different targets differ only for models of python-based backends, in ``runtime`` and
     ``allow_ragged_batch``. shoal's backend pads requests of different widths to one batch, and the native backend does
@@ -34,13 +34,13 @@ def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_
     other requests in the batch: for such a model, ``allow_ragged_batch`` is not changed.
 
     Raises:
-        InputError: the plan or ``tuning`` places the model where it cannot compute.
+        InputError: the plan places the model where it cannot compute.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)
     if config.is_ensemble:
         return message
-    _place_groups(message, config, plan, tuning or Tuning(), why_host or find_host_reason(config, plan.target))
+    _place_groups(message, config, plan, why_host or find_host_reason(config, plan.target))
     if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
         for tensor in message.input if config.mask else ():
@@ -54,12 +54,9 @@ def place(config: ModelConfig, plan: Plan, *, tuning: Tuning | None = None, why_
 
 
 def place_all(
-    models: Iterable[ModelConfig],
-    plan: Plan,
-    tuning: Mapping[str, Tuning] | None = None,
-    why_host: Mapping[str, str] | None = None,
+    models: Iterable[ModelConfig], plan: Plan, why_host: Mapping[str, str] | None = None
 ) -> list[ModelConfig]:
-    """Return the models, placed as by ``place``; ``tuning`` and ``why_host`` are by model name.
+    """Return the models, placed as by ``place``; ``why_host`` is by model name.
 
     Raises:
         InputError: as in ``place``; or the plan has GPUs, and no model computes on any.
@@ -68,8 +65,7 @@ def place_all(
     placed = []
     for model in models:
         reasons[model.name] = reasons.get(model.name) or find_host_reason(model, plan.target)
-        message = place(model, plan, tuning=(tuning or {}).get(model.name), why_host=reasons[model.name])
-        placed.append(as_config(message, model.folder))
+        placed.append(as_config(place(model, plan, why_host=reasons[model.name]), model.folder))
     if plan.gpus and not find_gpus(placed, plan):
         named = [model.name for model in models if not model.is_ensemble]
         shown = "; ".join(f"{name}: {reasons[name] or 'placed there'}" for name in named)
@@ -81,8 +77,8 @@ def place_all(
     return placed
 
 
-def _place_groups(message: Any, config: ModelConfig, plan: Plan, tuning: Tuning, why_host: str) -> None:
-    groups = message.instance_group
+def _place_groups(message: Any, config: ModelConfig, plan: Plan, why_host: str) -> None:
+    groups, tuning = message.instance_group, plan.tuning_of(config.name)
     first = groups[0] if groups else groups.add()
     if tuning.instances:
         given = [type(first)() for _ in tuning.instances]

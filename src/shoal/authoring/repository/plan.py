@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from shoal.authoring.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
@@ -11,6 +13,14 @@ CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
 INT8 = "int8"
 DTYPES = (AUTO, "fp32", "bf16", "fp16", INT8)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtype in which an encoder computes, and the reason for it."""
+
+    dtype: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,14 @@ class Tuning:
     ``instances`` are groups of instances. ``gpus`` places the model, whatever the plan says: one group of instances on
     each of these GPUs, or on the host if it is empty. With dynamic batching, Triton runs a batch of one of the
     ``preferred_batch_sizes`` (in rows) at once, and waits up to ``queue_delay`` microseconds for such a batch.
+    ``precision`` is the one that a plan file of ``shoal tune`` decides; without it, see ``choose_precision``.
     """
 
     instances: tuple[Instances, ...] = ()
     gpus: tuple[int, ...] | None = None
     preferred_batch_sizes: tuple[int, ...] = ()
     queue_delay: int | None = None
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Plan:
     host. ``target`` is ``embedded`` (Triton 24.10 of the PyPI wheel, with shoal's python-based backends) or a release
     of NVIDIA's container such as ``26.06`` (with its native backends). ``dtype`` is the dtype in which encoders
     compute; for ``auto`` see ``choose_precision``. ``concurrency`` is the number of requests in flight that memory is
-    sized for.
+    sized for. ``tuning`` has the settings of single models, by name.
     """
 
     placement: str = ""
@@ -56,10 +68,11 @@ class Plan:
     dtype: str = AUTO
     gpus: tuple[int, ...] | None = None
     concurrency: int = 16
-    is_placed: bool = field(default=False, init=False)
+    is_placed: bool = True
+    tuning: Mapping[str, Tuning] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_placed", bool(self.placement))
+        object.__setattr__(self, "is_placed", self.is_placed and bool(self.placement))
         object.__setattr__(self, "placement", self.placement or CPU)
         for name, value, known in (("placement", self.placement, PLACEMENTS), ("dtype", self.dtype, DTYPES)):
             if value not in known:
@@ -70,6 +83,14 @@ class Plan:
         if self.gpus is None:
             object.__setattr__(self, "gpus", () if self.placement == CPU else (0,))
         self._check_gpus(self.gpus or ())
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan as the manifest has it: what holds for all models."""
+        return {name: value for name, value in asdict(self).items() if name != "tuning"}
+
+    def tuning_of(self, name: str) -> Tuning:
+        """Return the settings of one model."""
+        return self.tuning.get(name, Tuning())
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):

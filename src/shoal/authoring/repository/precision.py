@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.plan import AUTO, INT8, Plan
+from shoal.authoring.repository.plan import AUTO, INT8, Plan, Precision
 from shoal.errors import InputError
 from shoal.system.machine import computes_bf16
 
 _ENGINES_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Dtype in which an encoder computes, and the reason for it."""
-
-    dtype: str
-    reason: str
 
 
 def choose_precision(
