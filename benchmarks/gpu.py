@@ -24,7 +24,7 @@ from records import dumps, write_record
 
 from shoal import Pipeline, compose, load
 from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load_component
 from shoal.kit.component.files import sha256
 from shoal.kit.component.ledger import CONTROL, DOWN

@@ -33,7 +33,7 @@ from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load
 from shoal.readability.corpus import find_corpus
 from shoal.readability.evaluate import ENSEMBLE, OUTPUTS

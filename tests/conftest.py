@@ -77,7 +77,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def fp32() -> Iterator[None]:
     """Tests compute in FP32 on every machine, and so are their tolerances; those about BF16 say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: False)
+        patch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: False)
         patch.setattr("shoal.readability.fit.has_fast_bf16", lambda device: False)
         yield
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import Pipeline, load
 
 GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")

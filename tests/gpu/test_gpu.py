@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import Pipeline, load
 from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, upload

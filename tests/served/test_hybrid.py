@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.clients.client.client import Client
 from shoal.clients.client.copies import Copies, read_metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
 from shoal.clients.local import Pipeline, load
 from shoal.errors import InputError

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.lab.bench.run import write
 from shoal.lab.bench.tables import write_page
 from tests.support.bulk import MODEL_FOLDERS

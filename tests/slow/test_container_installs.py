@@ -19,7 +19,7 @@ import pytest
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.environment.engines import find_python
 from shoal.authoring.environment.targets import find_target
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ShoalError
 from shoal.serving.server.container import container_command
 from tests.conftest import Scale

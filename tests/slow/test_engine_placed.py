@@ -12,7 +12,7 @@ import torch
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients import local
 from shoal.clients.client.client import Client
 from shoal.clients.local import load

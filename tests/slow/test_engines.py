@@ -14,7 +14,7 @@ from shoal.authoring.composition.artifacts import read_onnx
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
 from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError, InputError
@@ -107,7 +107,7 @@ def test_an_encoder_for_another_vocabulary_is_neither_composed_nor_started(
 def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     leaves: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: True)
     save_onnx(own / "model.onnx", {})
     assert read_onnx(own / "model.onnx") == {}
     repository = compose("ensemble_all", tmp_path / "made", artifacts=own, projects=[leaves])

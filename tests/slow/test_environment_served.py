@@ -15,7 +15,7 @@ from shoal.authoring.environment.building import Built, build
 from shoal.authoring.environment.engines import find_python
 from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
 from shoal.clients.local import Pipeline
 from shoal.errors import ArtifactError, InputError, ServerError

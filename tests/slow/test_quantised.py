@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import as_config, read_config
 from shoal.authoring.repository.engine_memory import EngineMemory, find_engine_memory
-from shoal.authoring.repository.placement import Instances, Plan, Tuning
+from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.cli import app
 from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, SetupError

@@ -18,7 +18,7 @@ from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.clients.client.client import Client
 from shoal.clients.local import load

@@ -19,7 +19,7 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config, write_config
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.lab.tiny_llm import make_tiny

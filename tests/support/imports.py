@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from shoal.authoring.check.families import check
 from shoal.authoring.project.importing.add_model import add_model
 from shoal.authoring.repository.config import read_config, write_config
-from shoal.authoring.repository.placement import Plan, place
+from shoal.authoring.repository.placement import place
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load
 
 NUM_ROWS = 1000

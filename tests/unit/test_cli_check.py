@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import CPU, PLACEMENTS, Plan
+from shoal.authoring.repository.plan import CPU, PLACEMENTS, Plan
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError
 from tests.support.once import ROOT

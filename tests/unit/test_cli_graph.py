@@ -21,7 +21,8 @@ from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config, write_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.model_folders import CATEGORIES, find_model_folders
-from shoal.authoring.repository.placement import Plan, place
+from shoal.authoring.repository.placement import place
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT

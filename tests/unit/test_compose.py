@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.authoring.composition import compose as composing
+from shoal.authoring.composition import writing
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.authoring.vendoring import find_carried
 from shoal.cli import app
 from shoal.clients.local import Pipeline, load
@@ -88,9 +89,10 @@ def test_an_interrupted_compose_leaves_the_old_repository_whole(
 ) -> None:
     target = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     before = files(target)
-    for step in ("check_artifacts", "_write_files", "_write_manifest", "exchange"):
+    steps = ((composing, "check_artifacts"), (writing, "_write_files"), (writing, "_write_manifest"))
+    for module, step in (*steps, (composing, "exchange")):
         with monkeypatch.context() as patch:
-            patch.setattr(composing, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(module, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 compose("ensemble_all", target, artifacts=artifacts, plan=Plan(target="26.06"))
         assert files(target) == before
@@ -233,7 +235,7 @@ def test_bf16_is_chosen_once_and_written_down(
     artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
-    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: True)
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     manifest = read_manifest(repository)
     assert manifest["dtype"] == manifest["precision"]["bert-large"]["dtype"] == "bf16"

@@ -11,7 +11,7 @@ from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError, InputError
 from shoal.serving.server.container import container_command
 from tests.support.containers import find_installed, write_weights

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.errors import InputError
 from shoal.serving.server.container import container_command

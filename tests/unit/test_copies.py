@@ -14,7 +14,7 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.placement import Plan, Tuning
+from shoal.authoring.repository.plan import Plan, Tuning
 from shoal.clients import local
 from shoal.clients.client.copies import Copies
 from shoal.clients.local import Pipeline, load

@@ -16,7 +16,7 @@ import shoal
 from shoal.authoring.composition.artifacts import choose_precisions
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import Artifact, read_config
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError
 from shoal.kit.component.provenance import read_archive

@@ -14,7 +14,7 @@ from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.project.importing import torchscripts
 from shoal.authoring.project.importing.add_model import add_model
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.encoders.unbinding import unbind
 from tests.support.imports import Column, Tagger, add, declared, load_script, script

@@ -29,7 +29,8 @@ from shoal.authoring.repository.describe import describe
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.parameters import ANY, COMPONENT, TABLE
-from shoal.authoring.repository.placement import Plan, place
+from shoal.authoring.repository.placement import place
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ShoalError
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.context import Context

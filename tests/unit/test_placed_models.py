@@ -17,11 +17,13 @@ import torch
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import ModelConfig, as_config, read_config
+from shoal.authoring.repository.devices import find_host_reason, gpus_of, show_groups
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_code import find_constants
 from shoal.authoring.repository.model_folders import find_model_folders
-from shoal.authoring.repository.placement import Instances, Plan, Tuning, find_host_reason, gpus_of, place, show_groups
+from shoal.authoring.repository.placement import place
+from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.clients import local
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.backends import BACKENDS
@@ -235,13 +237,13 @@ def test_places_that_cannot_be(place: str, message: str, tmp_path: Path, shoal: 
 @pytest.mark.parametrize("instances", [(Instances(1, (0,)),), (Instances(1), Instances(2))])
 def test_a_model_is_placed_by_one_option(instances: tuple[Instances, ...]) -> None:
     with pytest.raises(InputError, match=r"softmax is placed by --place and by --instances.*--instances softmax=2"):
-        place(SHIPPED["softmax"], GPUS, tuning=Tuning(instances, gpus=(1,)))
+        place(SHIPPED["softmax"], replace(GPUS, tuning={"softmax": Tuning(instances, gpus=(1,))}))
 
 
 @pytest.mark.usefixtures("has_cupy")
 def test_one_model_of_a_pipeline_is_placed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forest on the host and the encoder on GPU 1, or the reverse; pools and precision are for what is where."""
-    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: True)
+    monkeypatch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: True)
     for there, here in (("bert-large", "cuml"), ("cuml", "bert-large")):
         tuning = {there: Tuning(gpus=(1,)), here: Tuning(gpus=())}
         repository = compose("ensemble_all", tmp_path / there, artifacts=artifacts, tuning=tuning)
@@ -323,7 +325,7 @@ def test_an_engine_runs_once_on_as_many_gpus_as_it_needs(
     number: int, gpus: tuple[int, ...], tuning: Tuning, groups: str, taken: tuple[int, ...]
 ) -> None:
     config = engine({"tensor_parallel_size": number})
-    message = place(config, Plan(placement="gpu", gpus=gpus), tuning=tuning)
+    message = place(config, Plan(placement="gpu", gpus=gpus, tuning={config.name: tuning}))
     assert show_groups(message) == groups
     assert gpus_of(as_config(message, config.folder)) == taken
 

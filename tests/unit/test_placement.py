@@ -10,8 +10,11 @@ import pytest
 from shoal.authoring.composition.artifacts import choose_precisions
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 from shoal.authoring.repository.model_folders import find_model_folders
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS, Plan, choose_precision, place
+from shoal.authoring.repository.placement import place
+from shoal.authoring.repository.plan import Plan
+from shoal.authoring.repository.precision import choose_precision
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.kit.backends import BACKENDS
 from shoal.system.machine import computes_bf16
@@ -116,7 +119,7 @@ def test_the_first_gpu_is_the_choice_of_a_plan_without_one() -> None:
 def test_auto_is_the_fastest_dtype_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
 ) -> None:
-    monkeypatch.setattr("shoal.authoring.repository.placement.computes_bf16", lambda: is_fast)
+    monkeypatch.setattr("shoal.authoring.repository.precision.computes_bf16", lambda: is_fast)
     assert choose_precision(plan, is_imported=False, has_trunk=lambda: can_convert).dtype == dtype
     asked = "fp32" if plan.dtype == "auto" else plan.dtype
     assert choose_precision(plan, is_imported=True, has_trunk=lambda: can_convert).dtype == asked

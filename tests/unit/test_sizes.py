@@ -11,7 +11,8 @@ from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import launch_flags, read_manifest
 from shoal.authoring.repository.model_folders import find_model_folders
-from shoal.authoring.repository.placement import Plan, place_all
+from shoal.authoring.repository.placement import place_all
+from shoal.authoring.repository.plan import Plan
 from shoal.authoring.repository.sizes import MIB, Largest, find_sizes
 from shoal.kit.component.files import sha256
 from shoal.kit.component.spec import TensorSpec

@@ -20,7 +20,7 @@ from shoal.authoring.environment.targets import (
     parse_release,
     show_release,
 )
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.cli.doctor import FAULT, examine
 from shoal.errors import ArtifactError, InputError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.model_folders import find_model_folders
-from shoal.authoring.repository.placement import Instances, Plan, Tuning, place, place_all, tune
+from shoal.authoring.repository.placement import place, place_all, tune
+from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.cli.repository import _parse_tuning
 from shoal.errors import InputError, ShoalError
 from tests.support.commands import Shoal
@@ -33,7 +35,7 @@ def test_groups_on_gpus() -> None:
         ((Instances(2, (0,)), Instances(3, (1, 2))), [(2, [0]), (3, [1, 2])]),
         ((Instances(2),), [(2, [0, 1, 2])]),
     ):
-        message = place(available["softmax"], GPUS, tuning=Tuning(groups))
+        message = place(available["softmax"], replace(GPUS, tuning={"softmax": Tuning(groups)}))
         assert [(group.count, list(group.gpus)) for group in message.instance_group] == expected
         assert {group.kind for group in message.instance_group} == {message.instance_group[0].KIND_GPU}
 
@@ -84,4 +86,4 @@ def test_models_that_cannot_be_tuned() -> None:
         ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
     ):
         with pytest.raises(InputError, match=message):
-            place_all(tune([available[name]], {name: tuning}), plan, {name: tuning})
+            place_all(tune([available[name]], {name: tuning}), replace(plan, tuning={name: tuning}))

@@ -24,7 +24,7 @@ import shoal
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.project.importing.encoders import SIGMOID, SOFTMAX, Embedder, Headed
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load
 from shoal.errors import ArtifactError
 from shoal.kit.component.files import sha256

@@ -26,7 +26,7 @@ from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.authoring.repository.graph import Graph
-    from shoal.authoring.repository.placement import Tuning
+    from shoal.authoring.repository.plan import Tuning
     from shoal.authoring.repository.sizes import Sizes
 
 _TUNED = {
@@ -114,7 +114,7 @@ def compose(
     from shoal.authoring.composition.compose import compose as compose_repository
     from shoal.authoring.repository.manifest import read_manifest
     from shoal.authoring.repository.model_folders import read_configs
-    from shoal.authoring.repository.placement import Plan
+    from shoal.authoring.repository.plan import Plan
 
     plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
     if placement == "cpu" and not place:
@@ -156,7 +156,7 @@ def _parse_tuning(
     instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None, places: list[str] | None = None
 ) -> dict[str, Tuning]:
     """Parse the options that are given for single models, such as ``--instances MODEL=COUNT``."""
-    from shoal.authoring.repository.placement import Instances, Tuning
+    from shoal.authoring.repository.plan import Instances, Tuning
 
     found: dict[str, Tuning] = {}
     options = {"instances": instances, "preferred-batch": sizes, "queue-delay": delays, "place": places}
@@ -219,10 +219,12 @@ def plan(
     from shoal.authoring.composition.weights import quantize as quantize_all
     from shoal.authoring.environment.targets import EMBEDDED
     from shoal.authoring.repository.call_graph import collect
+    from shoal.authoring.repository.devices import gpus_of, is_in_client
     from shoal.authoring.repository.engine_memory import HOST, find_excess
     from shoal.authoring.repository.graph import Graph
     from shoal.authoring.repository.model_folders import find_model_folders
-    from shoal.authoring.repository.placement import Plan, gpus_of, is_in_client, place_all
+    from shoal.authoring.repository.placement import place_all
+    from shoal.authoring.repository.plan import Plan
     from shoal.authoring.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
@@ -249,7 +251,7 @@ def plan(
 
 
 def _print_plan(places: dict[str, list[int]], drawn: Graph, sizes: Sizes, placement: str | None) -> None:
-    from shoal.authoring.repository.placement import is_in_client
+    from shoal.authoring.repository.devices import is_in_client
 
     for name, gpus in places.items():
         where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"

@@ -29,7 +29,8 @@ from shoal.authoring.repository.config import CONFIG, ModelConfig, write_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.model_folders import find_graph
-from shoal.authoring.repository.placement import INT8, write_dtype
+from shoal.authoring.repository.plan import INT8
+from shoal.authoring.repository.precision import write_dtype
 from shoal.clients.local import load
 from shoal.errors import InputError, SetupError
 from shoal.kit.component.files import sha256

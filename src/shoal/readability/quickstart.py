@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.placement import Plan
+from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
 from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import find_corpus, read_passages

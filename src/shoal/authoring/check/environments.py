@@ -19,7 +19,7 @@ from shoal.authoring.environment.imports import find_imports
 from shoal.authoring.environment.inspection import Environment, glance
 from shoal.authoring.environment.stub import STUB, Stub, read_stub
 from shoal.authoring.environment.targets import EMBEDDED, Target
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 from shoal.errors import ArtifactError, SetupError
 
 PARAMETER = "EXECUTION_ENV_PATH"

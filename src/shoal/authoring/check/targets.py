@@ -24,7 +24,7 @@ from shoal.authoring.environment.targets import (
     show_release,
 )
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 from shoal.errors import InputError
 
 BACKEND = Rule("backend-not-in-target", Severity.ERROR, is_core=True)

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from shoal.authoring.check.torchscript import Script, has_trunk
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.devices import gpus_of
 from shoal.authoring.repository.model_code import read_code
-from shoal.authoring.repository.placement import AUTO, INT8, Plan, Precision, choose_precision, gpus_of, is_dtype_chosen
+from shoal.authoring.repository.plan import AUTO, INT8, Plan
+from shoal.authoring.repository.precision import Precision, choose_precision, is_dtype_chosen
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
@@ -161,6 +163,8 @@ def read_onnx(path: Path) -> dict[str, str]:
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
     """Choose the dtype of each TorchScript encoder and, if the plan gives one, of each engine, by model name.
 
+    The plan's precision of a single model comes first.
+
     Raises:
         InputError: the plan asks for BF16 or FP16, and there is no model that can compute in it.
     """
@@ -181,7 +185,7 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
             " parameter dtype; there is none.",
             "Leave the dtype out.",
         )
-    return found
+    return found | {name: own.precision for name, own in plan.tuning.items() if own.precision}
 
 
 def converts(path: Path) -> bool:

@@ -6,16 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.placement import (
-    GPU,
-    HYBRID,
-    Plan,
-    Tuning,
-    find_host_reason,
-    gpus_of,
-    is_single,
-    show_groups,
-)
+from shoal.authoring.repository.devices import find_gpus, find_host_reason, gpus_of, is_single, show_groups
+from shoal.authoring.repository.plan import GPU, HYBRID, Plan
 from shoal.system.paths import shipped_root
 
 MIXED = "mixed"  # in the manifest: models are placed one by one
@@ -23,15 +15,13 @@ _MAX_SHOWN = 60  # characters of a value
 _GROUPS = "instance_group"
 
 
-def name_placement(plan: Plan, gpus: Sequence[int], tuning: Mapping[str, Tuning]) -> str:
+def name_placement(plan: Plan, gpus: Sequence[int]) -> str:
     """Return the manifest's name of the placement: the plan's, or ``mixed`` if it does not hold for all models."""
-    is_said = plan.is_placed and all(settings.gpus is None for settings in tuning.values())
+    is_said = plan.is_placed and all(settings.gpus is None for settings in plan.tuning.values())
     return plan.placement if is_said or plan.placement == HYBRID or not gpus else MIXED
 
 
-def find_notes(
-    models: Sequence[ModelConfig], plan: Plan, gpus: Sequence[int], why_host: Mapping[str, str]
-) -> list[str]:
+def find_notes(models: Sequence[ModelConfig], plan: Plan, why_host: Mapping[str, str]) -> list[str]:
     """Return notes about placed models that are not on all GPUs of the plan; ``why_host`` is as in ``place_all``."""
     notes, wanted = [], plan.gpus or ()
     for model in (model for model in models if wanted and not model.is_ensemble):
@@ -42,7 +32,7 @@ def find_notes(
             notes.append(f"{model.name} is on the host{f': {why}' if why else ''}.")
         elif is_single(model) and is_placed and not set(wanted) <= set(gpus_of(model)):
             notes.append(f"{model.name} is not repeated on each GPU: {show_groups(model.message)}.")
-    if unused := sorted(set(wanted) - set(gpus)):
+    if unused := sorted(set(wanted) - set(find_gpus(models, plan))):
         notes.append(f"No model computes on GPU {', '.join(map(str, unused))}.")
     elif any(model.is_ensemble for model in models) and len([m for m in models if len(gpus_of(m)) > 1]) > 1:
         notes.append("Tensors between steps may be copied between GPUs; a repository for each GPU avoids that.")

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.authoring.composition.artifacts import find_scripts
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.config import ModelConfig, as_config
-from shoal.authoring.repository.placement import AUTO, INT8, Plan, Precision
+from shoal.authoring.repository.plan import AUTO, INT8, Plan, Precision
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.files import read_json, refusal, sha256
@@ -56,18 +56,15 @@ def read_tuned(path: Path) -> Tuned:
     return Tuned(path.resolve(), found["dtype"], found["reason"], machine, models)
 
 
-def apply(
-    models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan, tuned: Tuned | None, *, accepts_error: bool
-) -> tuple[list[ModelConfig], Plan, dict[str, Precision], list[str]]:
-    """Apply a plan file; return the models, the plan, the precisions that it decides by model name, and notes.
+def decide(
+    models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan, tuned: Tuned | None
+) -> tuple[Plan, list[str]]:
+    """Return the plan with the precision that a plan file decides, and notes.
 
-    The precision is the plan's ``dtype``, or for ``auto`` the one in ``tuned``. For INT8, a model gets the backend
-    ``openvino`` and the folder with its quantised encoder.
+    The precision is the plan's ``dtype``, or for ``auto`` the one in ``tuned``.
 
     Raises:
-        InputError: INT8 is asked for without ``tuned``; its measured error is too large or unknown, and
-            ``accepts_error`` is false; or ``tuned`` is for other models.
-        ArtifactError: a quantised encoder is missing, has no record, or was made from another encoder.
+        InputError: INT8 is asked for without ``tuned``, or ``tuned`` is for other models.
     """
     if tuned is None:
         if plan.dtype == INT8:
@@ -75,7 +72,7 @@ def apply(
                 "INT8 needs an encoder that was quantised, and no plan file is given.",
                 "Make one: shoal tune REPOSITORY --data FILE; then add --tuned build/tuned/tuned.json",
             )
-        return list(models), plan, {}, []
+        return plan, []
     scripts = {model.name: found for model in models if (found := find_scripts(model, artifacts))}
     for name, digest in tuned.models.items():
         if [sha256(path) for path in scripts.get(name, ())] != [digest]:
@@ -90,23 +87,33 @@ def apply(
             " here: shoal tune"
         )
     dtype = tuned.dtype if plan.dtype == AUTO else plan.dtype
-    chosen = Precision(dtype, tuned.reason if plan.dtype == AUTO else f"--dtype {dtype}")
     if plan.dtype == AUTO and dtype == "bf16" and plan.target != EMBEDDED:
         notes.append(f"The plan has bf16; the native backend of {plan.target} runs model.pt in the dtype of its file.")
-        return list(models), plan, {}, notes
-    plan = replace(plan, dtype=dtype)
-    if dtype != INT8:
-        return list(models), plan, dict.fromkeys(tuned.models, chosen), notes
-    if set(INT8_FLAGS).isdisjoint(machine["flags"].split()):
+        return plan, notes
+    if dtype == INT8 and set(INT8_FLAGS).isdisjoint(machine["flags"].split()):
         notes.append(f"This processor has no INT8 instructions ({', '.join(INT8_FLAGS)}): fp32 is likely as fast.")
+    chosen = Precision(dtype, tuned.reason if plan.dtype == AUTO else f"--dtype {dtype}")
+    decided = {name: replace(plan.tuning_of(name), precision=chosen) for name in tuned.models}
+    return replace(plan, dtype=dtype, tuning={**plan.tuning, **decided}), notes
+
+
+def take_quantised(
+    models: Sequence[ModelConfig], plan: Plan, tuned: Tuned | None, *, accepts_error: bool
+) -> list[ModelConfig]:
+    """Return the models; for INT8, each in ``tuned`` has the backend ``openvino`` and its quantised encoder's folder.
+
+    Raises:
+        InputError: the error that was measured is too large or unknown, and ``accepts_error`` is false.
+        ArtifactError: a quantised encoder is missing, has no record, or was made from another encoder.
+    """
     made = []
     for model in models:
-        if model.name in tuned.models:
+        if tuned is not None and plan.dtype == INT8 and model.name in tuned.models:
             folder = tuned.path.parent / model.name
             _check_error(folder / "1" / FILE, tuned.models[model.name], accepts_error=accepts_error)
             model = quantized(model, folder)
         made.append(model)
-    return made, plan, dict.fromkeys(tuned.models, chosen), notes
+    return made
 
 
 def _check_error(path: Path, parent: str, *, accepts_error: bool) -> None:

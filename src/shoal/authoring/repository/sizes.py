@@ -11,11 +11,12 @@ from typing import Any
 
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS, find_gpus
 from shoal.authoring.repository.engine_memory import HOST, find_engine_memory
 from shoal.authoring.repository.graph import Edge, Graph, is_on_gpu
 from shoal.authoring.repository.manifest import launch_flags
 from shoal.authoring.repository.model_folders import read_configs
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS, Plan, find_gpus
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError
 from shoal.kit.component.spec import STRING, TensorSpec
 

@@ -11,7 +11,7 @@ from functools import partial
 from queue import LifoQueue
 from typing import Any, TypeVar, Unpack
 
-from shoal.authoring.repository.placement import is_in_client
+from shoal.authoring.repository.devices import is_in_client
 from shoal.clients.client.calls import Answer
 from shoal.clients.client.client import Client
 from shoal.clients.client.tls import Access

@@ -12,7 +12,7 @@ from shoal.authoring.repository.describe import describe
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_folders import find_graph
-from shoal.authoring.repository.placement import HYBRID
+from shoal.authoring.repository.plan import HYBRID
 from shoal.errors import ArtifactError, InputError
 
 PLAN = ("placement", "dtype", "target")  # manifest fields in which repositories of one pipeline differ

@@ -24,7 +24,7 @@ from shoal.authoring.check.environments import PARAMETER as ENVIRONMENT
 from shoal.authoring.check.environments import VARIABLE
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, entries, is_file
-from shoal.authoring.repository.placement import PARALLEL_SIZES, count_parallel
+from shoal.authoring.repository.devices import PARALLEL_SIZES, count_parallel
 from shoal.system.files import parse_json, read_bytes, read_json, read_text
 
 UNKNOWN = Rule("engine-args-unknown", Severity.ERROR)

@@ -14,8 +14,8 @@ from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Node, Repository
 from shoal.authoring.environment.targets import LLMAPI, Release
 from shoal.authoring.repository.config import CONFIG
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 from shoal.authoring.repository.parameters import ANY, COMPONENT, HOST_INPUTS, TYPED, find_right_name
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS
 from shoal.errors import ArtifactError
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.forest import FILES
 from shoal.authoring.check.models import Model, Repository, is_file
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 
 UNSUPPORTED = Rule("not-in-own-backend", Severity.ERROR)
 IGNORED = Rule("ignored-by-own-backend", Severity.ADVICE)

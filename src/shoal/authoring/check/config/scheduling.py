@@ -9,8 +9,8 @@ from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import PLATFORMS, Model, Repository, enum_name, is_file
 from shoal.authoring.check.python.source import served_sources
 from shoal.authoring.environment.targets import EMBEDDED as EMBEDDED_TARGET
+from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS, find_host_reason
 from shoal.authoring.repository.model_code import find_library, is_component
-from shoal.authoring.repository.placement import PYTHON_BASED_BACKENDS, find_host_reason
 from shoal.kit.component.spec import ENGINE_LIBRARY
 
 BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)

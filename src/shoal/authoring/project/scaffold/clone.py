@@ -11,8 +11,8 @@ from typing import Any
 from shoal.authoring.check.config.engines import FILE as ENGINE_FILE
 from shoal.authoring.check.config.engines import check_arguments
 from shoal.authoring.check.findings import Place, Severity
-from shoal.authoring.composition.compose import version_files
 from shoal.authoring.composition.labels import find_labels
+from shoal.authoring.composition.writing import version_files
 from shoal.authoring.project.scaffold import text
 from shoal.authoring.project.scaffold.names import check_name, find_project_folders
 from shoal.authoring.project.scaffold.skeletons import Skeleton, alone, check_category, make_skeleton
