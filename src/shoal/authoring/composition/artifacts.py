@@ -18,8 +18,8 @@ from shoal.authoring.check.torchscript import Script, has_trunk
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.devices import gpus_of
 from shoal.authoring.repository.model_code import read_code
-from shoal.authoring.repository.plan import AUTO, INT8, Plan
-from shoal.authoring.repository.precision import Precision, choose_precision, is_dtype_chosen
+from shoal.authoring.repository.plan import AUTO, INT8, Plan, Precision
+from shoal.authoring.repository.precision import choose_precision, is_dtype_chosen
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
