@@ -10,9 +10,9 @@ import pytest
 
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.launch_flags import find_launch_flags
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.plan import Plan
-from shoal.authoring.repository.sizes import find_launch_flags
 from shoal.clients.client.client import Client
 from shoal.errors import ServerError
 from shoal.serving.server.container import container_command

@@ -21,7 +21,7 @@ from shoal.authoring.project.scaffold.clone import draft_like
 from shoal.authoring.project.scaffold.names import class_name, parse_tensor
 from shoal.authoring.project.scaffold.skeletons import draft_component
 from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.errors import ShoalError
 from tests.support.once import ROOT
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf

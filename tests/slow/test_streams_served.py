@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from shoal.authoring.environment.stub import served_model
+from shoal.authoring.environment.embedded import served_model
 from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.system.processes import find_descendants, find_process, processes

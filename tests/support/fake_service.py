@@ -53,6 +53,7 @@ class FakeService:
         self.answer: Callable[[Call], Any] = lambda call: {"Y": np.zeros(1)}
         monkeypatch.setattr(supervisor, "Server", self._launch)
         monkeypatch.setattr(supervisor, "Upstream", self._connect)
+        monkeypatch.setattr(supervisor, "TritonHttp", lambda server: None)
         monkeypatch.setattr(supervisor, "available_memory", lambda: self.memory)
         monkeypatch.setitem(ProcessMonitor.__init__.__kwdefaults__ or {}, "clock", lambda: time.monotonic())
         self.active = ActiveServer()
@@ -87,7 +88,7 @@ class FakeService:
         if self.unready:
             raise self.unready.pop(0)
 
-    def _connect(self, server: FakeServer) -> FakeUpstream:
+    def _connect(self, server: FakeServer, _: None) -> FakeUpstream:
         self.upstreams.append(FakeUpstream(server, FakeClient(lambda call: self.answer(call))))
         return self.upstreams[-1]  # type: ignore[no-any-return]
 

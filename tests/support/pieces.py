@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.loading import component_class
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ShoalError
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context

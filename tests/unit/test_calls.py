@@ -12,9 +12,9 @@ from shoal import cli
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.find_graph import find_graph, find_model_folders
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.model_folders import find_graph, find_model_folders
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.streams import DECOUPLED, FILES, write_project, write_twin
 

@@ -19,8 +19,9 @@ from shoal.authoring.draw.mermaid import draw
 from shoal.authoring.draw.picture import png, svg
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.model_folders import CATEGORIES, find_model_folders
+from shoal.authoring.repository.model_folders import CATEGORIES
 from shoal.authoring.repository.placement import place
 from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ArtifactError
 from tests.support.graphs import Member, Type, make_graph, ten_steps
 

@@ -10,8 +10,8 @@ import pytest
 from shoal.authoring.draw.mermaid import draw
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import Artifact, read_config, write_config
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import ArtifactError
 from tests.support.once import ROOT
 

@@ -21,8 +21,9 @@ from shoal.authoring.project.importing.add_model import add_model
 from shoal.authoring.repository import config as configs
 from shoal.authoring.repository.call_graph import MAX_NESTED, collect
 from shoal.authoring.repository.config import MAX_ENTRIES, MAX_STEPS, read_config
+from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.graph import Graph, find_rounds
-from shoal.authoring.repository.model_folders import find_graph, read_configs
+from shoal.authoring.repository.model_folders import read_configs
 from shoal.cli import app
 from shoal.errors import ArtifactError, ShoalError, printable
 from shoal.kit.encoders.export import export_onnx

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from shoal.authoring.environment.archive import read_archive, read_folder
+from shoal.authoring.environment.embedded import find_installed
 from shoal.authoring.environment.fit import find_misfits
 from shoal.authoring.environment.inspection import Environment, Need, Package, inspect
 from shoal.authoring.environment.stub import read_binary
-from shoal.authoring.environment.stub_source import find_installed
 from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError
 from tests.unit.test_entries import END, PYTHON, item, lay_out, link, pack, pax, refused

@@ -74,6 +74,27 @@ def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> No
     assert {name for name in loaded if name.startswith("shoal.kit.generation.")} == {"shoal.kit.generation.pieces"}
 
 
+NOT_OF_THE_SERVICE = (
+    "authoring.check.",
+    "authoring.composition.",
+    "authoring.project.",
+    "kit.forests.",
+    "lab.",
+    "cli.",
+)
+
+
+def test_the_service_loads_nothing_that_makes_or_checks_repositories() -> None:
+    """Of shoal's lines, at most ``most``: each one is memory, and time at the start."""
+    most = 16_500
+    code = "import shoal.serving.gateway.run, sys; print(*(n for n in sys.modules if n.split('.')[0] == 'shoal'))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in modules if f"{name.removeprefix('shoal.')}.".startswith(NOT_OF_THE_SERVICE)]
+    paths = [PACKAGE.joinpath(*name.split(".")[1:]) for name in modules]
+    files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= most
+
+
 def test_public_names() -> None:
     """docs/api.md has the list."""
     assert set(shoal.__all__) == set(dir(shoal))
@@ -295,7 +316,7 @@ def test_the_wheel_carries_the_model_folders(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import shoal; from shoal.authoring.repository.model_folders import find_model_folders, shipped_root;"
+        "import shoal; from shoal.authoring.repository.find_graph import find_model_folders, shipped_root;"
         "print(shipped_root(), *sorted(find_model_folders()))"
     )
     listing = subprocess.run(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.authoring.draw.mermaid import draw
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.serving.gateway.v1 import errors, schema
 from tests.support import house
 from tests.support.once import ROOT

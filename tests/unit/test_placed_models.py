@@ -18,10 +18,10 @@ from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import ModelConfig, as_config, read_config
 from shoal.authoring.repository.devices import find_host_reason, gpus_of, show_groups
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_code import find_constants
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.authoring.repository.placement import place
 from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.clients import local

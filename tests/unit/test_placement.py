@@ -11,7 +11,7 @@ from shoal.authoring.composition.artifacts import choose_precisions
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
-from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.placement import place
 from shoal.authoring.repository.plan import Plan
 from shoal.authoring.repository.precision import choose_precision

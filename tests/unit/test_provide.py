@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.environment.embedded import find_installed
 from shoal.authoring.environment.inspection import CONDA, Environment
 from shoal.authoring.environment.spec import BuildRequest
 from shoal.authoring.environment.stub import read_stub
-from shoal.authoring.environment.stub_source import check_choice, choose, find_installed, provide_stub, take_stub
+from shoal.authoring.environment.stub_source import check_choice, choose, provide_stub, take_stub
 from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import find_stub

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.authoring.environment.stub import STUB
+from shoal.authoring.environment.embedded import STUB
 from shoal.cli.doctor import examine
 from shoal.errors import SetupError
 from shoal.serving.server import runtime

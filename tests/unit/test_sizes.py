@@ -8,9 +8,9 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.call_graph import collect
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import launch_flags, read_manifest
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.authoring.repository.placement import place_all
 from shoal.authoring.repository.plan import Plan
 from shoal.authoring.repository.sizes import MIB, Largest, find_sizes

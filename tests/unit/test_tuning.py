@@ -9,7 +9,7 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.placement import place, place_all, tune
 from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.cli.repository import _parse_tuning

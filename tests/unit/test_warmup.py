@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.composition.warmup import FOLDER, TEXT, derive
+from shoal.authoring.composition.warmup import derive
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.warmup_request import FOLDER, TEXT
 from shoal.clients.local import Pipeline, load
 
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.composition.warmup import FOLDER, WarmUps, derive, write
+from shoal.authoring.composition.warmup import WarmUps, derive, write
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
+from shoal.authoring.repository.warmup_request import FOLDER
 from shoal.kit.component.files import sha256
 
 MODEL = """import numpy as np

@@ -39,7 +39,7 @@ def graph(
     """
     from shoal.authoring.draw import picture
     from shoal.authoring.draw.mermaid import draw
-    from shoal.authoring.repository.model_folders import find_graph
+    from shoal.authoring.repository.find_graph import find_graph
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
@@ -70,7 +70,7 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor."""
     from shoal.authoring.draw.boxes import legible
     from shoal.authoring.repository.describe import describe as describe_graph
-    from shoal.authoring.repository.model_folders import find_graph
+    from shoal.authoring.repository.find_graph import find_graph
 
     found = describe_graph(find_graph(folder, model))
     if as_json:

@@ -221,8 +221,8 @@ def plan(
     from shoal.authoring.repository.call_graph import collect
     from shoal.authoring.repository.devices import gpus_of, is_in_client
     from shoal.authoring.repository.engine_memory import HOST, find_excess
+    from shoal.authoring.repository.find_graph import find_model_folders
     from shoal.authoring.repository.graph import Graph
-    from shoal.authoring.repository.model_folders import find_model_folders
     from shoal.authoring.repository.placement import place_all
     from shoal.authoring.repository.plan import Plan
     from shoal.authoring.repository.sizes import Largest, find_sizes

@@ -76,7 +76,7 @@ def _tune_repository(
     """Tune a repository on texts of which a quarter, at most 128, are for calibration."""
     import numpy as np
 
-    from shoal.authoring.repository.model_folders import find_graph
+    from shoal.authoring.repository.find_graph import find_graph
     from shoal.kit.encoders.quantize import NUM_CALIBRATED
     from shoal.lab.bench.inputs import read_inputs
     from shoal.lab.tune import tune as tune_repository

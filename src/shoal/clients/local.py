@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self
 
 from shoal.authoring.repository.config import ModelConfig, Step, read_config
 from shoal.authoring.repository.devices import is_in_client
+from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
-from shoal.authoring.repository.model_folders import find_graph
 from shoal.authoring.repository.versions import LATEST, find_version
 from shoal.clients.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.clients.client.copies import Copies

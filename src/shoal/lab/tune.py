@@ -26,9 +26,9 @@ import shoal
 from shoal.authoring.composition.artifacts import converts, find_scripts
 from shoal.authoring.composition.tuned import MOST_ERROR, quantized
 from shoal.authoring.repository.config import CONFIG, ModelConfig, write_config
+from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import find_graph
 from shoal.authoring.repository.plan import INT8
 from shoal.authoring.repository.precision import write_dtype
 from shoal.clients.local import load

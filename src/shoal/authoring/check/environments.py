@@ -14,10 +14,11 @@ from pathlib import Path
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, entries, is_file
 from shoal.authoring.check.python.source import PB, SourceFile, examine
+from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.fit import Misfit, find_misfits
 from shoal.authoring.environment.imports import find_imports
 from shoal.authoring.environment.inspection import Environment, glance
-from shoal.authoring.environment.stub import STUB, Stub, read_stub
+from shoal.authoring.environment.stub import Stub, read_stub
 from shoal.authoring.environment.targets import EMBEDDED, Target
 from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
 from shoal.errors import ArtifactError, SetupError

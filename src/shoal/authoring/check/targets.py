@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable
 from shoal.authoring.check.environments import PARAMETER
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, is_file
+from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.imports import find_imports
-from shoal.authoring.environment.stub import STUB, parse_version
+from shoal.authoring.environment.stub import parse_version
 from shoal.authoring.environment.targets import (
     BACKENDS,
     IMAGES,

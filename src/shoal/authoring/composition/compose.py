@@ -17,9 +17,9 @@ from shoal.authoring.composition.weights import find as find_weights
 from shoal.authoring.composition.writing import Composition, write
 from shoal.authoring.environment.targets import EMBEDDED
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.authoring.repository.plan import Plan, Tuning
 from shoal.errors import SetupError
 from shoal.system.paths import aside, check_path_supported, check_replaceable, exchange

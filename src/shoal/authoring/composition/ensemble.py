@@ -11,7 +11,7 @@ from typing import Any
 from shoal.authoring.composition.validation import check_accepted
 from shoal.authoring.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
 from shoal.authoring.repository.ensemble_config import Declared, make_ensemble, show
-from shoal.authoring.repository.model_folders import find_model_folders
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.versions import LATEST
 from shoal.errors import InputError
 from shoal.kit.component.spec import DTYPES, TensorSpec

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.authoring.environment.building import ARCHIVE, locate
+from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.fit import check_fit
 from shoal.authoring.environment.inspection import inspect
-from shoal.authoring.environment.stub import STUB, read_stub
+from shoal.authoring.environment.stub import read_stub
 from shoal.authoring.environment.targets import find_target
 from shoal.authoring.repository.config import ModelConfig
 from shoal.errors import InputError

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,12 @@ from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.versions import find_version
+from shoal.authoring.repository.warmup_request import FOLDER, make_zeros, requested
 from shoal.kit.component.base import check_outputs, join
 from shoal.kit.component.context import Context
-from shoal.kit.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Arrays, to_inside
 
-FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
-_MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a tensor
 NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
-# About the length of a passage that a user would send.
-TEXT = (
-    "Before sunrise the harbour was so quiet that Mara could hear the ropes creak. She counted the boats twice: seven"
-    " blue ones, and a red one that nobody had sailed since her grandfather's time. Why did he keep it painted? He had"
-    " never said. This morning, however, the red boat's sail hung loose in the wind, and wet footprints led across the"
-    ' planks toward the lighthouse. "Somebody knows," she whispered. Below the pier a school of herring turned all at'
-    " once, as if one mind had moved ten thousand silver bodies, and the water flashed like a coin. Fishermen call that"
-    " good luck; biologists explain that every fish merely watches its neighbours, keeps its distance and copies their"
-    " direction, so that no leader is needed at all. Mara did not think of luck, or of biology. She tied her"
-    " boots, took the old brass lantern from its hook, and followed the footprints while the tide came in behind her."
-)
 
 
 @dataclass
@@ -97,7 +83,7 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
             found.reasons.setdefault(step.model, f"it does not run here: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
-        value = outputs[name] if name in outputs else _zeros(shapes[name], config.spec)
+        value = outputs[name] if name in outputs else make_zeros(shapes[name], config.spec)
         if value is not None:
             tensors[tensor] = value
 
@@ -106,28 +92,6 @@ def _describe(error: Exception, repository: Path) -> str:
     """Return an error's class and first line, with paths made relative to ``repository``, a temporary folder."""
     first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
     return f"{type(error).__name__}: {first}".removesuffix(": ")
-
-
-def requested(spec: ModelSpec) -> dict[str, Any]:
-    """Return the inputs of a model's warm-up request: a text for text inputs, zeros for other inputs.
-
-    Optional inputs are left out. If all inputs are optional, the request has only the first text input.
-    """
-    needed = [t for t in spec.inputs if not t.is_optional] or [t for t in spec.inputs if t.dtype == STRING][:1]
-    values = {t.name: _zeros(t, spec, TEXT.encode() if t.dtype == STRING else b"") for t in needed}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _zeros(tensor: TensorSpec, spec: ModelSpec, text: bytes = b"") -> Any:
-    """Return one row of zeros or of copies of ``text`` in the declared shape.
-
-    The result is None for a dimension of -1 (which has size 1 if there is a ``text``), for BF16, which NumPy lacks, and
-    for a size that is too large.
-    """
-    sizes = [1 if text and size == -1 else size for size in tensor.dims]
-    if tensor.dtype not in DTYPES or len(sizes) > _MAX_RANK or min(sizes, default=0) < 0 or prod(sizes) > _MAX_VALUES:
-        return None
-    return tensor.zeros(1 if spec.is_batched else None, text)
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:

@@ -14,17 +14,19 @@ from shoal.authoring.composition.environments import Placed
 from shoal.authoring.composition.labels import find_labels
 from shoal.authoring.composition.notes import find_changes, name_placement
 from shoal.authoring.composition.transforms import Order
-from shoal.authoring.composition.warmup import FOLDER, WarmUps, derive
+from shoal.authoring.composition.warmup import WarmUps, derive
 from shoal.authoring.composition.warmup import write as write_warm_up
 from shoal.authoring.composition.weights import write_engine_args
 from shoal.authoring.repository.config import ModelConfig, write_config
 from shoal.authoring.repository.devices import find_gpus
 from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.launch_flags import find_scheduling_flags
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.plan import Precision
 from shoal.authoring.repository.precision import write_dtype
-from shoal.authoring.repository.sizes import Sizes, find_scheduling_flags, find_sizes
+from shoal.authoring.repository.sizes import Sizes, find_sizes
 from shoal.authoring.repository.versions import list_made
+from shoal.authoring.repository.warmup_request import FOLDER
 from shoal.authoring.vendoring import copy_package
 from shoal.kit.component.files import sha256
 from shoal.kit.component.spec import FILES, REPOSITORY

@@ -14,11 +14,12 @@ from typing import Any
 
 import shoal
 from shoal.authoring.environment import engines
+from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.engines import VENV, install, run, without_secrets
 from shoal.authoring.environment.fit import check_fit
 from shoal.authoring.environment.inspection import inspect
 from shoal.authoring.environment.spec import BuildRequest, BuildSettings, Wanted, read_wanted
-from shoal.authoring.environment.stub import RECORD, STUB, parse_version, read_stub, show_version
+from shoal.authoring.environment.stub import RECORD, parse_version, read_stub, show_version
 from shoal.authoring.environment.stub_source import GIVEN, check_choice, provide_stub
 from shoal.authoring.environment.targets import EMBEDDED, OLDEST_PYTHON, Target, find_target
 from shoal.errors import ArtifactError, InputError, SetupError, needs

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from shoal.authoring.environment.embedded import STUB
 from shoal.errors import ArtifactError, needs
 from shoal.kit.component.files import sha256
 from shoal.system.files import MAX_BINARY, read_bytes, read_json
 
-STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
 _WHEEL_LIBRARY, _WHEEL_RELEASE = "libcudart-", "24.10"  # auditwheel puts a hash into a library's name
 MAGIC = b"\x7fELF"
@@ -46,18 +46,6 @@ class Stub:
     def is_of_wheel(self) -> bool:
         """Whether the stub is from the wheel ``nvidia-pytriton``: it is linked to libraries of that wheel."""
         return any(name.startswith(_WHEEL_LIBRARY) for name in self.libraries)
-
-
-def served_model(arguments: Sequence[str]) -> str:
-    """Return the name of the model that a stub process serves, from its command line; empty for other processes.
-
-    Triton starts a stub as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER, where REGION names its shared memory, and
-    INSTANCE is MODEL_GROUP_NUMBER. The path of ``model.py`` does not identify the model: for a backend written in
-    Python, that file is in the backend's folder.
-    """
-    if len(arguments) < 3 or not arguments[0].endswith(STUB):
-        return ""
-    return re.sub(r"(_\d+){1,2}$", "", arguments[-2])
 
 
 def read_stub(path: Path) -> Stub:

@@ -7,24 +7,23 @@ environment variables that say what to build; docs/environments.md lists them.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from shoal.authoring.environment.embedded import DISTRIBUTION, STUB, VERSION, find_installed
 from shoal.authoring.environment.engines import run
 from shoal.authoring.environment.inspection import Environment
 from shoal.authoring.environment.spec import BuildRequest
-from shoal.authoring.environment.stub import STUB, parse_version, read_stub
+from shoal.authoring.environment.stub import parse_version, read_stub
 from shoal.authoring.environment.targets import Target
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.system.files import copy_file
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
 GIVEN = "given"  # how the record of a build names a finished stub
-DISTRIBUTION, VERSION = "nvidia-pytriton", "0.7.0"  # the wheel of the embedded server
 _README = "https://github.com/triton-inference-server/python_backend#building-custom-python-backend-stub"
 _FIRST_PYBIND11 = "2.12"  # the first pybind11 that supports NumPy 2
 
@@ -87,12 +86,6 @@ def choose(target: Target, python: str, *, has_numpy_2: bool) -> str:
 
 
 # --- from the wheel ----------------------------------------------------------------------------------------------
-
-
-def find_installed() -> Path | None:
-    """Return the folder of the embedded server in the installed wheel; None if the wheel is not installed."""
-    spec = importlib.util.find_spec("pytriton")
-    return Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
 
 
 def take_stub(python: str, stub: Path, *, log: Path) -> None:

@@ -1,59 +1,13 @@
-"""Find model folders, the model that a path refers to, and the default model of a repository."""
+"""Read the configurations of a repository's models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.authoring.repository.call_graph import find_members
 from shoal.authoring.repository.config import CONFIG, ModelConfig, check_number, read_config
-from shoal.authoring.repository.default_model import find_top
-from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.manifest import read_composed
-from shoal.errors import ArtifactError, InputError, suggest
-from shoal.system.paths import shipped_root
 
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
-
-
-def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
-    """Find shoal's own model folders and those under ``roots``, by model name.
-
-    If several folders have a model of the same name, the last of ``roots`` is used.
-    """
-    available = {}
-    for root in [shipped_root(), *map(Path, roots)]:
-        for category in CATEGORIES:
-            for config in read_configs(root / category).values():
-                available[config.name] = config
-    return available
-
-
-# --- the model that a path means -------------------------------------------------------------------------------------
-
-
-def find_graph(folder: Path, model: str = "") -> Graph:
-    """Return the graph of the model in ``folder`` or, if ``folder`` is a repository, of its model called ``model``.
-
-    Without ``model``, a repository's graph is that of its default model: the ensemble that it was composed for, else
-    the only ensemble that no other ensemble calls, else the only model. If ``folder`` is a model folder of a project,
-    the models that it calls are found in the project's other folders.
-
-    Raises:
-        InputError: the repository has several models to choose from, or no model of that name.
-        ArtifactError: there is no model, or it does not fit the models that it calls.
-    """
-    folder = folder.resolve()
-    if not folder.exists():
-        if known := [path.parent.name for path in _configs(folder.parent)]:
-            raise InputError(f"There is no model {folder.name} in {folder.parent}.", suggest(folder.name, known))
-        raise ArtifactError(f"{folder} does not exist.", "Name a model repository, or a model's folder.")
-    if model:
-        if not (folder / model / CONFIG).is_file():
-            known = [path.parent.name for path in _configs(folder)]
-            raise InputError(f"There is no model {model} in {folder}.", suggest(model, known))
-        return _load(folder / model)
-    return _load(folder if (folder / CONFIG).is_file() else folder / _find_top(folder))
 
 
 def read_configs(repository: Path) -> dict[str, ModelConfig]:
@@ -62,34 +16,16 @@ def read_configs(repository: Path) -> dict[str, ModelConfig]:
     Raises:
         ArtifactError: a configuration cannot be read.
     """
-    return {path.parent.name: read_config(path.parent) for path in _configs(repository)}
+    return {path.parent.name: read_config(path.parent) for path in list_configs(repository)}
 
 
-def _configs(folder: Path) -> list[Path]:
+def list_configs(folder: Path) -> list[Path]:
+    """Return the configuration files of the models in a folder."""
     found = sorted(folder.glob(f"*/{CONFIG}"))
     check_number(folder, len(found))
     return found
 
 
-def _find_top(repository: Path) -> str:
-    """Return the folder name of a repository's default model."""
-    configs = read_configs(repository)
-    if not configs:
-        raise ArtifactError(
-            f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it or in its folders.",
-            "Name a repository, or the folder of a model in it.",
-        )
-    return find_top(read_calls(configs), str(repository), read_composed(repository))
-
-
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
     """Return the models of each ensemble's steps, by the ensemble's name; None for a model that is not an ensemble."""
     return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
-
-
-def _load(folder: Path) -> Graph:
-    config = read_config(folder)
-    if folder.parent.name not in CATEGORIES or not (config.steps or config.calls):
-        return Graph.load(folder)
-    beside = {member.name: member for member in read_configs(folder.parent).values()}
-    return Graph.build(config, find_members(config, {**find_model_folders([folder.parent.parent]), **beside}.get))

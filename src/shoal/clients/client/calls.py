@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -406,3 +407,17 @@ def decode(datatype: str, shape: list[int], raw: memoryview) -> Array:
     else:
         array = np.frombuffer(raw, triton_to_np_dtype(datatype))
     return array.reshape(shape)
+
+
+def restore_shape(declared: Sequence[int], size: int) -> tuple[int, ...]:
+    """Return the shape that Triton gives a flat list of ``size`` values for the ``declared`` dimensions.
+
+    Of the dimensions declared as -1, the last one gets all values that the fixed dimensions leave, and the others are
+    1.
+    """
+    left = size // max(1, prod(dim for dim in declared if dim != -1))
+    shape: list[int] = []
+    for dim in reversed(declared):
+        shape.insert(0, left if dim == -1 else dim)
+        left = 1 if dim == -1 else left
+    return tuple(shape)

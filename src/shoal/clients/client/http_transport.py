@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 import threading
 import weakref
@@ -15,7 +14,18 @@ from urllib.parse import quote
 
 import numpy as np
 
-from shoal.clients.client.calls import READY, Answer, Call, Description, Method, datatype, decode, encode, make_answer
+from shoal.clients.client.calls import (
+    READY,
+    Answer,
+    Call,
+    Description,
+    Method,
+    datatype,
+    decode,
+    encode,
+    make_answer,
+    restore_shape,
+)
 from shoal.clients.client.failures import CallError, Kind, connection_failure, http_failure, stream_failure
 from shoal.clients.client.streams import AsyncSource, LoopSource
 from shoal.clients.client.tls import Tls
@@ -158,20 +168,6 @@ def to_generate(call: Call) -> bytes:
                 )
             document[spec.name] = [_as_json(value) for value in array.ravel().tolist()]
     return json.dumps(document, ensure_ascii=False).encode("utf-8", ANY_BYTES)
-
-
-def restore_shape(declared: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return the shape that Triton gives a flat list of ``size`` values for the ``declared`` dimensions.
-
-    Of the dimensions declared as -1, the last one gets all values that the fixed dimensions leave, and the others are
-    1.
-    """
-    left = size // max(1, math.prod(dim for dim in declared if dim != -1))
-    shape: list[int] = []
-    for dim in reversed(declared):
-        shape.insert(0, left if dim == -1 else dim)
-        left = 1 if dim == -1 else left
-    return tuple(shape)
 
 
 def from_generate(call: Call, data: bytes) -> Answer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shoal.authoring.environment.stub import served_model
+from shoal.authoring.environment.embedded import served_model
 from shoal.errors import ServerError
 from shoal.serving.server.launch import Server
 from shoal.system.processes import processes

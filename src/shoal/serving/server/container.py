@@ -12,9 +12,9 @@ from shoal.authoring.check.targets import check_backends
 from shoal.authoring.environment.imports import find_imports, find_requirements
 from shoal.authoring.environment.targets import BACKENDS, EMBEDDED, IMAGES, LATEST, find_target
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.launch_flags import CACHE_MIB, find_launch_flags
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_folders import read_configs
-from shoal.authoring.repository.sizes import CACHE_MIB, find_launch_flags
 from shoal.errors import InputError
 from shoal.system.files import read_json
 

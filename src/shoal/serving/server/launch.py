@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shoal.authoring.repository.launch_flags import CACHE_MIB, find_launch_flags
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.sizes import CACHE_MIB, find_launch_flags
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.kit.component.ledger import VARIABLE
 from shoal.serving.server.checks import check_start

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.authoring.environment.stub import STUB
-from shoal.authoring.environment.stub_source import DISTRIBUTION, VERSION, find_installed
+from shoal.authoring.environment.embedded import DISTRIBUTION, STUB, VERSION, find_installed
 from shoal.authoring.vendoring import copy_package
 from shoal.errors import SetupError
 from shoal.kit.backends import BACKENDS

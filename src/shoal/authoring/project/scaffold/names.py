@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import find_model_folders
 from shoal.errors import InputError
 from shoal.kit.component.files import find_repeated
 from shoal.kit.component.spec import DTYPES, TensorSpec

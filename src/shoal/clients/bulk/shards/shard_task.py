@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.authoring.repository.model_folders import find_graph
+from shoal.authoring.repository.find_graph import find_graph
 from shoal.clients.bulk.files import as_bytes, count_failed
 from shoal.clients.bulk.inputs import Feed, make_feed, read_constants
 from shoal.clients.bulk.output_formats import make_format

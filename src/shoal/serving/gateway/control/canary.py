@@ -11,9 +11,9 @@ from enum import Enum
 
 import numpy as np
 
-from shoal.authoring.composition.warmup import FOLDER, requested
 from shoal.authoring.repository.call_graph import is_decoupled
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.warmup_request import FOLDER, requested
 from shoal.clients.client.calls import Call, Method, decode, to_arrays
 from shoal.clients.client.failures import CallError, Kind
 from shoal.clients.client.grpc_transport import AsyncGrpc

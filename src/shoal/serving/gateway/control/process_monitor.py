@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.authoring.environment.stub import served_model
+from shoal.authoring.environment.embedded import served_model
 from shoal.kit.component.ledger import read_beacon
 from shoal.serving.server.launch import Server
 from shoal.system.processes import Process, Thread, find_descendants, find_process, find_threads, processes

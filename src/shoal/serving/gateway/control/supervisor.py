@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.authoring.repository.call_graph import find_leaves, find_users
 from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.sizes import CACHE_MIB
+from shoal.authoring.repository.launch_flags import CACHE_MIB
 from shoal.errors import ServerError, ShoalError
 from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.control.canary import PATIENCE, Canary, Verdict, WrongError

@@ -17,7 +17,6 @@ from msgspec import Meta, Struct
 from shoal.authoring.repository.config import ModelConfig
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.generation.sampling import VARIABLES
-from shoal.kit.generation.weights import read_context
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Message, Name, check_variables
@@ -89,9 +88,12 @@ def find_steps(names: Iterable[str], configs: Mapping[str, ModelConfig]) -> Step
     )
     if not prompt:
         return Steps()
-    context = Parameters(configs[prompt].spec).whole("context", 0, least=0)
-    weights = configs[prompt].weights
-    return Steps(prompt, text, context or (read_context(Path(weights)) if weights else 0))
+    context, weights = Parameters(configs[prompt].spec).whole("context", 0, least=0), configs[prompt].weights
+    if not context and weights:
+        from shoal.kit.generation.weights import read_context
+
+        context = read_context(Path(weights))
+    return Steps(prompt, text, context)
 
 
 def _has(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:

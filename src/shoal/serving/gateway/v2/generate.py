@@ -22,9 +22,8 @@ import numpy as np
 from aiohttp import web
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from shoal.clients.client.calls import IS_FINAL, Call, Method
+from shoal.clients.client.calls import IS_FINAL, Call, Method, restore_shape
 from shoal.clients.client.grpc_transport import to_grpc
-from shoal.clients.client.http_transport import restore_shape
 from shoal.kit.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Array
 from shoal.serving.gateway.callers.callers import Caller
