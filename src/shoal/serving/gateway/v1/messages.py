@@ -13,7 +13,7 @@ from shoal.kit.generation.sampling import CONTINUES, VARIABLES
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts
+from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _TYPES = {
@@ -106,9 +106,7 @@ class MessageRequest(CountRequest, kw_only=True):
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
-        names = "max_tokens", "temperature", "top_p", "top_k"
-        found = {name: getattr(self, name) for name in names} | {"stop_words": self.stop_sequences or None}
-        found[VARIABLES] = self.variables or None
+        found = read_settings(self) | {"stop_words": self.stop_sequences or None, VARIABLES: self.variables or None}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -17,11 +17,11 @@ from aiohttp import web
 
 from shoal.clients.client.calls import Answer, Call, Method, join, split, to_arrays
 from shoal.clients.client.grpc_transport import from_grpc, to_grpc
-from shoal.clients.llm.client import GenerationSettings
 from shoal.clients.llm.dialects import Dialect, Messages, find_dialect
 from shoal.errors import InputError, ServerError
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.generation.pieces import Piece
+from shoal.kit.generation.sampling import SETTINGS, VARIABLES
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
@@ -37,7 +37,7 @@ T = TypeVar("T")
 # bytes for each byte of a request: it is held as text, of up to 4 bytes per character, as JSON, and as it is sent
 COPIES = 8
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
-_SETTINGS = {*GenerationSettings.__annotations__}
+_SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", VARIABLES}
 _PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
 _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
 _STEP = re.compile(r"^in ensemble '[^']*', ")

@@ -14,7 +14,7 @@ from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, TextFormat
+from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, TextFormat, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _NOTHING: dict[str, Any] = {  # of what is not served
@@ -117,8 +117,7 @@ class ResponseRequest(Body, kw_only=True):
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
-        names = "temperature", "top_p", "presence_penalty", "frequency_penalty"
-        found = {name: getattr(self, name) for name in names} | {"max_tokens": self.max_output_tokens}
+        found = read_settings(self) | {"max_tokens": self.max_output_tokens}
         if self.include or self.top_logprobs:
             found |= {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return {name: value for name, value in found.items() if value is not None}

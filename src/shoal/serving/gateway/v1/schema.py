@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import suggest
-from shoal.kit.generation.sampling import VARIABLES
+from shoal.kit.generation.sampling import SETTINGS, VARIABLES
 from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
@@ -188,11 +188,7 @@ class GenerationBody(Body, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream: true.", "stream_options")
         words = [self.stop] if isinstance(self.stop, str) else self.stop
-        names = (
-            "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "top_k", "repetition_penalty",
-            "min_tokens",
-        )  # fmt: skip
-        given = {name: getattr(self, name) for name in names}
+        given = read_settings(self)
         if self.seed is not None:
             given["seed"] = self.seed % 2**63  # models take seeds from 0
         if self.ignore_eos and (words or self.longest is None):
@@ -363,6 +359,12 @@ def decode(kind: type[T], body: bytes) -> T:
     except RefusedError as refused:
         raise ApiError(refused.message) from None
     return found
+
+
+def read_settings(body: Struct) -> dict[str, Any]:
+    """Return those fields of a request that are settings of language models, by the same names and in the same form."""
+    names = (row.name for row in SETTINGS if row.name != "top_logprobs")
+    return {name: getattr(body, name) for name in names if name in body.__struct_fields__}
 
 
 def check_variables(variables: Mapping[str, Any] | None) -> None:
