@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
@@ -23,6 +22,7 @@ from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.options import STREAM_SECONDS, Limits
 from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, keyless
+from shoal.serving.gateway.v2.arrivals import PAUSE, Arrival, LatePlaces
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import parse, screen_grpc
@@ -40,9 +40,6 @@ _STATUSES = (
 )
 _STATUS = {reason: grpc.StatusCode[name] for reason, name in zip(RefusalReason, _STATUSES.split(), strict=True)}
 _MOST_QUESTION = 2**16  # bytes of a message that is not for inference
-_PAUSE = 0.02  # seconds between two looks at a pool, or at a message
-_LOOKS = 5  # after which a message is late; several, because one pause can pass while the event loop is busy
-_PATIENCE = 5.0  # seconds after which a late message loses its place to another
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -54,8 +51,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         # a message is in memory before its size is known: these bound how many arrive at a time
         most, share = max(4, gate.traffic.memory.most // gate.limits.request_bytes), gate.limits.client_share
         self._reading = Quota(2 * most, share)
-        self._late = _Late(most, share)
-        self._opened = _Late(max(4, gate.traffic.streams.most // 4), share)  # streams, which may begin with a pause
+        self._late = LatePlaces(most, share)
+        self._opened = LatePlaces(
+            max(4, gate.traffic.streams.most // 4), share
+        )  # streams, which may begin with a pause
         everybody, health, read, infer = Scope.OPEN, Scope.HEALTH, Scope.READ, Scope.INFER
         self._stream_route = Route("Inference", infer, f"{SERVICE}ModelStreamInfer", self._stream)
         self.routes = [
@@ -115,7 +114,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._calls.give_back(caller)
         raise AssertionError  # abort raises
 
-    async def _arrive(self, late: _Late, caller: Caller, context: Any, seconds: float, most: int) -> bytes | None:
+    async def _arrive(self, late: LatePlaces, caller: Caller, context: Any, seconds: float, most: int) -> bytes | None:
         """Read the first message of a call, of at most ``most`` bytes; return ``None`` if the client sends none.
 
         A message that the client has sent is there at once. Another one needs a place in ``late``, or else messages
@@ -125,8 +124,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             RefusedError: no place was free, or the message is too large or did not arrive within ``seconds``.
         """
         while not self._reading.has(caller):
-            await asyncio.sleep(_PAUSE)
-        arrival = _Arrival(self._reading, late, caller, seconds)
+            await asyncio.sleep(PAUSE)
+        arrival = Arrival(self._reading, late, caller, seconds)
         try:
             async with arrival.timer:
                 message = await context.read()
@@ -342,84 +341,6 @@ def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificate
     except RuntimeError:
         raise SetupError("gRPC does not take this certificate.", "Give one with an RSA, P-256 or P-384 key.") from None
     return server
-
-
-class _Late:
-    """Places for messages that do not arrive at once; one caller gets at most the part ``share``."""
-
-    def __init__(self, most: int, share: float) -> None:
-        self._most, self._share = most, max(1, int(most * share))
-        self._of: dict[_Arrival, float] = {}  # oldest first: when each took its place
-
-    def take(self, arrival: _Arrival) -> None:
-        """Take a place. If none is free, the oldest message loses its place if it has had its time.
-
-        Raises:
-            RefusedError: no place is free.
-        """
-        rivals = [each for each in self._of if each.caller.id == arrival.caller.id]
-        if len(rivals) < self._share:
-            rivals = list(self._of) if len(self._of) >= self._most else []
-        if rivals:
-            if time.monotonic() - self._of[rivals[0]] < _PATIENCE:
-                raise RefusedError(
-                    RefusalReason.BUSY, "Too many requests for this server: too many are still arriving.", 1.0
-                )
-            rivals[0].stop()
-            del self._of[rivals[0]]
-        self._of[arrival] = time.monotonic()
-
-    def give_back(self, arrival: _Arrival) -> None:
-        """Give back the place of a message, if it has one."""
-        self._of.pop(arrival, None)
-
-
-class _Arrival:
-    """Message that is being read: for a few looks, in one of the places ``early``, and after them in one of ``late``.
-
-    It is read within the context ``timer``, which stops the reading when the message has had its ``seconds`` or loses
-    its place; ``refusal`` says so.
-    """
-
-    def __init__(self, early: Quota, late: _Late, caller: Caller, seconds: float) -> None:
-        self.caller, self.timer = caller, asyncio.timeout(None)
-        self._early, self._late, self._seconds = early, late, seconds
-        self._loop, self._start, self._looks = asyncio.get_running_loop(), time.monotonic(), _LOOKS
-        self._full: RefusedError | None = None
-        early.take(caller)
-        self._next = self._loop.call_later(_PAUSE, self._look)
-
-    @property
-    def refusal(self) -> RefusedError:
-        """The refusal of a message that was not read to its end."""
-        seconds = time.monotonic() - self._start
-        return self._full or RefusedError(RefusalReason.SLOW, f"No whole message came within {seconds:.0f} s.")
-
-    def _look(self) -> None:
-        self._looks -= 1
-        if self._looks:
-            self._next = self._loop.call_later(_PAUSE, self._look)
-            return
-        self._early.give_back(self.caller)
-        try:
-            self._late.take(self)
-        except RefusedError as refused:
-            self._full = refused
-            self.stop()
-        else:
-            self.timer.reschedule(self._loop.time() + self._seconds)
-
-    def stop(self) -> None:
-        """Stop the reading now, if its time is not over already."""
-        if not self.timer.expired():
-            self.timer.reschedule(self._loop.time())
-
-    def end(self) -> None:
-        """Give back the message's place. Called when the reading has ended."""
-        self._next.cancel()
-        if self._looks:
-            self._early.give_back(self.caller)
-        self._late.give_back(self)
 
 
 def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
