@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
 from multidict import CIMultiDict
+from tritonclient.grpc import service_pb2
 from yarl import URL
 
 from shoal.errors import ArtifactError
@@ -34,7 +35,7 @@ from shoal.serving.gateway.core.models import (
 )  # fmt: skip
 from shoal.serving.gateway.core.stream_requests import StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
-from shoal.serving.gateway.core.upstream import Upstream
+from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 from shoal.serving.gateway.fronts import make_app
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
 from shoal.serving.gateway.options import Limits
@@ -407,3 +408,42 @@ def test_expectations(value: bytes) -> None:
 
     begin = b"HTTP/1.1 100 Continue\r\n\r\n" if value == b"100-continue" else b""
     assert asyncio.run(look()).startswith(begin + b"HTTP/1.1 200 OK")
+
+
+def test_clients_see_a_part_of_answers_about_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP and gRPC alike: no private fields, no closed extensions, no models that are not theirs."""
+    index = service_pb2.RepositoryIndexResponse(models=[{"name": "plain"}, {"name": "hidden"}])
+    config = service_pb2.ModelConfigResponse(config={"name": "plain", "metric_tags": {"a": "b"}})
+    metadata = service_pb2.ServerMetadataResponse(name="triton", extensions=["statistics", "trace"])
+    answers = {"RepositoryIndex": index, "ModelConfig": config, "ServerMetadata": metadata}
+    documents = {
+        "/v2/repository/index": [{"name": "plain"}, {"name": "hidden"}],
+        "/v2/models/plain/config": {"name": "plain", "metric_tags": {"a": "b"}},
+        "/v2": {"name": "triton", "extensions": ["statistics", "trace"]},
+    }
+
+    async def fetch_grpc(_: GrpcFront, method: str, *__: Any) -> bytes:
+        return bytes(answers[method].SerializeToString())
+
+    async def fetch_http(_: HttpFront, __: str, path: str, *___: Any) -> Any:
+        return documents[path.replace("both", "plain")]  # the default model
+
+    async def work() -> None:
+        gate = make_gate()
+        http, rpc = HttpFront(gate, {}), {route.path: route for route in GrpcFront(gate, {}).routes}
+        found = [
+            json.loads((await ask(http.routes, verb, path, gate)).text or "")
+            for verb, path in (("POST", "/v2/repository/index"), ("GET", "/v2/models/plain/config"), ("GET", "/v2"))
+        ]
+        assert found == [[{"name": "plain"}], {"name": "plain"}, {"name": "triton", "extensions": ["statistics"]}]
+        assert json.loads((await ask(http.routes, "GET", "/v2/models//config", gate)).text or "") == {"name": "plain"}
+        for method, right in (
+            ("RepositoryIndex", service_pb2.RepositoryIndexResponse(models=[{"name": "plain"}])),
+            ("ModelConfig", service_pb2.ModelConfigResponse(config={"name": "plain"})),
+            ("ServerMetadata", service_pb2.ServerMetadataResponse(name="triton", extensions=["statistics"])),
+        ):
+            assert await rpc[f"{SERVICE}{method}"].answer(b"", ANYONE, None) == right.SerializeToString()
+
+    monkeypatch.setattr(GrpcFront, "_fetch", fetch_grpc)
+    monkeypatch.setattr(HttpFront, "_fetch", fetch_http)
+    run(work())

@@ -14,7 +14,6 @@ from shoal.serving.gateway.callers.callers import Caller, Callers
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.models import find_exposed
 from shoal.serving.gateway.core.resending import Quarantine
-from shoal.serving.gateway.core.triton_errors import trim_config
 from shoal.serving.gateway.http.bodies import inflate
 from shoal.serving.gateway.logs import Flood, Plain
 from shoal.serving.gateway.options import Options
@@ -82,11 +81,6 @@ def test_who_may_be_asked(tmp_path: Path) -> None:
     configs["other"] = read_configs(repository)["other"]
     with pytest.raises(ArtifactError, match="Parameter public of model other is 'yes'; expected false or true"):
         find_exposed(configs, [])
-
-
-def test_a_configuration_for_clients() -> None:
-    config = {"name": "a", "parameters": {"EXECUTION_ENV_PATH": {"string_value": "/opt"}}, "model_warmup": [1]}
-    assert trim_config(config) == {"name": "a"}
 
 
 @pytest.mark.parametrize("window", [zlib.MAX_WBITS, -zlib.MAX_WBITS, zlib.MAX_WBITS + 16])

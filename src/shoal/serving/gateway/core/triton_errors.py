@@ -1,4 +1,4 @@
-"""Triton's error messages, and what clients may see of Triton."""
+"""Triton's error messages, and the metadata that is passed on to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from shoal.clients.client.failures import Kind, grpc_failure
 # Request headers that are passed on, besides those that describe the encoding.
 HEADERS = ("traceparent", "tracestate", "x-request-id")
 _CARRIED = re.compile(r"[ -~]{1,1024}")  # values of ASCII metadata: gRPC over HTTP/2, "Requests"
-# The extensions of Triton that are open to clients.
-EXTENSIONS = (
-    "classification", "sequence", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters",
-    "statistics",
-)  # fmt: skip
-# Fields of a configuration that reveal the server's files and settings.
-PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
 # Triton's messages for a dead model process, when a request was running and when it was queued.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
 _UNHEALTHY = re.compile(
@@ -61,8 +54,3 @@ def is_cut(code: Any, details: str) -> bool:
 def strip_traceback(message: str) -> str:
     """Strip the traceback from an error message of Triton, because the traceback names paths on the server."""
     return _TRACE.sub("", message)
-
-
-def trim_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove fields that reveal the server's files and settings from a model's configuration in JSON."""
-    return {name: value for name, value in config.items() if name not in PRIVATE}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -16,7 +16,7 @@ from shoal.serving.gateway.callers.access_log import AccessEntry, begin_entry, c
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Quota
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.triton_errors import EXTENSIONS, PRIVATE, forwarded_metadata
+from shoal.serving.gateway.core.triton_errors import forwarded_metadata
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.routes import Route
@@ -24,6 +24,7 @@ from shoal.serving.gateway.options import STREAM_SECONDS, Limits
 from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, keyless
 from shoal.serving.gateway.v2.arrivals import PAUSE, Arrival, LatePlaces
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
+from shoal.serving.gateway.v2.questions import PRIVATE, QUESTIONS, READY, Question
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import parse, screen_grpc
 
@@ -55,18 +56,13 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._opened = LatePlaces(
             max(4, gate.traffic.streams.most // 4), share
         )  # streams, which may begin with a pause
-        everybody, health, read, infer = Scope.OPEN, Scope.HEALTH, Scope.READ, Scope.INFER
+        everybody, infer = Scope.OPEN, Scope.INFER
         self._stream_route = Route("Inference", infer, f"{SERVICE}ModelStreamInfer", self._stream)
         self.routes = [
             Route("Liveness", everybody, f"{SERVICE}ServerLive", self._answer_live),
             Route("Readiness", everybody, f"{SERVICE}ServerReady", self._answer_ready),
             Route("Health", everybody, HEALTH, self._answer_health),
-            Route("Readiness", health, f"{SERVICE}ModelReady", self._answer_model_ready),
-            Route("Server metadata", read, f"{SERVICE}ServerMetadata", self._answer_server_metadata),
-            Route("Model metadata", read, f"{SERVICE}ModelMetadata", self._answer_model_metadata),
-            Route("Configuration", read, f"{SERVICE}ModelConfig", self._answer_config),
-            Route("Statistics", read, f"{SERVICE}ModelStatistics", self._answer_statistics),
-            Route("Repository index", read, f"{SERVICE}RepositoryIndex", self._answer_index),
+            *(Route(q.name, q.scope, SERVICE + q.method, partial(self._answer, q)) for q in QUESTIONS),
             Route("Inference", infer, f"{SERVICE}ModelInfer", self._answer_infer),
         ]
         # each unary call is handled as a stream of one message, which can be read with a time-out
@@ -166,44 +162,27 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _answer_health(self, *_: Any) -> bytes:
         return _NOT_SERVING if self._gate.active.trouble() else _SERVING
 
-    async def _answer_model_ready(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        model = parse("ModelReadyRequest", request).name
-        self._gate.exposure.check_allowed(model, caller)
-        return b"" if self._gate.is_unready(model, caller) else await self._fetch("ModelReady", request, caller)
-
-    async def _answer_server_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request, caller))
-        open_ones = [name for name in answer.extensions if name in EXTENSIONS]
-        del answer.extensions[:]
-        answer.extensions.extend(open_ones)
-        return bytes(answer.SerializeToString())
-
-    async def _answer_model_metadata(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        self._gate.exposure.check_visible(parse("ModelMetadataRequest", request).name, caller)
-        return await self._fetch("ModelMetadata", request, caller)
-
-    async def _answer_config(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        wanted, exposure = parse("ModelConfigRequest", request), self._gate.exposure
-        if not wanted.name and (default := exposure.find_default(caller)):
-            wanted.name = default
-            request = wanted.SerializeToString()
-        exposure.check_visible(wanted.name, caller)
-        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request, caller))
-        for name in PRIVATE:
-            answer.config.ClearField(name)
-        return bytes(answer.SerializeToString())
-
-    async def _answer_statistics(self, request: bytes, caller: Caller, _: Any) -> bytes:
+    async def _answer(self, question: Question, request: bytes, caller: Caller, _: Any) -> bytes:
         exposure = self._gate.exposure
-        if name := parse("ModelStatisticsRequest", request).name:
-            exposure.check_visible(name, caller)
-        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request, caller))
-        _keep(answer.model_stats, lambda name: exposure.is_visible(name, caller))
-        return bytes(answer.SerializeToString())
-
-    async def _answer_index(self, request: bytes, caller: Caller, _: Any) -> bytes:
-        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request, caller))
-        _keep(answer.models, lambda name: self._gate.exposure.is_exposed(name, caller))
+        wanted = parse(f"{question.method}Request", request) if question.check else None
+        named = wanted.name if wanted is not None else ""
+        model = question.find_model(exposure, named, caller)
+        if question is READY and self._gate.is_unready(model, caller):
+            return b""
+        if wanted is not None and model != named:
+            wanted.name = model
+            request = wanted.SerializeToString()
+        content = await self._fetch(question.method, request, caller)
+        if not (question.entries or question.is_config):
+            return content
+        answer = parse(f"{question.method}Response", content)
+        if question.entries:
+            entries = getattr(answer, question.entries)
+            seen = question.select(entries, lambda entry: getattr(entry, "name", entry), exposure, caller)
+            del entries[:]
+            entries.extend(seen)
+        for name in PRIVATE if question.is_config else ():
+            answer.config.ClearField(name)
         return bytes(answer.SerializeToString())
 
     async def _answer_unknown(self, method: str, *_: Any) -> bytes:
@@ -341,13 +320,6 @@ def make_server(front: GrpcFront, address: str, limits: Limits, tls: Certificate
     except RuntimeError:
         raise SetupError("gRPC does not take this certificate.", "Give one with an RSA, P-256 or P-384 key.") from None
     return server
-
-
-def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
-    """Remove the entries from a protobuf list whose field ``name``, the name of a model, is not wanted."""
-    kept_ones = [entry for entry in entries if is_wanted(entry.name)]
-    del entries[:]
-    entries.extend(kept_ones)
 
 
 @lru_cache(4096)

@@ -14,17 +14,16 @@ from shoal.kit.component.spec import STOP
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
-from shoal.serving.gateway.core.triton_errors import EXTENSIONS, trim_config
 from shoal.serving.gateway.core.upstream import Reply, Upstream
 from shoal.serving.gateway.http.bodies import CHUNK, LARGE, cut, join, read_body, work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata
 from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, wrong
 from shoal.serving.gateway.v2.generate import Generate
+from shoal.serving.gateway.v2.questions import MODEL, PRIVATE, QUESTIONS, READY, Question
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_json
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _CLOSED = {
     "/v2/repository/": "Model control", "/v2/systemsharedmemory": "Shared memory", "/v2/cudasharedmemory":
     "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
@@ -40,24 +39,15 @@ class HttpFront:
     def __init__(self, gate: Gate, rules: Mapping[str, Rules]) -> None:
         self._gate, self._rules = gate, rules
         self._generate = Generate(gate, rules)
-        health, read, infer = Scope.HEALTH, Scope.READ, Scope.INFER
-        everybody = Scope.OPEN
+        everybody, infer = Scope.OPEN, Scope.INFER
         self.routes = [
             Route("Liveness", everybody, "/v2/health/live", self._answer_live, "GET"),
             Route("Readiness", everybody, "/v2/health/ready", self._answer_ready, "GET"),
             Route("Readiness", everybody, "/health", self._answer_health, "GET"),
-            Route("Server metadata", read, "/v2", self._answer_metadata, "GET"),
-            Route("Statistics", read, "/v2/models/stats", self._answer_all_statistics, "GET"),
-            Route("Repository index", read, "/v2/repository/index", self._answer_index, "POST"),
-            # without a name: the default model's configuration
-            Route("Configuration", read, "/v2/models//config", self._answer_default_config, "GET"),
-            Route("Inference", infer, f"{_MODEL}/infer", self._answer_infer, "POST"),
-            Route("Generation", infer, f"{_MODEL}/generate", self._answer_generate, "POST"),
-            Route("Generation", infer, f"{_MODEL}/generate_stream", self._answer_generate_stream, "POST"),
-            Route("Readiness", health, f"{_MODEL}/ready", self._answer_model_ready, "GET"),
-            Route("Model metadata", read, _MODEL, self._answer_model, "GET"),
-            Route("Configuration", read, f"{_MODEL}/config", self._answer_config, "GET"),
-            Route("Statistics", read, f"{_MODEL}/stats", self._answer_model, "GET"),
+            *(Route(q.name, q.scope, path, partial(self._answer, q), q.verb) for q in QUESTIONS for path in q.paths),
+            Route("Inference", infer, f"{MODEL}/infer", self._answer_infer, "POST"),
+            Route("Generation", infer, f"{MODEL}/generate", self._answer_generate, "POST"),
+            Route("Generation", infer, f"{MODEL}/generate_stream", self._answer_generate_stream, "POST"),
         ]
 
     # --- questions -----------------------------------------------------------------------------------------------
@@ -72,42 +62,25 @@ class HttpFront:
         """Answer vLLM's question, which its clients ask first."""
         return web.Response(status=503 if self._gate.active.trouble() else 200)
 
-    async def _answer_metadata(self, request: web.Request, caller: Caller) -> web.Response:
-        document = await self._fetch(request, caller)
-        document["extensions"] = [name for name in document["extensions"] if name in EXTENSIONS]
-        return web.json_response(document)
-
-    async def _answer_all_statistics(self, request: web.Request, caller: Caller) -> web.Response:
-        document, is_visible = await self._fetch(request, caller), self._gate.exposure.is_visible
-        document["model_stats"] = [entry for entry in document["model_stats"] if is_visible(entry["name"], caller)]
-        return web.json_response(document)
-
-    async def _answer_index(self, request: web.Request, caller: Caller) -> web.Response:
-        index, is_exposed = await self._fetch(request, caller), self._gate.exposure.is_exposed
-        return web.json_response([entry for entry in index if is_exposed(entry["name"], caller)])
-
-    async def _answer_default_config(self, request: web.Request, caller: Caller) -> web.Response:
-        model = self._gate.exposure.find_default(caller)
-        self._gate.exposure.check_visible(model, caller)
-        return web.json_response(trim_config(await self._fetch(request, caller, f"/v2/models/{model}/config")))
-
-    async def _answer_model_ready(self, request: web.Request, caller: Caller, model: str, **_: str) -> web.Response:
-        self._gate.exposure.check_allowed(model, caller)
-        if self._gate.is_unready(model, caller):
+    async def _answer(
+        self, question: Question, request: web.Request, caller: Caller, model: str = "", **_: str
+    ) -> web.Response:
+        exposure, path = self._gate.exposure, request.rel_url.raw_path
+        if question.is_config and not model:
+            path = f"/v2/models/{exposure.find_default(caller)}/config"
+        model = question.find_model(exposure, model, caller)
+        if question is READY and self._gate.is_unready(model, caller):
             return web.Response(status=400)
-        return web.json_response(await self._fetch(request, caller))
+        document = await self._fetch(request.method, path, caller)
+        if question.entries:
+            entries = document if isinstance(document, list) else document[question.entries]
+            entries[:] = question.select(entries, lambda e: e if isinstance(e, str) else e["name"], exposure, caller)
+        if question.is_config:
+            document = {name: value for name, value in document.items() if name not in PRIVATE}
+        return web.json_response(document)
 
-    async def _answer_model(self, request: web.Request, caller: Caller, model: str, **_: str) -> web.Response:
-        self._gate.exposure.check_visible(model, caller)
-        return web.json_response(await self._fetch(request, caller))
-
-    async def _answer_config(self, request: web.Request, caller: Caller, model: str, **_: str) -> web.Response:
-        self._gate.exposure.check_visible(model, caller)
-        return web.json_response(trim_config(await self._fetch(request, caller)))
-
-    async def _fetch(self, request: web.Request, caller: Caller, path: str = "") -> Any:
+    async def _fetch(self, method: str, path: str, caller: Caller) -> Any:
         """Send a request to Triton on behalf of a client, with the administrator's key, and return the reply's JSON."""
-        method, path = request.method, path or request.rel_url.raw_path
 
         async def call(upstream: Upstream, _: str) -> Reply:
             return await upstream.http.ask(method, path, {}, is_admin=True)
