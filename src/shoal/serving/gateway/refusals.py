@@ -105,7 +105,6 @@ def keyless(retry_after: float = 0.0) -> RefusedError:
 
 def log_failure(model: str, request_id: str, message: str) -> None:
     """Log a request that failed because of the server or the model."""
-    log.warning(
-        "A request to %s failed: %s", model or "the server", message.splitlines()[0] if message else "no reason given",
-        extra={"model": model, "request_id": request_id},
-    )  # fmt: skip
+    reason = message.splitlines()[0] if message else "no reason given"
+    extra = {"model": model, "request_id": request_id}
+    log.warning("A request to %s failed: %s", model or "the server", reason, extra=extra)

@@ -113,14 +113,14 @@ class Server:
             "--grpc-infer-allocation-pool-size=0",  # or it pools eight messages at their full size
             f"--exit-timeout-secs={EXIT_SECONDS}",
             "--model-load-thread-count=8",
-            f"--http-address={HOST}", f"--http-port={http}",
-            f"--grpc-address={HOST}", f"--grpc-port={grpc}",
-            f"--metrics-address={HOST}", f"--metrics-port={metrics}",
-            "--allow-sagemaker=false", "--allow-vertex-ai=false",
+            *(f"--{name}-address={HOST}" for name in ("http", "grpc", "metrics")),
+            *(f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))),
+            "--allow-sagemaker=false",
+            "--allow-vertex-ai=false",
             f"--http-restricted-api={RESTRICTED}:admin-key={self.admin_key}",
             f"--grpc-restricted-protocol={RESTRICTED}:admin-key={self.admin_key}",
             *find_launch_flags(self.repository, self._cache_mib),
-        ]  # fmt: skip
+        ]
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Wait until every model is loaded.

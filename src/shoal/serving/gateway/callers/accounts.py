@@ -100,8 +100,9 @@ class Account:
         """Yield the headers that say what is left of the limits, and the seconds until all of it is there again."""
         most = self.limits
         for kind, limit, window in (
-            ("requests", most.requests_per_minute, self._requests), ("tokens", most.tokens_per_minute, self._tokens),
-        ):  # fmt: skip
+            ("requests", most.requests_per_minute, self._requests),
+            ("tokens", most.tokens_per_minute, self._tokens),
+        ):
             if limit:
                 yield f"x-ratelimit-limit-{kind}", str(limit)
                 yield f"x-ratelimit-remaining-{kind}", str(max(0, limit - window.used))

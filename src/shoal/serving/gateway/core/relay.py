@@ -146,9 +146,9 @@ class Relay(TritonStream):
             turn = ends.enter_context(self._traffic.stream_queue(model).enter(self.caller))
             request = ends.enter_context(
                 self._requests.begin(
-                    model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, caller=self.caller,
+                    model, request_id, message, num_bytes=num_bytes, is_end_wanted=is_end_wanted, caller=self.caller
                 )
-            )  # fmt: skip
+            )
             request.admitted, request.ends = admitted, ends.pop_all()
             self.unanswered[request.own_id] = request
         self.models.add(model)

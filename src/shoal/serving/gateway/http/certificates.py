@@ -22,9 +22,10 @@ _RSA, _EC = "300d06092a864886f70d0101010500", "06072a8648ce3d0201"
 _KINDS = [bytes.fromhex(kind) for kind in (_RSA, f"3013{_EC}06082a8648ce3d030107", f"3010{_EC}06052b81040022")]
 _WRONG_KIND = "gRPC's clients take RSA keys, and those on the curves P-256 and P-384"
 _REASONS = {
-    "KEY_VALUES_MISMATCH": "the key is another certificate's", "EE_KEY_TOO_SMALL": "the key has too few bits",
+    "KEY_VALUES_MISMATCH": "the key is another certificate's",
+    "EE_KEY_TOO_SMALL": "the key has too few bits",
     "NO_SHARED_CIPHER": _WRONG_KIND,
-}  # fmt: skip
+}
 _FLIGHTS = 4  # at most, in each direction of a handshake
 
 

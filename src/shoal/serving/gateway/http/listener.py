@@ -279,9 +279,11 @@ class Listener:
             # without it, Linux takes megabytes of an answer that the client does not read
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._tls.context if self._tls else None,
+                lambda: connection,
+                accepted,
+                ssl=self._tls.context if self._tls else None,
                 ssl_handshake_timeout=self._limits.head_seconds if self._tls else None,
-            )  # fmt: skip
+            )
             await connection.ended.wait()
         except OSError:  # the client has gone, or its handshake failed
             accepted.close()

@@ -16,10 +16,14 @@ Error = TypedDict("Error", {"error": Fault})
 Model = TypedDict(
     "Model",
     {
-        "id": str, "object": Literal["model"], "created": int, "owned_by": Literal["shoal"], "serves": list[str],
+        "id": str,
+        "object": Literal["model"],
+        "created": int,
+        "owned_by": Literal["shoal"],
+        "serves": list[str],
         "ready": bool,
     },
-)  # fmt: skip
+)
 Models = TypedDict("Models", {"object": _List, "data": list[Model]})
 
 # --- language models ------------------------------------------------------------------------------------------------
@@ -39,10 +43,14 @@ ChatChoice = TypedDict(
 Chat = TypedDict(
     "Chat",
     {
-        "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "choices": list[ChatChoice],
+        "id": str,
+        "object": Literal["chat.completion"],
+        "created": int,
+        "model": str,
+        "choices": list[ChatChoice],
         "usage": NotRequired[Usage],
     },
-)  # fmt: skip
+)
 ChatDelta = TypedDict(
     "ChatDelta", {"role": NotRequired[Literal["assistant"]], "content": NotRequired[str], "refusal": NotRequired[None]}
 )
@@ -52,17 +60,23 @@ ChatPiece = TypedDict(
 ChatEvent = TypedDict(
     "ChatEvent",
     {
-        "id": str, "object": Literal["chat.completion.chunk"], "created": int, "model": str,
-        "choices": list[ChatPiece], "usage": NotRequired[Usage | None],
+        "id": str,
+        "object": Literal["chat.completion.chunk"],
+        "created": int,
+        "model": str,
+        "choices": list[ChatPiece],
+        "usage": NotRequired[Usage | None],
     },
-)  # fmt: skip
+)
 CompletionLogprobs = TypedDict(
     "CompletionLogprobs",
     {
-        "tokens": list[str], "token_logprobs": list[float], "top_logprobs": list[dict[str, float]],
+        "tokens": list[str],
+        "token_logprobs": list[float],
+        "top_logprobs": list[dict[str, float]],
         "text_offset": list[int],
     },
-)  # fmt: skip
+)
 CompletionChoice = TypedDict(
     "CompletionChoice",
     {"index": int, "text": str, "logprobs": CompletionLogprobs | None, "finish_reason": Reason | None},
@@ -70,10 +84,14 @@ CompletionChoice = TypedDict(
 Completion = TypedDict(
     "Completion",
     {
-        "id": str, "object": Literal["text_completion"], "created": int, "model": str,
-        "choices": list[CompletionChoice], "usage": NotRequired[Usage | None],
+        "id": str,
+        "object": Literal["text_completion"],
+        "created": int,
+        "model": str,
+        "choices": list[CompletionChoice],
+        "usage": NotRequired[Usage | None],
     },
-)  # fmt: skip
+)
 Tokens = TypedDict("Tokens", {"count": int, "max_model_len": int, "tokens": list[int], "token_strs": None})
 Text = TypedDict("Text", {"prompt": str})
 
@@ -84,10 +102,13 @@ OutputDetails = TypedDict("OutputDetails", {"reasoning_tokens": _Zero})
 ResponseUsage = TypedDict(
     "ResponseUsage",
     {
-        "input_tokens": int, "input_tokens_details": InputDetails, "output_tokens": int,
-        "output_tokens_details": OutputDetails, "total_tokens": int,
+        "input_tokens": int,
+        "input_tokens_details": InputDetails,
+        "output_tokens": int,
+        "output_tokens_details": OutputDetails,
+        "total_tokens": int,
     },
-)  # fmt: skip
+)
 OutputText = TypedDict(
     "OutputText", {"type": Literal["output_text"], "text": str, "annotations": list[Any], "logprobs": list[TokenPlace]}
 )
@@ -95,10 +116,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 OutputMessage = TypedDict(
     "OutputMessage",
     {
-        "id": str, "type": Literal["message"], "status": Status, "role": Literal["assistant"],
+        "id": str,
+        "type": Literal["message"],
+        "status": Status,
+        "role": Literal["assistant"],
         "content": list[OutputText],
     },
-)  # fmt: skip
+)
 Incomplete = TypedDict("Incomplete", {"reason": Literal["max_output_tokens"]})
 Form = TypedDict("Form", {"type": Literal["text"]})
 Forms = TypedDict("Forms", {"format": Form})
@@ -121,37 +145,54 @@ ResponseState = TypedDict(
     "ResponseState",
     {
         "type": Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"],
-        "sequence_number": int, "response": Response,
+        "sequence_number": int,
+        "response": Response,
     },
-)  # fmt: skip
+)
 ResponseItem = TypedDict(
     "ResponseItem",
     {
-        "type": Literal["response.output_item.added", "response.output_item.done"], "sequence_number": int,
-        "output_index": _Zero, "item": OutputMessage,
+        "type": Literal["response.output_item.added", "response.output_item.done"],
+        "sequence_number": int,
+        "output_index": _Zero,
+        "item": OutputMessage,
     },
-)  # fmt: skip
+)
 ResponsePart = TypedDict(
     "ResponsePart",
     {
-        "type": Literal["response.content_part.added", "response.content_part.done"], "sequence_number": int,
-        "item_id": str, "output_index": _Zero, "content_index": _Zero, "part": OutputText,
+        "type": Literal["response.content_part.added", "response.content_part.done"],
+        "sequence_number": int,
+        "item_id": str,
+        "output_index": _Zero,
+        "content_index": _Zero,
+        "part": OutputText,
     },
-)  # fmt: skip
+)
 ResponseDelta = TypedDict(
     "ResponseDelta",
     {
-        "type": Literal["response.output_text.delta"], "sequence_number": int, "item_id": str, "output_index": _Zero,
-        "content_index": _Zero, "delta": str, "logprobs": list[TokenPlace],
+        "type": Literal["response.output_text.delta"],
+        "sequence_number": int,
+        "item_id": str,
+        "output_index": _Zero,
+        "content_index": _Zero,
+        "delta": str,
+        "logprobs": list[TokenPlace],
     },
-)  # fmt: skip
+)
 ResponseDone = TypedDict(
     "ResponseDone",
     {
-        "type": Literal["response.output_text.done"], "sequence_number": int, "item_id": str, "output_index": _Zero,
-        "content_index": _Zero, "text": str, "logprobs": list[TokenPlace],
+        "type": Literal["response.output_text.done"],
+        "sequence_number": int,
+        "item_id": str,
+        "output_index": _Zero,
+        "content_index": _Zero,
+        "text": str,
+        "logprobs": list[TokenPlace],
     },
-)  # fmt: skip
+)
 ResponseFault = TypedDict("ResponseFault", {"type": Literal["error"], "sequence_number": int, "error": Fault})
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -163,19 +204,32 @@ StopReason = Literal["end_turn", "max_tokens"]
 MessageUsage = TypedDict(
     "MessageUsage",
     {
-        "input_tokens": int, "output_tokens": int, "cache_creation": None, "cache_creation_input_tokens": None,
-        "cache_read_input_tokens": None, "inference_geo": None, "output_tokens_details": None,
-        "server_tool_use": None, "service_tier": None,
+        "input_tokens": int,
+        "output_tokens": int,
+        "cache_creation": None,
+        "cache_creation_input_tokens": None,
+        "cache_read_input_tokens": None,
+        "inference_geo": None,
+        "output_tokens_details": None,
+        "server_tool_use": None,
+        "service_tier": None,
     },
-)  # fmt: skip
+)
 MessageAnswer = TypedDict(
     "MessageAnswer",
     {
-        "id": str, "type": Literal["message"], "role": Literal["assistant"], "model": str, "content": list[TextBlock],
-        "stop_reason": StopReason | None, "stop_sequence": None, "stop_details": None, "container": None,
+        "id": str,
+        "type": Literal["message"],
+        "role": Literal["assistant"],
+        "model": str,
+        "content": list[TextBlock],
+        "stop_reason": StopReason | None,
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
         "usage": MessageUsage,
     },
-)  # fmt: skip
+)
 MessageEnd = TypedDict(
     "MessageEnd", {"stop_reason": StopReason, "stop_sequence": None, "stop_details": None, "container": None}
 )
@@ -210,3 +264,9 @@ Scores = TypedDict(
     "Scores", {"id": str, "object": _List, "created": int, "model": str, "data": list[Score], "usage": TextUsage}
 )
 Predictions = TypedDict("Predictions", {"predictions": list[dict[str, Any]]})
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+CHAT_EVENTS, TEXT_EVENTS = (ChatEvent, Error), (Completion, Error)
+RESPONSE_EVENTS = ResponseState, ResponseItem, ResponsePart, ResponseDelta, ResponseDone, ResponseFault
+MESSAGE_EVENTS = MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessageError

@@ -74,9 +74,7 @@ class _Chat(_TextFormat):
 
     def _choice(self, number: int, piece: Piece) -> Json:
         message: Json = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
-        return {
-            "index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": _reason(piece),
-        }  # fmt: skip
+        return {"index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": _reason(piece)}
 
     def _choices(self, number: int, piece: Piece) -> list[Json]:
         found: list[tuple[Json, Json | None, str | None]] = []
@@ -108,9 +106,11 @@ class _Completion(_TextFormat):
 
     def _choice(self, number: int, piece: Piece) -> Json:
         return {
-            "index": number, "text": piece.text, "logprobs": self._logprobs(number, piece),
+            "index": number,
+            "text": piece.text,
+            "logprobs": self._logprobs(number, piece),
             "finish_reason": _reason(piece) if piece.finish_reason else None,
-        }  # fmt: skip
+        }
 
     def _choices(self, number: int, piece: Piece) -> list[Json]:
         return [self._choice(number, piece)] if piece.text or piece.logprobs or piece.finish_reason else []
@@ -130,9 +130,11 @@ class _Completion(_TextFormat):
             offsets.append(self._offsets.setdefault(number, 0))
             self._offsets[number] += len(first["decoded_token"])
         return {
-            "tokens": [each["decoded_token"] for each in chosen], "top_logprobs": tops, "text_offset": offsets,
+            "tokens": [each["decoded_token"] for each in chosen],
+            "top_logprobs": tops,
+            "text_offset": offsets,
             "token_logprobs": [each["logprob"] for each in chosen],
-        }  # fmt: skip
+        }
 
 
 def describe_places(piece: Piece, most: int) -> list[Json]:

@@ -15,18 +15,14 @@ from shoal.serving.gateway.v1 import answers, messages, responses, schema, token
 MODEL = "{model}"  # in paths
 _REFS = "#/components/schemas/{name}"
 _REF = _REFS.format(name="")
-_RESPONSE_EVENTS = (
-    answers.ResponseState, answers.ResponseItem, answers.ResponsePart, answers.ResponseDelta, answers.ResponseDone,
-    answers.ResponseFault,
-)  # fmt: skip
-_MESSAGE_EVENTS = (
-    answers.MessageStart, answers.BlockStart, answers.BlockDelta, answers.BlockStop, answers.MessageDelta,
-    answers.MessageStop, answers.MessageError,
-)  # fmt: skip
 _BOUNDS = {
-    "minimum": "at least", "maximum": "at most", "minLength": "characters: at least",
-    "maxLength": "characters: at most", "minItems": "entries: at least", "maxItems": "entries: at most",
-}  # fmt: skip
+    "minimum": "at least",
+    "maximum": "at most",
+    "minLength": "characters: at least",
+    "maxLength": "characters: at most",
+    "minItems": "entries: at least",
+    "maxItems": "entries: at most",
+}
 _STYLE = "body{font-family:sans-serif;max-width:60em;margin:2em auto}td{vertical-align:top;padding-right:2em}"
 
 
@@ -38,37 +34,29 @@ class Operation(NamedTuple):
     answer: Any
     request: type[msgspec.Struct] | None = None
     events: tuple[Any, ...] = ()
-    error: Any = answers.Error
+
+    @property
+    def error(self) -> Any:
+        """The type of a refusal."""
+        return answers.MessageError if self.path.startswith("/v1/messages") else answers.Error
 
 
 OPERATIONS = (
     Operation("Models", "/v1/models", answers.Models),
     Operation("Prediction", f"/v1/models/{MODEL}:predict", answers.Predictions, schema.PredictRequest),
     Operation("Model", f"/v1/models/{MODEL}", answers.Model),
-    Operation(
-        "Chat completions", "/v1/chat/completions", answers.Chat, schema.ChatRequest,
-        (answers.ChatEvent, answers.Error),
-    ),
-    Operation(
-        "Completions", "/v1/completions", answers.Completion, schema.CompletionRequest,
-        (answers.Completion, answers.Error),
-    ),
-    Operation("Responses", "/v1/responses", answers.Response, responses.ResponseRequest, _RESPONSE_EVENTS),
-    Operation(
-        "Messages", "/v1/messages", answers.MessageAnswer, messages.MessageRequest, _MESSAGE_EVENTS,
-        answers.MessageError,
-    ),
-    Operation(
-        "Numbers of tokens", "/v1/messages/count_tokens", answers.Count, messages.CountRequest,
-        error=answers.MessageError,
-    ),
+    Operation("Chat completions", "/v1/chat/completions", answers.Chat, schema.ChatRequest, answers.CHAT_EVENTS),
+    Operation("Completions", "/v1/completions", answers.Completion, schema.CompletionRequest, answers.TEXT_EVENTS),
+    Operation("Responses", "/v1/responses", answers.Response, responses.ResponseRequest, answers.RESPONSE_EVENTS),
+    Operation("Messages", "/v1/messages", answers.MessageAnswer, messages.MessageRequest, answers.MESSAGE_EVENTS),
+    Operation("Numbers of tokens", "/v1/messages/count_tokens", answers.Count, messages.CountRequest),
     Operation("Embeddings", "/v1/embeddings", answers.Embeddings, schema.EmbeddingsRequest),
     Operation("Classification", "/v1/classify", answers.Classification, schema.ClassifyRequest),
     Operation("Ranking", "/v1/rerank", answers.Ranking, schema.RerankRequest),
     Operation("Scores", "/v1/score", answers.Scores, schema.ScoreRequest),
     Operation("Token ids", "/tokenize", answers.Tokens, tokens.TokenizeRequest),
     Operation("Texts of token ids", "/detokenize", answers.Text, tokens.DetokenizeRequest),
-)  # fmt: skip
+)
 
 
 @cache

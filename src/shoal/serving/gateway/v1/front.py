@@ -64,8 +64,9 @@ class ApiFront:
         below = find_below(configs)
         self._steps = {
             name: find_steps((name, *sorted(below[name])), configs)
-            for name, served in self._served.items() if served.api is Api.LANGUAGE
-        }  # fmt: skip
+            for name, served in self._served.items()
+            if served.api is Api.LANGUAGE
+        }
 
         def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Handler:
             return lambda asked, model_request: answer(asked, model_request, self._served[model_request.model])
@@ -77,15 +78,22 @@ class ApiFront:
 
         answers: dict[str, Handler] = {
             f"/v1/models/{MODEL}:predict": self._answer_predict,
-            "/v1/chat/completions": answer_chat, "/v1/completions": answer_completion,
-            "/v1/responses": answer_response, "/v1/messages": answer_message, _COUNT: self._answer_count,
-            "/v1/embeddings": numbers(answer_embeddings), "/v1/classify": classify,
-            "/v1/rerank": numbers(answer_rerank), "/v1/score": numbers(answer_score),
-            "/tokenize": self._answer_tokenize, "/detokenize": self._answer_detokenize,
-        }  # fmt: skip
+            "/v1/chat/completions": answer_chat,
+            "/v1/completions": answer_completion,
+            "/v1/responses": answer_response,
+            "/v1/messages": answer_message,
+            _COUNT: self._answer_count,
+            "/v1/embeddings": numbers(answer_embeddings),
+            "/v1/classify": classify,
+            "/v1/rerank": numbers(answer_rerank),
+            "/v1/score": numbers(answer_score),
+            "/tokenize": self._answer_tokenize,
+            "/detokenize": self._answer_detokenize,
+        }
         read: dict[str, Callable[..., Awaitable[web.StreamResponse]]] = {
-            "/v1/models": self._answer_models, f"/v1/models/{MODEL}": self._answer_model,
-        }  # fmt: skip
+            "/v1/models": self._answer_models,
+            f"/v1/models/{MODEL}": self._answer_model,
+        }
 
         def make(operation: Operation) -> Route:
             path = operation.path.replace(MODEL, "(?P<model>[^/]+)")
@@ -121,9 +129,9 @@ class ApiFront:
     # --- models ----------------------------------------------------------------------------------------------------
 
     async def _answer_models(self, _: web.Request, caller: Caller) -> web.Response:
-        return to_response({
-            "object": "list", "data": [self._describe(name, caller) for name in self._list_models(caller)],
-        })  # fmt: skip
+        return to_response(
+            {"object": "list", "data": [self._describe(name, caller) for name in self._list_models(caller)]}
+        )
 
     async def _answer_model(self, _: web.Request, caller: Caller, model: str) -> web.Response:
         model = unquote(model)
@@ -132,10 +140,8 @@ class ApiFront:
 
     def _describe(self, name: str, caller: Caller) -> Json:
         model = self._aliases.get(name, name)
-        return {
-            "id": name, "object": "model", "created": self._start, "owned_by": "shoal",
-            "serves": self._list_routes(name), "ready": not self._gate.is_unready(model, caller),
-        }  # fmt: skip
+        head = {"id": name, "object": "model", "created": self._start, "owned_by": "shoal"}
+        return {**head, "serves": self._list_routes(name), "ready": not self._gate.is_unready(model, caller)}
 
     def _list_routes(self, name: str) -> list[str]:
         """Return the paths that a model, or another name of it, serves."""

@@ -17,14 +17,21 @@ from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, Sto
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _REASONS = {"length": "max_tokens"}  # others end the turn: which stop sequence was found is not known
-_UNUSED = (
-    "cache_creation", "cache_creation_input_tokens", "cache_read_input_tokens", "inference_geo",
-    "output_tokens_details", "server_tool_use", "service_tier",
-)  # fmt: skip
+_UNUSED = (  # of the numbers of tokens
+    "cache_creation cache_creation_input_tokens cache_read_input_tokens inference_geo output_tokens_details"
+    " server_tool_use service_tier"
+)
+_NOTHING = dict.fromkeys(("stop_sequence", "stop_details", "container"))
 
 
 class Block(Struct, forbid_unknown_fields=True):
@@ -145,7 +152,7 @@ class _Message(ResponseFormat):
 
     def last_events(self) -> list[Event]:
         """Return the events that end the answer."""
-        delta = {"stop_reason": self._reason, "stop_sequence": None, "stop_details": None, "container": None}
+        delta = {"stop_reason": self._reason, **_NOTHING}
         return [
             *([] if self._has_begun else self._begin()),
             _event("content_block_stop", index=0),
@@ -168,14 +175,11 @@ class _Message(ResponseFormat):
     @property
     def _usage(self) -> Json:
         prompt, made = self.counts
-        return {**dict.fromkeys(_UNUSED), "input_tokens": prompt, "output_tokens": made}
+        return {**dict.fromkeys(_UNUSED.split()), "input_tokens": prompt, "output_tokens": made}
 
     def _document(self, content: Sequence[Json], reason: str | None) -> Json:
-        return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": reason, "stop_sequence": None, "stop_details": None, "container": None,
-            "usage": self._usage,
-        }  # fmt: skip
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "content": content, "stop_reason": reason, **_NOTHING, "usage": self._usage}
 
 
 def _event(name: str, **fields: Any) -> Event:

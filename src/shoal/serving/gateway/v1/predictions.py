@@ -64,10 +64,7 @@ async def answer_classify(
         label = labels[int(np.argmax(row))] if labels else None
         return {"index": index, "label": label, "probs": row.tolist(), "num_classes": len(row)}
 
-    head = {
-        "id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
-        "usage": {**_USAGE, "completion_tokens": 0},
-    }  # fmt: skip
+    head = {**_make_head("classify", asked.model), "usage": {**_USAGE, "completion_tokens": 0}}
     return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
@@ -86,10 +83,11 @@ async def answer_score(asked: ScoreRequest, model_request: ModelRequest, served:
     """Answer with the score of each pair of texts, in their order."""
     scores = await _score(*asked.pairs, model_request, served)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    return to_response({
-        "id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": asked.model,
-        "data": data, "usage": _USAGE,
-    })  # fmt: skip
+    return to_response({**_make_head("score", asked.model), "data": data, "usage": _USAGE})
+
+
+def _make_head(kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model}
 
 
 async def _score(first: list[str], second: list[str], model_request: ModelRequest, served: Served) -> list[float]:

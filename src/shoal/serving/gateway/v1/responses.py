@@ -196,11 +196,13 @@ class _Response(ResponseFormat):
 
     def _take(self, piece: Piece) -> list[Json]:
         places = [
-            {**place, "bytes": place["bytes"] or [], "top_logprobs": [
-                {**each, "bytes": each["bytes"] or []} for each in place["top_logprobs"]
-            ]}
+            {
+                **place,
+                "bytes": place["bytes"] or [],
+                "top_logprobs": [{**each, "bytes": each["bytes"] or []} for each in place["top_logprobs"]],
+            }
             for place in describe_places(piece, self._asked.top_logprobs or 0)
-        ]  # fmt: skip
+        ]
         self._texts.append(piece.text)
         self._places += places
         self._last = piece
@@ -216,9 +218,12 @@ class _Response(ResponseFormat):
         is_cut = is_over and self._last is not None and self._last.finish_reason == "length"
         status = "incomplete" if is_cut else status
         usage = {
-            "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": made, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + made,
-        }  # fmt: skip
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + made,
+        }
         return {
             **_NOTHING, "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
             "status": status, "completed_at": int(time.time()) if is_over and not is_cut else None,

@@ -26,10 +26,10 @@ MOST_NESTED = 32  # brackets of JSON within each other
 MOST_VALUES = 2**18 + 2**10
 MOST_KEYS = 2**16  # also lists and objects
 MOST_VARIABLES = 2**14  # bytes of a chat template's variables as JSON, which is written again
-IDLE = (
-    "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "store",
-)  # fmt: skip
+_IDLE = (
+    "user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier store"
+)
+IDLE = tuple(_IDLE.split())
 _TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "answers follow no grammar"
@@ -341,9 +341,11 @@ def decode(kind: type[T], body: bytes) -> T:
     except RefusedError as refused:
         raise ApiError(refused.message, code="invalid_json") from None
     for number, most, what in (
-        (counts.commas, MOST_VALUES, "values"), (counts.openings, MOST_KEYS, "lists and objects"),
-        (counts.colons, MOST_KEYS, "keys"), (counts.longest, MOST_PLAIN, "digits in a number"),
-    ):  # fmt: skip
+        (counts.commas, MOST_VALUES, "values"),
+        (counts.openings, MOST_KEYS, "lists and objects"),
+        (counts.colons, MOST_KEYS, "keys"),
+        (counts.longest, MOST_PLAIN, "digits in a number"),
+    ):
         if number > most:
             fewer = f"The JSON has {number} {what}; at most {most} are read. Send fewer rows at a time."
             raise ApiError(fewer, reason=RefusalReason.LARGE)

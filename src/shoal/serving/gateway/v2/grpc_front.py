@@ -32,9 +32,12 @@ HEALTH = "/grpc.health.v1.Health/Check"
 MOST_CALLS = 2048  # concurrent calls, including refused ones
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CLOSED = {
-    "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
-    "TraceSetting": "Tracing", "LogSettings": "Logging",
-}  # fmt: skip
+    "RepositoryModel": "Model control",
+    "SystemSharedMemory": "Shared memory",
+    "CudaSharedMemory": "Shared memory",
+    "TraceSetting": "Tracing",
+    "LogSettings": "Logging",
+}
 _STATUSES = (
     "RESOURCE_EXHAUSTED UNAVAILABLE INVALID_ARGUMENT NOT_FOUND PERMISSION_DENIED UNAUTHENTICATED RESOURCE_EXHAUSTED"
     " UNIMPLEMENTED INVALID_ARGUMENT INVALID_ARGUMENT DEADLINE_EXCEEDED INTERNAL"

@@ -123,9 +123,8 @@ class GrpcStream:
                 model, version, request_id, is_end_wanted = await screen_grpc(message, self._rules)
                 self._gate.exposure.check_exposed(model, self._caller)
                 is_sent = await relay.send(
-                    model, request_id, message,
-                    version=version, num_bytes=size, is_end_wanted=is_end_wanted, held=held,
-                )  # fmt: skip
+                    model, request_id, message, version=version, num_bytes=size, is_end_wanted=is_end_wanted, held=held
+                )
             except BaseException:
                 held.release()
                 raise

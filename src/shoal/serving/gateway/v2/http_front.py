@@ -25,9 +25,12 @@ from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_json
 
 _CLOSED = {
-    "/v2/repository/": "Model control", "/v2/systemsharedmemory": "Shared memory", "/v2/cudasharedmemory":
-    "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
-}  # fmt: skip
+    "/v2/repository/": "Model control",
+    "/v2/systemsharedmemory": "Shared memory",
+    "/v2/cudasharedmemory": "Shared memory",
+    "/v2/logging": "Logging",
+    "/v2/trace": "Tracing",
+}
 _HEAD_LENGTH = "Inference-Header-Content-Length"
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
