@@ -4,10 +4,11 @@ A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` 
 Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``stop_words_list`` and
 ``bad_words_list`` INT32 [2, -1], ``embedding_bias`` FP32 [-1] (what is added to the logits of tokens 0, 1, ..., before
 penalties), ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer.
-``pack_answer`` describes the outputs.
+``answers.pack_answer`` describes the outputs.
 
-The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_log_probs`` describes. They are those of the model's
-own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
+The inputs in ``LOG_PROBS`` ask for log probabilities, which ``answers.pack_log_probs`` describes. They are those of the
+model's own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in
+vLLM.
 
 Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: those in ``ALIASES`` are
 settings by another name, those in ``NEUTRAL`` are taken at the values that change nothing, and a request with one of
@@ -19,12 +20,10 @@ Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of 
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -107,8 +106,6 @@ INPUTS = frozenset({  # that a model may declare
     *LOG_PROBS,
     *(row.tensor for row in NUMBERS),
 })  # fmt: skip
-_first_stream = secrets.randbits(31) << 32
-_streams = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -125,14 +122,6 @@ class Limits:
     slots: int
     end_ids: tuple[int, ...] = ()
     top_logprobs: int = MOST_TOP
-
-
-class LogProbs(NamedTuple):
-    """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
-
-    chosen: float
-    top_ids: Sequence[int] = ()
-    top: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -200,61 +189,6 @@ class TokenRequest:
         )
 
 
-def pack_answer(
-    ids: Sequence[int],
-    *,
-    stream_id: int,
-    passthrough: str = "",
-    is_last: bool = False,
-    reason: str = "",
-    dtype: Any = np.int32,
-) -> dict[str, Any]:
-    """Return the outputs of one answer to a request of one row.
-
-    ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several; with the tokens of a stop
-    sequence, without the end token), ``sequence_length`` INT32 [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL
-    [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1]. ``passthrough``, the request's ``carry``, is for its first
-    answer, ``reason`` (``stop`` or ``length``) for its last answer.
-    """
-    return {
-        "output_ids": np.array([[ids]], dtype).reshape(1, 1, len(ids)),
-        "sequence_length": np.array([[len(ids)]], dtype),
-        "stream_id": np.array([[stream_id]], np.int64),
-        "is_last": np.array([[is_last]], np.bool_),
-        "carry": np.array([[passthrough.encode()]], np.object_),
-        "finish_reason": np.array([[reason.encode()]], np.object_),
-    }
-
-
-def pack_log_probs(request: TokenRequest, places: Sequence[LogProbs], total: float) -> dict[str, Any]:
-    """Return those outputs of log probabilities that the request asks for, for the tokens of one answer.
-
-    ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
-    ``total``, the sum over the request's tokens so far; ``top_log_probs`` FP32 and ``top_token_ids`` INT32, [1, tokens,
-    n], are those of the n most probable tokens at each place, the most probable one first.
-    """
-    shape = (1, len(places), request.sampling.top_logprobs)
-    made: dict[str, Callable[[], Any]] = {
-        "output_log_probs": lambda: np.array([[[place.chosen for place in places]]], np.float32),
-        "cum_log_probs": lambda: np.array([[total]], np.float32),
-        "top_log_probs": lambda: np.array([place.top for place in places], np.float32).reshape(shape),
-        "top_token_ids": lambda: np.array([place.top_ids for place in places], np.int32).reshape(shape),
-    }
-    return {name: made[name]() for name in request.returns}
-
-
-def read_log_probs(answer: Arrays) -> list[LogProbs]:
-    """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
-    if "output_log_probs" not in answer:
-        return []
-    chosen = answer["output_log_probs"][0, 0].tolist()
-    if "top_log_probs" not in answer:
-        return [LogProbs(value) for value in chosen]
-    ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
-    number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
-    return [*map(LogProbs, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
-
-
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     """Pack words, each a sequence of token ids, into a word list, INT32 ``[2, n]``; n is 1 if there are no words."""
     ids = [int(token) for word in words for token in word]
@@ -313,11 +247,6 @@ def naming_row(number: int, count: int) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
-
-
-def new_stream_id() -> int:
-    """Return a new stream id: random bits of this process, then a counter."""
-    return _first_stream + next(_streams)
 
 
 def _single(inputs: Arrays, name: str, default: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.kit.generation.contract import LogProbs, TokenRequest
+from shoal.kit.generation.answers import LogProbs
+from shoal.kit.generation.contract import TokenRequest
 
 NOT_FINITE = (  # what to say where there is no token
     "The model's logits are not finite, so that no token can be chosen.",

@@ -6,7 +6,7 @@ NVIDIA's clients read texts in the shape ``[rows]``, although the models declare
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -248,23 +248,3 @@ def engine_request(inputs: Arrays, preprocessed: Arrays) -> dict[str, Array]:
     """Return the request to the engine: what ``preprocessing`` answered, and the settings."""
     given = {_SETTINGS.get(name, name): array for name, array in inputs.items() if name not in _OWN}
     return {**given, **{name: preprocessed[theirs] for theirs, name in _FROM_PREPROCESSING.items()}}
-
-
-def split_rows(answer: Arrays) -> Iterator[tuple[int, Arrays]]:
-    """Yield the rows of an engine's answer with their numbers."""
-    numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
-    for at, number in enumerate(map(int, numbers)):
-        yield number, {name: array[at : at + 1] for name, array in answer.items()}
-
-
-def join_rows(rows: Sequence[Arrays]) -> dict[str, Array]:
-    """Join packed rows to one answer; log probabilities that are missing or shorter are 0."""
-    width = max((row[LOG_PROBS[1]].shape[2] for row in rows if LOG_PROBS[1] in row), default=0)
-    empty = {LOG_PROBS[0]: np.zeros((1, 1), np.float32), LOG_PROBS[1]: _NO_TOKENS}
-
-    def find(name: str, row: Arrays) -> Any:
-        array = row[name] if name in row else empty[name]
-        return np.pad(array, ((0, 0), (0, 0), (0, width - array.shape[2]))) if name == LOG_PROBS[1] else array
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.concatenate([find(name, row) for row in rows]) for name in names}
