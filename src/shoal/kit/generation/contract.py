@@ -52,9 +52,8 @@ NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change noth
     "top_p_decay": ((1,), _NO_DECAY),
     "runtime_top_p_decay": ((1,), _NO_DECAY),
 }
-_IDLE = (  # change nothing: the first needs an empty prompt, the others a decay of top_p
-    "start_id", "top_p_min", "top_p_reset_ids", "runtime_top_p_min", "runtime_top_p_reset_ids",
-)  # fmt: skip
+# Change nothing: the first needs an empty prompt, the others a decay of top_p.
+_IDLE = "start_id top_p_min top_p_reset_ids runtime_top_p_min runtime_top_p_reset_ids".split()
 
 
 def _by_name(reasons: dict[str, str]) -> dict[str, str]:
@@ -62,50 +61,53 @@ def _by_name(reasons: dict[str, str]) -> dict[str, str]:
 
 
 _NO_ENCODER = "models are decoders, without encoders"
-REFUSED = _by_name({  # inputs that a model may declare, and why a request may not have them
-    _NO_DRAFT: "draft_input_ids draft_logits draft_acceptance_threshold"
-    " lookahead_window_size lookahead_ngram_size lookahead_verification_set_size",
-    "prompts are token ids, without embeddings": "prompt_learning_task_name_ids request_prompt_embedding"
-    " request_prompt_lengths request_prompt_type prompt_embedding_table prompt_table_extra_ids prompt_vocab_size"
-    " mrope_rotary_cos_sin mrope_position_deltas",
-    _NO_ENCODER: "encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths"
-    " cross_attention_mask skip_cross_attn_blocks",
+# Inputs that a model may declare, and why a request may not have them.
+_WHY_REFUSED = {
+    _NO_DRAFT: """draft_input_ids draft_logits draft_acceptance_threshold
+        lookahead_window_size lookahead_ngram_size lookahead_verification_set_size""",
+    "prompts are token ids, without embeddings": """prompt_learning_task_name_ids request_prompt_embedding
+        request_prompt_lengths request_prompt_type prompt_embedding_table prompt_table_extra_ids prompt_vocab_size
+        mrope_rotary_cos_sin mrope_position_deltas""",
+    _NO_ENCODER: """encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths
+        cross_attention_mask skip_cross_attn_blocks""",
     "the weights are those of the model's folder, without LoRA": "lora_task_id lora_weights lora_config",
-    "no cache is kept for later requests": "session_len memory_len context_phase_params"
-    " retention_token_range_starts retention_token_range_ends retention_token_range_priorities"
-    " retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms",
+    "no cache is kept for later requests": """session_len memory_len context_phase_params
+        retention_token_range_starts retention_token_range_ends retention_token_range_priorities
+        retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms""",
     "answers follow no grammar": "guided_decoding_guide_type guided_decoding_guide",
-})  # fmt: skip
-FOREIGN = _by_name({  # inputs and outputs of other models, and why engines do not declare them
-    "engines take and return token ids; llm and llm_bls have texts": "text_input max_tokens bad_words stop_words top_k"
-    " top_p length_penalty stream sampling_parameters embedding_bias_words embedding_bias_weights prompt_table_extra_id"
-    " image image_input image_bytes_input image_url_input video_bytes_input embedding_request use_draft_logits"
-    " return_finish_reason return_num_input_tokens return_num_output_tokens return_cumulative_logprob return_logprobs"
-    " text_output num_input_tokens num_output_tokens cumulative_logprob logprobs QUERY DECODER_QUERY IMAGE_BYTES"
-    " IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT EMBEDDING_BIAS_WORDS"
-    " EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH OUTPUT INPUT_ID"
-    " REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS"
-    " OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK"
-    " CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID",
-    _NO_ENCODER: "decoder_text_input input_hidden_state sequence_length sequence_lengths max_output_len ia3_tasks"
-    " is_return_attentions output_hidden_state output_attentions",
+}
+REFUSED = _by_name(_WHY_REFUSED)
+# Inputs and outputs of other models, and why engines do not declare them.
+_WHY_FOREIGN = {
+    "engines take and return token ids; llm and llm_bls have texts": """text_input max_tokens bad_words stop_words top_k
+        top_p length_penalty stream sampling_parameters embedding_bias_words embedding_bias_weights
+        prompt_table_extra_id image image_input image_bytes_input image_url_input video_bytes_input embedding_request
+        use_draft_logits return_finish_reason return_num_input_tokens return_num_output_tokens
+        return_cumulative_logprob return_logprobs
+        text_output num_input_tokens num_output_tokens cumulative_logprob logprobs QUERY DECODER_QUERY IMAGE_BYTES
+        IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT EMBEDDING_BIAS_WORDS
+        EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH OUTPUT INPUT_ID
+        REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS
+        OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK
+        CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID""",
+    _NO_ENCODER: """decoder_text_input input_hidden_state sequence_length sequence_lengths max_output_len ia3_tasks
+        is_return_attentions output_hidden_state output_attentions""",
     _NO_LOGITS: "context_logits generation_logits context_embeddings",
-    _NO_METRICS: "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns"
-    " first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens"
-    " total_draft_tokens",
+    _NO_METRICS: """kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns
+        first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens
+        total_draft_tokens""",
     "sequence_length says where an answer ends": "response_input_lengths",
     "no cache leaves an engine": "context_phase_params",
     "each answer is one beam of the only row, or of all rows in their order": "sequence_index",
-})  # fmt: skip
+}
+FOREIGN = _by_name(_WHY_FOREIGN)
 _CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_token_ids")
 LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
 LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
-INPUTS = frozenset({  # that a model may declare
-    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
-    "embedding_bias", "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
-    *LOG_PROBS,
-    *(row.tensor for row in NUMBERS),
-})  # fmt: skip
+_OWN = """input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias carry
+    streaming stop exclude_input_in_output"""
+# Inputs that a model may declare.
+INPUTS = frozenset(_OWN.split()).union(_IDLE, ALIASES, NEUTRAL, REFUSED, LOG_PROBS, (row.tensor for row in NUMBERS))
 
 
 @dataclass(frozen=True)

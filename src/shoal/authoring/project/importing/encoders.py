@@ -107,18 +107,15 @@ def draft_encoder(
     with stage(on_progress, f"exporting {file} and comparing its answers"):
         export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
+    inputs = [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)]
+    outputs = [TensorSpec(out, "TYPE_FP32", (made.width,))]
+    parameters = {ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"}
+    parameters |= {"api": "embeddings"} if head == EMBEDDING else {}
     message = make_config(
-        name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
-        [TensorSpec(out, "TYPE_FP32", (made.width,))], artifact=file, max_batch_size=max_batch_size,
-        parameters={
-            ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}",
-            **({"api": "embeddings"} if head == EMBEDDING else {}),
-        },
-    )  # fmt: skip
-    said = [
-        encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
-        f"the file was read again: its answers match the published model, within {TOLERANCE:g}",
-    ]  # fmt: skip
+        name, backend, inputs, outputs, artifact=file, max_batch_size=max_batch_size, parameters=parameters
+    )
+    proof = f"the file was read again: its answers match the published model, within {TOLERANCE:g}"
+    said = [encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes, proof]
     beside: Mapping[str, str | bytes | Path] = {}
     if tokenizer is not None:
         length = _find_length(encoder, max_length)
