@@ -87,14 +87,7 @@ def draft_encoder(
     for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
         if value is not None and value not in known:
             raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    if head is None:
-        raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
-        )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
-        given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    head = _check_head(head, pooling, normalise)
     if max_length is not None and tokenizer is None:
         raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
@@ -123,6 +116,18 @@ def draft_encoder(
         said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
     labels = write_labels(message, made.labels) if made.labels else {}
     return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
+
+
+def _check_head(head: str | None, pooling: str | None, normalise: bool | None) -> str:
+    if head is None:
+        raise InputError(
+            "The encoder's head is not given.",
+            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+        )
+    if head != EMBEDDING and (pooling is not None or normalise is not None):
+        given = "pooling" if pooling is not None else "normalise"
+        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    return head
 
 
 # --- what was published ------------------------------------------------------------------------------------------
