@@ -1,6 +1,6 @@
 """Reusable pre- and post-processing components for NVIDIA Triton, and the tools that make served pipelines of them."""
 
-import re
+import ast
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -70,12 +70,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-_IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
-
-
 def read_homes(file: str) -> dict[str, str]:
     """Read from ``file``, a package's ``__init__.py``, its public names, each with the module that defines the name."""
-    return {name: home for home, name in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))}
+    found = ast.parse(Path(file).read_text(encoding="utf-8"))
+    typed = [node for block in found.body if isinstance(block, ast.If) for node in block.body]
+    return {node.names[0].name: str(node.module) for node in typed if isinstance(node, ast.ImportFrom)}
 
 
 def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

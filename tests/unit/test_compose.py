@@ -61,26 +61,24 @@ def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
     assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()
 
 
-BATCHES = {
-    "base", "context", "files", "ledger", "parameters", "spec", "tensors", "triton",
-}  # fmt: skip
+BATCHES = {"base", "context", "files", "ledger", "parameters", "spec", "tensors", "triton"}
 STREAMS = {"answer_socket", "streaming"}
 
 
 @pytest.mark.parametrize(
     ("model", "packages", "modules"),
     [
-        ("postprocess/softmax", {"shoal", "component"}, BATCHES),
-        ("postprocess/readability", {"shoal", "component", "readability", "text"}, BATCHES),
-        ("models/llm-onnx", {"shoal", "component", "generation", "engines", "text"}, BATCHES | STREAMS),
-        ("models/llm_bls", {"shoal", "component", "generation", "text"}, BATCHES | STREAMS | {"callees"}),
+        ("postprocess/softmax", {"component"}, BATCHES),
+        ("postprocess/readability", {"component", "readability", "text"}, BATCHES),
+        ("models/llm-onnx", {"component", "generation", "engines", "text"}, BATCHES | STREAMS),
+        ("models/llm_bls", {"component", "generation", "text"}, BATCHES | STREAMS | {"callees"}),
     ],
 )
 def test_a_model_gets_the_modules_that_it_needs(model: str, packages: set[str], modules: set[str]) -> None:
     """A component that answers once and calls no model has no socket."""
     calling = [CALLING] if read_config(ROOT / model).calls else []
     carried = find_carried([ROOT / model / "1" / "model.py"], *calling)
-    assert {path.parent.name for path in carried} == packages
+    assert {path.parent.name for path in carried} == {"shoal", "kit", "system", *packages}
     assert {path.stem for path in carried if path.parent.name == "component"} == {"__init__", *modules}
 
 

@@ -16,6 +16,7 @@ from shoal.kit.component.base import check_outputs
 from shoal.kit.component.context import Context
 from shoal.kit.component.streaming import QueueStream, StreamingComponent
 from shoal.kit.generation.answering import Answering, RunningSequence, step
+from shoal.kit.generation.answers import LogProbs, pack_answer, read_log_probs
 from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,
@@ -24,11 +25,8 @@ from shoal.kit.generation.contract import (
     NEUTRAL,
     REFUSED,
     Limits,
-    LogProbs,
     TokenRequest,
-    pack_answer,
     pack_words,
-    read_log_probs,
 )
 from shoal.kit.generation.sampling import Sampling
 from tests.support.llm import ENGINE, engine_spec, token_inputs

@@ -171,7 +171,7 @@ SHIPPED = (
     "tensorrt_llm_bls", "trtllm-llmapi", "vllm",
 )  # fmt: skip
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
-HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py", "trtllm.py"}
+HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "answers.py", "contract.py", "prompts.py", "trtllm.py"}
 HOST_ONLY = {
     ("answer_socket.py", "_encode", "tobytes"), ("answer_socket.py", "_encode", "tolist"),  # arrays for a socket
     # offsets of texts before they are sent up, and the columns of a lexicon for the host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,10 @@ def test_dtype_is_the_encoders() -> None:
 def test_plans_that_cannot_be(fault: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Plan(**fault)
+
+
+@pytest.mark.parametrize(("placement", "is_placed"), [("", False), ("cpu", True)])
+def test_a_plan_with_another_dtype_still_places_as_much(placement: str, is_placed: bool) -> None:
+    """A plan file of `shoal tune` changes the dtype; the models' own instance groups stay."""
+    plan = replace(Plan(placement), dtype="bf16")
+    assert (plan.placement, plan.is_placed) == ("cpu", is_placed)

@@ -14,6 +14,7 @@ from shoal.errors import InputError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.streaming import QueueStream, Stream
 from shoal.kit.generation.answering import Answering
+from shoal.kit.generation.answers import join_rows, split_rows
 from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.engines.base import EngineComponent
 from shoal.kit.generation.sampling import NUMBERS
@@ -129,3 +130,22 @@ def test_refused_rows() -> None:
         list(nameless.stream(ask([[1], [2]], [3, 3], streaming=[True, True])))
     assert len(list(nameless.stream(ask([[1]], [3], streaming=[True])))) == 3
     assert len(list(nameless.stream(ask([[1], [2]], [3, 3], streaming=[False, False])))) == 1
+
+
+def test_rows_are_joined_and_split_again() -> None:
+    """Of two rows, the shorter one is padded, and so is what a row did not ask for."""
+    ids = [np.array([[[5, 6]]], np.int32), np.array([[[7]]], np.int32)]
+    first = {
+        "output_ids": ids[0],
+        "top_token_ids": np.array([[[1, 2], [3, 4]]]),
+        "logprobs": np.array([[b"[]"]], object),
+    }
+    joined = join_rows([first, {"output_ids": ids[1]}])
+    assert joined["output_ids"].tolist() == [[[5, 6]], [[7, 0]]]
+    assert joined["top_token_ids"].tolist() == [[[1, 2], [3, 4]], [[-1, -1], [-1, -1]]]
+    assert joined["logprobs"].tolist() == [[b"[]"], [b"null"]]
+    numbers = {"batch_index": np.array([[4], [2]], np.int32)}
+    assert [(number, row["output_ids"].tolist()) for number, row in split_rows(joined | numbers)] == [
+        (4, [[[5, 6]]]),
+        (2, [[[7, 0]]]),
+    ]

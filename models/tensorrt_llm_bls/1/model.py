@@ -8,7 +8,8 @@ from contextlib import closing
 import numpy as np
 
 from shoal import Arrays, Completions, Context, Parameters, Stream, StreamingComponent
-from shoal.kit.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, join_rows, query, split_rows
+from shoal.kit.generation.answers import join_rows, split_rows
+from shoal.kit.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, query
 
 
 class TensorrtLlmBls(StreamingComponent):

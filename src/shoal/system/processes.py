@@ -49,9 +49,13 @@ def start_successor(*arguments: str | Path) -> subprocess.Popen[bytes]:
     """
     return subprocess.Popen(
         [sys.executable, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
         env={name: value for name, value in os.environ.items() if name not in (_MARK, "LD_PRELOAD")},
-    )  # fmt: skip
+    )
 
 
 class Reaper:

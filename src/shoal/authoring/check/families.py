@@ -30,11 +30,13 @@ from shoal.authoring.check.repositories import read_repository
 from shoal.authoring.environment.targets import find_target
 
 # Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
+_CONFIGURATIONS = (fields, folders, tensors, apis, scheduling, warmups, wiring, running, members)
+_LANGUAGE_MODELS = (engines, checkpoints, trtllm, llmapi, llm_hf)
+_SERVERS_AND_CODE = (placement, environments, targets, artifacts, code, streams)
 FAMILIES = (
-    fields, folders, tensors, apis, scheduling, warmups, wiring, running, members, engines, checkpoints, trtllm, llmapi,
-    llm_hf, placement, environments, targets, artifacts, code, streams, forest, torchscript, onnx_io, own_backends,
-    security,
-)  # fmt: skip
+    *(*_CONFIGURATIONS, *_LANGUAGE_MODELS, *_SERVERS_AND_CODE),
+    *(forest, torchscript, onnx_io, own_backends, security),
+)
 RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
 
 

@@ -27,11 +27,8 @@ UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
 VERSION = Rule("onnx-version", Severity.ERROR)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
-TYPES = {
-    1: "TYPE_FP32", 2: "TYPE_UINT8", 3: "TYPE_INT8", 4: "TYPE_UINT16", 5: "TYPE_INT16", 6: "TYPE_INT32",
-    7: "TYPE_INT64", 8: "TYPE_STRING", 9: "TYPE_BOOL", 10: "TYPE_FP16", 11: "TYPE_FP64", 12: "TYPE_UINT32",
-    13: "TYPE_UINT64", 16: "TYPE_BF16",
-}  # fmt: skip
+_FROM_1 = "FP32 UINT8 INT8 UINT16 INT16 INT32 INT64 STRING BOOL FP16 FP64 UINT32 UINT64"
+TYPES = {number: f"TYPE_{kind}" for number, kind in enumerate(_FROM_1.split(), 1)} | {16: "TYPE_BF16"}
 
 
 @dataclass(frozen=True)

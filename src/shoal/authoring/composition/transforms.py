@@ -20,7 +20,7 @@ from shoal.authoring.repository.plan import Plan
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a composition; the files that it names are read. ``quantize`` is empty, ``int8`` or ``int4``."""
+    """Arguments of ``compose``; the files that they name are read. ``quantize`` is empty, ``int8`` or ``int4``."""
 
     plan: Plan
     artifacts: Path | None

@@ -98,10 +98,9 @@ def _render(graph: Graph, form: str, dpi: int = 72) -> bytes:
     with needs("draw"):
         import matplotlib
         import pygraphviz
-    drawn = pygraphviz.AGraph(
-        directed=True, strict=False, dpi=dpi, pad=0.28, nodesep=0.22, ranksep=0.33, outputorder="edgesfirst",
-        bgcolor=_PAGE, fontname=_FONT, label=_heading(graph), labelloc="t", labeljust="l",
-    )  # fmt: skip
+    spaces = {"dpi": dpi, "pad": 0.28, "nodesep": 0.22, "ranksep": 0.33, "outputorder": "edgesfirst"}
+    look = {"bgcolor": _PAGE, "fontname": _FONT, "label": _heading(graph), "labelloc": "t", "labeljust": "l"}
+    drawn = pygraphviz.AGraph(directed=True, strict=False, **spaces, **look)
     drawn.node_attr.update(shape="box", style="filled,rounded", penwidth=1.5, margin="0.16,0.06", fontname=_FONT)
     drawn.edge_attr.update(arrowsize=0.7)
     _add_boxes(drawn, graph)

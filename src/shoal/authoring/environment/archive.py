@@ -38,9 +38,8 @@ _MOST_HEADER = 2**16  # bytes of the headers before an entry, which tarfile read
 _MOST_RATIO = 1032  # of the sizes unpacked and packed: gzip's limit
 _MOST_SECONDS = 2**40  # since 1970; no file system has later times
 _EXTENDED = (b"x", b"g", b"X", tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)  # headers of the next entry
-_DAMAGE = (
-    tarfile.TarError, EOFError, zlib.error, OSError, ValueError, TypeError, ArithmeticError, LookupError, RecursionError
-)  # fmt: skip
+_BAD_DATA = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError)
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, OSError, *_BAD_DATA)
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ CONDAS = ("conda", "mamba", "micromamba")
 ENGINES = (RATTLER, *CONDAS, VENV)
 
 # Variables that would let packages of this process, or of this user, into the environment that is being made.
-_LEAKS = (
-    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
-    "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV",
-)  # fmt: skip
+_LEAKS = """PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON
+    PIP_REQUIRE_VIRTUALENV""".split()
 _LONG = 600  # maximum length of a reason, in characters
 _TAIL = 200  # number of last lines that are searched for a reason
 _REASONS = ("No space left on device", "ERROR:", "ensurepip is not", "fatal:", "CMake Error", "error:", "Error:")

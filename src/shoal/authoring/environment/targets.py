@@ -93,9 +93,7 @@ class Image:
 
 _EVER = (99, 12)
 LLMAPI = "llmapi"  # NVIDIA's Python model on TensorRT-LLM's LLM API: /app/all_models/llmapi, of images since June 2025
-_NATIVE = frozenset({
-    "dali", "fil", "identity", "onnxruntime", "openvino", "python", "pytorch", "repeat", "square", "tensorrt",
-})  # fmt: skip
+_NATIVE = frozenset("dali fil identity onnxruntime openvino python pytorch repeat square tensorrt".split())
 _LLM = frozenset({"jinja2", "tokenizers", "torch", "transformers"})
 _VLLM = (frozenset({"python", "vllm"}), _LLM | {"vllm"})
 _TRTLLM = (frozenset({"python", "tensorrtllm"}), _LLM | {"tensorrt_llm"})

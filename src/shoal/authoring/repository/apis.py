@@ -36,10 +36,13 @@ class Api(Enum):
 
 
 _NUMBERS = (Api.EMBEDDINGS, Api.CLASSIFY, Api.RERANK)
-_PATHS = {
-    Api.LANGUAGE: ("/v1/completions",), Api.EMBEDDINGS: ("/v1/embeddings",), Api.CLASSIFY: ("/v1/classify",),
-    Api.RERANK: ("/v1/rerank", "/v1/score"), Api.NONE: (),
-}  # fmt: skip
+_PATHS: dict[Api, tuple[str, ...]] = {
+    Api.LANGUAGE: ("/v1/completions",),
+    Api.EMBEDDINGS: ("/v1/embeddings",),
+    Api.CLASSIFY: ("/v1/classify",),
+    Api.RERANK: ("/v1/rerank", "/v1/score"),
+    Api.NONE: (),
+}
 _CHAT_PATHS = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 

@@ -115,11 +115,10 @@ def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     axes = {0: "rows", 1: "width"}
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in trace
-        export_onnx(
-            encoder.eval(), _example(encoder), path, "The encoder", "Export it as TorchScript: --format torchscript",
-            input_names=list(NAMES[0]), output_names=list(NAMES[1]),
-            dynamic_axes={NAMES[0][0]: axes, NAMES[0][1]: axes, NAMES[1][0]: {0: "rows"}},
-        )  # fmt: skip
+        sizes = {**dict.fromkeys(NAMES[0], axes), NAMES[1][0]: {0: "rows"}}
+        names = {"input_names": list(NAMES[0]), "output_names": list(NAMES[1]), "dynamic_axes": sizes}
+        other = "Export it as TorchScript: --format torchscript"
+        export_onnx(encoder.eval(), _example(encoder), path, "The encoder", other, **names)
     model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {METADATA: dump_ties(ties)})
     onnx.save(model, str(path))

@@ -105,10 +105,8 @@ def _export(script: Path, spec: ModelSpec, batch: Mapping[str, NDArray[Any]], pa
     module = torch.jit.load(str(script), map_location="cpu").eval()
     example = tuple(torch.from_numpy(np.array(batch[name])) for name in inputs)
     with torch.inference_mode():
-        export_onnx(
-            module, example, path, script.name, "INT8 needs an encoder that has an ONNX form.",
-            input_names=inputs, output_names=outputs, dynamic_axes=axes,
-        )  # fmt: skip
+        names = {"input_names": inputs, "output_names": outputs, "dynamic_axes": axes}
+        export_onnx(module, example, path, script.name, "INT8 needs an encoder that has an ONNX form.", **names)
 
 
 def _find_products(graph: Any) -> list[str]:

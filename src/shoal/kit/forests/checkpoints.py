@@ -27,10 +27,8 @@ _MAJOR, _LAST_VERSION = 4, 255
 _LEAF, _NUMERICAL, _CATEGORICAL = range(3)  # TreeNodeType
 _FLOATS: Mapping[int, np.dtype[Any]] = {2: np.dtype("<f4"), 3: np.dtype("<f8")}  # TypeInfo
 _NUM_COMPARISONS = 5  # Operator, from 1
-_POSTPROCESSORS = (
-    b"identity", b"signed_square", b"hinge", b"sigmoid", b"exponential", b"exponential_standard_ratio",
-    b"logarithm_one_plus_exp", b"identity_multiclass", b"softmax", b"multiclass_ova",
-)  # fmt: skip
+_POSTPROCESSORS = b"""identity signed_square hinge sigmoid exponential exponential_standard_ratio
+    logarithm_one_plus_exp identity_multiclass softmax multiclass_ova""".split()
 
 
 class Task(IntEnum):

@@ -19,7 +19,8 @@ from shoal.errors import InputError
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import BATCH_INDEX
 from shoal.kit.component.tensors import Array, Arrays
-from shoal.kit.generation.contract import MAX_WORDS, LogProbs, naming_row, read_log_probs
+from shoal.kit.generation.answers import LogProbs, join_rows, read_log_probs, split_rows
+from shoal.kit.generation.contract import MAX_WORDS, naming_row
 from shoal.kit.generation.detokenizer import Detokenizer, find_specials, spell
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.kit.generation.tokenizer import read_model_tokenizer
@@ -302,12 +303,13 @@ class Completions:
         Raises:
             InputError: a shape or value cannot be used; the row's stream and those of later rows stay as they were.
         """
-        count = len(inputs["output_ids"])
+        count, given = len(inputs["output_ids"]), {**inputs}
+        numbers = given.pop(BATCH_INDEX, None)
         found = []
-        for number in range(count):
+        for number, row in split_rows(given):
             with naming_row(number, count):
-                found.append(self._answer_row({name: array[number : number + 1] for name, array in inputs.items()}))
-        return join_rows(found) | ({BATCH_INDEX: inputs[BATCH_INDEX]} if BATCH_INDEX in inputs else {})
+                found.append(self._answer_row(row))
+        return join_rows(found) | ({} if numbers is None else {BATCH_INDEX: numbers})
 
     def _answer_row(self, inputs: Arrays) -> dict[str, Array]:
         ids, reason, log_probs = _read_ids(inputs), _read_text(inputs, "finish_reason"), read_log_probs(inputs)
@@ -364,11 +366,10 @@ class RowTexts:
 
         Outputs also have ``batch_index``, INT32 ``[1, 1]``.
         """
-        numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
-        for at, number in enumerate(map(int, numbers)):
+        for number, row in split_rows(answer):
             if number not in self._open:  # it has ended at its stop word, and the engine goes on with the request
                 continue
-            piece = self._streams[number].take({name: array[at : at + 1] for name, array in answer.items()})
+            piece = self._streams[number].take(row)
             if piece.finish_reason:
                 self._open.discard(number)
             if not self._is_streaming:
@@ -392,13 +393,6 @@ class RowTexts:
 
     def _pack(self, number: int, piece: Piece) -> dict[str, Array]:
         return {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}
-
-
-def join_rows(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Join answers to rows; rows that did not ask for log probabilities have 0 and the JSON ``null`` beside others."""
-    empty = {"cumulative_logprob": np.zeros((1, 1), np.float32), "logprobs": _string("null")}
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.concatenate([row[name] if name in row else empty[name] for row in rows]) for name in names}
 
 
 def _read_ids(inputs: Arrays) -> list[int]:

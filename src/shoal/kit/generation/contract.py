@@ -4,10 +4,11 @@ A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` 
 Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``stop_words_list`` and
 ``bad_words_list`` INT32 [2, -1], ``embedding_bias`` FP32 [-1] (what is added to the logits of tokens 0, 1, ..., before
 penalties), ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer.
-``pack_answer`` describes the outputs.
+``answers.pack_answer`` describes the outputs.
 
-The inputs in ``LOG_PROBS`` ask for log probabilities, which ``pack_log_probs`` describes. They are those of the model's
-own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in vLLM.
+The inputs in ``LOG_PROBS`` ask for log probabilities, which ``answers.pack_log_probs`` describes. They are those of the
+model's own distribution (log softmax of its logits), before penalties, temperature, ``top_k`` and ``top_p``, as in
+vLLM.
 
 Models that other clients ask may declare more inputs of FasterTransformer and TensorRT-LLM: those in ``ALIASES`` are
 settings by another name, those in ``NEUTRAL`` are taken at the values that change nothing, and a request with one of
@@ -19,12 +20,10 @@ Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of 
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +52,8 @@ NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {  # values that change noth
     "top_p_decay": ((1,), _NO_DECAY),
     "runtime_top_p_decay": ((1,), _NO_DECAY),
 }
-_IDLE = (  # change nothing: the first needs an empty prompt, the others a decay of top_p
-    "start_id", "top_p_min", "top_p_reset_ids", "runtime_top_p_min", "runtime_top_p_reset_ids",
-)  # fmt: skip
+# Change nothing: the first needs an empty prompt, the others a decay of top_p.
+_IDLE = "start_id top_p_min top_p_reset_ids runtime_top_p_min runtime_top_p_reset_ids".split()
 
 
 def _by_name(reasons: dict[str, str]) -> dict[str, str]:
@@ -63,52 +61,53 @@ def _by_name(reasons: dict[str, str]) -> dict[str, str]:
 
 
 _NO_ENCODER = "models are decoders, without encoders"
-REFUSED = _by_name({  # inputs that a model may declare, and why a request may not have them
-    _NO_DRAFT: "draft_input_ids draft_logits draft_acceptance_threshold"
-    " lookahead_window_size lookahead_ngram_size lookahead_verification_set_size",
-    "prompts are token ids, without embeddings": "prompt_learning_task_name_ids request_prompt_embedding"
-    " request_prompt_lengths request_prompt_type prompt_embedding_table prompt_table_extra_ids prompt_vocab_size"
-    " mrope_rotary_cos_sin mrope_position_deltas",
-    _NO_ENCODER: "encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths"
-    " cross_attention_mask skip_cross_attn_blocks",
+# Inputs that a model may declare, and why a request may not have them.
+_WHY_REFUSED = {
+    _NO_DRAFT: """draft_input_ids draft_logits draft_acceptance_threshold
+        lookahead_window_size lookahead_ngram_size lookahead_verification_set_size""",
+    "prompts are token ids, without embeddings": """prompt_learning_task_name_ids request_prompt_embedding
+        request_prompt_lengths request_prompt_type prompt_embedding_table prompt_table_extra_ids prompt_vocab_size
+        mrope_rotary_cos_sin mrope_position_deltas""",
+    _NO_ENCODER: """encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths
+        cross_attention_mask skip_cross_attn_blocks""",
     "the weights are those of the model's folder, without LoRA": "lora_task_id lora_weights lora_config",
-    "no cache is kept for later requests": "session_len memory_len context_phase_params"
-    " retention_token_range_starts retention_token_range_ends retention_token_range_priorities"
-    " retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms",
+    "no cache is kept for later requests": """session_len memory_len context_phase_params
+        retention_token_range_starts retention_token_range_ends retention_token_range_priorities
+        retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms""",
     "answers follow no grammar": "guided_decoding_guide_type guided_decoding_guide",
-})  # fmt: skip
-FOREIGN = _by_name({  # inputs and outputs of other models, and why engines do not declare them
-    "engines take and return token ids; llm and llm_bls have texts": "text_input max_tokens bad_words stop_words top_k"
-    " top_p length_penalty stream sampling_parameters embedding_bias_words embedding_bias_weights prompt_table_extra_id"
-    " image image_input image_bytes_input image_url_input video_bytes_input embedding_request use_draft_logits"
-    " return_finish_reason return_num_input_tokens return_num_output_tokens return_cumulative_logprob return_logprobs"
-    " text_output num_input_tokens num_output_tokens cumulative_logprob logprobs QUERY DECODER_QUERY IMAGE_BYTES"
-    " IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT EMBEDDING_BIAS_WORDS"
-    " EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH OUTPUT INPUT_ID"
-    " REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS"
-    " OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK"
-    " CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID",
-    _NO_ENCODER: "decoder_text_input input_hidden_state sequence_length sequence_lengths max_output_len ia3_tasks"
-    " is_return_attentions output_hidden_state output_attentions",
+}
+REFUSED = _by_name(_WHY_REFUSED)
+# Inputs and outputs of other models, and why engines do not declare them.
+_WHY_FOREIGN = {
+    "engines take and return token ids; llm and llm_bls have texts": """text_input max_tokens bad_words stop_words top_k
+        top_p length_penalty stream sampling_parameters embedding_bias_words embedding_bias_weights
+        prompt_table_extra_id image image_input image_bytes_input image_url_input video_bytes_input embedding_request
+        use_draft_logits return_finish_reason return_num_input_tokens return_num_output_tokens
+        return_cumulative_logprob return_logprobs
+        text_output num_input_tokens num_output_tokens cumulative_logprob logprobs QUERY DECODER_QUERY IMAGE_BYTES
+        IMAGE_URL VIDEO_BYTES REQUEST_OUTPUT_LEN BAD_WORDS_DICT STOP_WORDS_DICT EMBEDDING_BIAS_WORDS
+        EMBEDDING_BIAS_WEIGHTS END_ID PAD_ID PROMPT_TABLE_EXTRA_ID TOKENS_BATCH SEQUENCE_LENGTH OUTPUT INPUT_ID
+        REQUEST_INPUT_LEN DECODER_INPUT_ID REQUEST_DECODER_INPUT_LEN BAD_WORDS_IDS STOP_WORDS_IDS EMBEDDING_BIAS
+        OUT_END_ID OUT_PAD_ID OUT_PROMPT_TABLE_EXTRA_IDS PIXEL_VALUES ASPECT_RATIO_IDS ASPECT_RATIO_MASK
+        CROSS_ATTENTION_MASK IMAGE_SIZES IS_VIDEO_INPUT ATTENTION_MASK IMAGE_GRID_THW VISION_INPUT_ID""",
+    _NO_ENCODER: """decoder_text_input input_hidden_state sequence_length sequence_lengths max_output_len ia3_tasks
+        is_return_attentions output_hidden_state output_attentions""",
     _NO_LOGITS: "context_logits generation_logits context_embeddings",
-    _NO_METRICS: "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns"
-    " first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens"
-    " total_draft_tokens",
+    _NO_METRICS: """kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks arrival_time_ns
+        first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate total_accepted_draft_tokens
+        total_draft_tokens""",
     "sequence_length says where an answer ends": "response_input_lengths",
     "no cache leaves an engine": "context_phase_params",
     "each answer is one beam of the only row, or of all rows in their order": "sequence_index",
-})  # fmt: skip
+}
+FOREIGN = _by_name(_WHY_FOREIGN)
 _CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_token_ids")
 LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
 LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
-INPUTS = frozenset({  # that a model may declare
-    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list", "bad_words_list",
-    "embedding_bias", "carry", "streaming", "stop", "exclude_input_in_output", *_IDLE, *ALIASES, *NEUTRAL, *REFUSED,
-    *LOG_PROBS,
-    *(row.tensor for row in NUMBERS),
-})  # fmt: skip
-_first_stream = secrets.randbits(31) << 32
-_streams = itertools.count()
+_OWN = """input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias carry
+    streaming stop exclude_input_in_output"""
+# Inputs that a model may declare.
+INPUTS = frozenset(_OWN.split()).union(_IDLE, ALIASES, NEUTRAL, REFUSED, LOG_PROBS, (row.tensor for row in NUMBERS))
 
 
 @dataclass(frozen=True)
@@ -125,14 +124,6 @@ class Limits:
     slots: int
     end_ids: tuple[int, ...] = ()
     top_logprobs: int = MOST_TOP
-
-
-class LogProbs(NamedTuple):
-    """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
-
-    chosen: float
-    top_ids: Sequence[int] = ()
-    top: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -200,61 +191,6 @@ class TokenRequest:
         )
 
 
-def pack_answer(
-    ids: Sequence[int],
-    *,
-    stream_id: int,
-    passthrough: str = "",
-    is_last: bool = False,
-    reason: str = "",
-    dtype: Any = np.int32,
-) -> dict[str, Any]:
-    """Return the outputs of one answer to a request of one row.
-
-    ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several; with the tokens of a stop
-    sequence, without the end token), ``sequence_length`` INT32 [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL
-    [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1]. ``passthrough``, the request's ``carry``, is for its first
-    answer, ``reason`` (``stop`` or ``length``) for its last answer.
-    """
-    return {
-        "output_ids": np.array([[ids]], dtype).reshape(1, 1, len(ids)),
-        "sequence_length": np.array([[len(ids)]], dtype),
-        "stream_id": np.array([[stream_id]], np.int64),
-        "is_last": np.array([[is_last]], np.bool_),
-        "carry": np.array([[passthrough.encode()]], np.object_),
-        "finish_reason": np.array([[reason.encode()]], np.object_),
-    }
-
-
-def pack_log_probs(request: TokenRequest, places: Sequence[LogProbs], total: float) -> dict[str, Any]:
-    """Return those outputs of log probabilities that the request asks for, for the tokens of one answer.
-
-    ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
-    ``total``, the sum over the request's tokens so far; ``top_log_probs`` FP32 and ``top_token_ids`` INT32, [1, tokens,
-    n], are those of the n most probable tokens at each place, the most probable one first.
-    """
-    shape = (1, len(places), request.sampling.top_logprobs)
-    made: dict[str, Callable[[], Any]] = {
-        "output_log_probs": lambda: np.array([[[place.chosen for place in places]]], np.float32),
-        "cum_log_probs": lambda: np.array([[total]], np.float32),
-        "top_log_probs": lambda: np.array([place.top for place in places], np.float32).reshape(shape),
-        "top_token_ids": lambda: np.array([place.top_ids for place in places], np.int32).reshape(shape),
-    }
-    return {name: made[name]() for name in request.returns}
-
-
-def read_log_probs(answer: Arrays) -> list[LogProbs]:
-    """Return the places of one answer, or of a row of a whole answer; none if it has no ``output_log_probs``."""
-    if "output_log_probs" not in answer:
-        return []
-    chosen = answer["output_log_probs"][0, 0].tolist()
-    if "top_log_probs" not in answer:
-        return [LogProbs(value) for value in chosen]
-    ids, top = answer["top_token_ids"][0], answer["top_log_probs"][0]
-    number = int((ids >= 0).any(axis=0).sum())  # the other columns are padding
-    return [*map(LogProbs, chosen, ids[:, :number].tolist(), top[:, :number].tolist())]
-
-
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     """Pack words, each a sequence of token ids, into a word list, INT32 ``[2, n]``; n is 1 if there are no words."""
     ids = [int(token) for word in words for token in word]
@@ -313,11 +249,6 @@ def naming_row(number: int, count: int) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"Row {number}: {error.what}" if count > 1 else error.what, error.fix) from None
-
-
-def new_stream_id() -> int:
-    """Return a new stream id: random bits of this process, then a counter."""
-    return _first_stream + next(_streams)
 
 
 def _single(inputs: Arrays, name: str, default: Any) -> Any:

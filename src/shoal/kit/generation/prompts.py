@@ -361,10 +361,8 @@ class Prompts:
         with fixed_by(_FIX_FOLDER):  # last, because it starts a process
             chosen = llama2 if template == LLAMA2 else _compile_template(folder, source, place)
         try:
-            return cls(
-                tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes,
-                vocabulary=vocabulary, variables=variables,
-            )  # fmt: skip
+            sizes = {"context": context, "max_tokens": max_tokens, "max_text_bytes": max_text_bytes}
+            return cls(tokenizer, chosen, **sizes, vocabulary=vocabulary, variables=variables)
         except InputError as error:
             if isinstance(chosen, ChatTemplate):
                 chosen.close()
@@ -417,9 +415,11 @@ def _compile_template(folder: Path, source: str | None, place: Path) -> ChatTemp
 # --- batches -----------------------------------------------------------------------------------------------------
 
 _DTYPES = {
-    "input_lengths": np.int32, "request_output_len": np.int32, "streaming": np.bool_, "return_log_probs": np.bool_,
-    "carry": np.object_, **{number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS},
-}  # fmt: skip
+    **dict.fromkeys(("input_lengths", "request_output_len"), np.int32),
+    **dict.fromkeys(("streaming", "return_log_probs"), np.bool_),
+    "carry": np.object_,
+    **{number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS},
+}
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:

@@ -83,6 +83,22 @@ def _answer(answers: BinaryIO, seconds: float, work: Callable[[], tuple[Any, str
     return found
 
 
+class _Dict:
+    """The function ``dict``, without the attributes that it has as a class."""
+
+    def __call__(self, *args: Any, **names: Any) -> dict[Any, Any]:
+        return dict(*args, **names)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _dump_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:  # Jinja's own escapes for HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
 def _compile(source: str) -> tuple[Any, str]:
     """Compile a template in a sandbox, with the extensions that transformers gives to chat templates.
 
@@ -118,34 +134,17 @@ def _compile(source: str) -> tuple[Any, str]:
         if isinstance(name, str) and name.startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
-    class Dict:
-        """The function ``dict``, without the attributes that it has as a class."""
-
-        def __call__(self, *args: Any, **names: Any) -> dict[Any, Any]:
-            return dict(*args, **names)
-
-        def fromkeys(self, *args: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args)
-
     def raise_exception(message: str) -> None:
         raise jinja2.exceptions.TemplateError(message)
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:  # Jinja's own escapes for HTML
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = _dump_json
     environment.globals |= {
         "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
-        "dict": Dict(),
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
         "namespace": Namespace,
     }
     variables = find_undeclared_variables(environment.parse(source)) - environment.globals.keys()

@@ -14,7 +14,8 @@ from shoal.kit.component.base import Component
 from shoal.kit.component.spec import BATCH_INDEX, ModelSpec
 from shoal.kit.component.streaming import QueueStream, Stream
 from shoal.kit.component.tensors import Array, Arrays
-from shoal.kit.generation.contract import Limits, TokenRequest, naming_row, new_stream_id
+from shoal.kit.generation.answers import join_rows, new_stream_id, pack_answer
+from shoal.kit.generation.contract import Limits, TokenRequest, naming_row
 
 
 @dataclass
@@ -64,7 +65,7 @@ class RowBatch:
         row.ids += item["output_ids"][0, 0].tolist()
         row.reason = bytes(item["finish_reason"][0, 0]).decode()
         for name in row.request.returns:
-            row.log_probs.setdefault(name, []).append(item[name][0])
+            row.log_probs.setdefault(name, []).append(item[name])
 
     def _end_row(self, is_complete: bool) -> None:
         if is_complete and self._stream.send(pack_rows(self._rows, self._spec)):
@@ -171,32 +172,25 @@ def pack_rows(rows: Sequence[Row], spec: ModelSpec) -> dict[str, Array]:
     where it is returned; and ``finish_reason``, ``stream_id``, ``is_last``, ``carry``, each [rows, 1]. Log
     probabilities, if a row asks for them, are padded with 0, and ``top_token_ids`` with -1.
     """
-    width, dtype = max(len(row.ids) for row in rows), rows[0].request.dtype
-    ids = np.array([row.ids + [row.pad_id] * (width - len(row.ids)) for row in rows], dtype)
-    texts: dict[str, Any] = {
-        "finish_reason": [row.reason.encode() for row in rows],
-        "carry": [row.request.passthrough.encode() for row in rows],
-    }
-    outputs: dict[str, Array] = {
-        "output_ids": ids.reshape(len(rows), 1, width),
-        "sequence_length": np.array([[len(row.ids)] for row in rows], dtype),
-        "stream_id": np.array([[new_stream_id()] for _ in rows], np.int64),
-        "is_last": np.ones((len(rows), 1), np.bool_),
-        BATCH_INDEX: np.arange(len(rows), dtype=np.int32)[:, None],
-        **{name: np.array(values, np.object_).reshape(-1, 1) for name, values in texts.items()},
-    }
-    for name in {name for row in rows for name in row.request.returns if name in row.log_probs}:
-        outputs[name] = _pad([row.log_probs.get(name, []) for row in rows], name)
+    width = max(len(row.ids) for row in rows)
+    outputs = join_rows([_pack_row(row, number, width) for number, row in enumerate(rows)])
     declared = {tensor.name for tensor in spec.outputs}
     return {name: array for name, array in outputs.items() if name in declared}
 
 
-def _pad(rows: Sequence[Sequence[Array]], name: str) -> Array:
-    """Join each row's log probabilities ``name``, and pad the rows to the same shape; sums are the last ones."""
-    axis = 1 if name == "output_log_probs" else 0
-    joined = [parts[-1] if name == "cum_log_probs" else np.concatenate(parts, axis) for parts in rows if parts]
-    shape = np.max([each.shape for each in joined], axis=0)
-    padded = np.full((len(rows), *shape), -1 if name == "top_token_ids" else 0, joined[0].dtype)
-    for row, array in zip((row for row, parts in zip(padded, rows, strict=True) if parts), joined, strict=True):
-        row[tuple(map(slice, array.shape))] = array
-    return padded
+def _pack_row(row: Row, number: int, width: int) -> dict[str, Array]:
+    request, ids = row.request, row.ids + [row.pad_id] * (width - len(row.ids))
+    what: dict[str, Any] = {"passthrough": request.passthrough, "reason": row.reason, "dtype": request.dtype}
+    return {
+        **pack_answer(ids, stream_id=new_stream_id(), is_last=True, **what),
+        "sequence_length": np.array([[len(row.ids)]], request.dtype),
+        BATCH_INDEX: np.array([[number]], np.int32),
+        **{name: _join_parts(name, parts) for name, parts in row.log_probs.items()},
+    }
+
+
+def _join_parts(name: str, parts: Sequence[Array]) -> Array:
+    """Join a row's log probabilities ``name`` of one answer after the other; a sum is the last one."""
+    if name == "cum_log_probs":
+        return parts[-1]
+    return np.concatenate(parts, axis=2 if name == "output_log_probs" else 1)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.kit.generation.contract import LogProbs, TokenRequest
+from shoal.kit.generation.answers import LogProbs
+from shoal.kit.generation.contract import TokenRequest
 
 NOT_FINITE = (  # what to say where there is no token
     "The model's logits are not finite, so that no token can be chosen.",
@@ -31,10 +32,10 @@ class Sampler:
     presence penalties: they are those of OpenAI and vLLM, over the new tokens.
     """
 
-    SETTINGS = frozenset({  # those that this module applies
-        "temperature", "top_k", "top_p", "repetition_penalty", "seed", "min_tokens", "frequency_penalty",
-        "presence_penalty", "top_logprobs",
-    })  # fmt: skip
+    SETTINGS = frozenset(  # those that this module applies
+        """temperature top_k top_p repetition_penalty seed min_tokens frequency_penalty presence_penalty
+        top_logprobs""".split()
+    )
 
     # In trials: what returns the token to take, whatever the logits [vocabulary] are, from these and the new tokens.
     follow: Callable[[NDArray[np.float32], list[int]], int] | None = None

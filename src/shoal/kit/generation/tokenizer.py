@@ -64,20 +64,18 @@ _DEFAULTS: dict[str, dict[str, str]] = {  # named tokens of these classes
     "CodeGenTokenizer": _GPT2,
     "CodeLlamaTokenizer": _META,
     "CohereTokenizer": {
-        "unk_token": "<UNK>", "bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>", "pad_token": "<PAD>",
-        "cls_token": "<CLS>", "sep_token": "<SEP>", "mask_token": "<MASK_TOKEN>",
+        **{f"{name}_token": f"<{name.upper()}>" for name in ("unk", "pad", "cls", "sep")},
+        **{"bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>", "mask_token": "<MASK_TOKEN>"},
     },
     "GPT2Tokenizer": _GPT2,
     "GPTNeoXTokenizer": {**_GPT2, "pad_token": "<|padding|>"},
-    "GemmaTokenizer": {
-        "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
-    },
+    "GemmaTokenizer": {f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")},
     "LlamaTokenizer": _META,
     "OpenAIGPTTokenizer": {"unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END),
     "Qwen3_5Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END),
     "XGLMTokenizer": {**_META, "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>"},
-}  # fmt: skip
+}
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 

@@ -6,7 +6,7 @@ NVIDIA's clients read texts in the shape ``[rows]``, although the models declare
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,18 @@ from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.prompts import Prompts, stack_words
 from shoal.kit.generation.weights import find_weights, read_folder
 
+
+def _read_pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
-_QUERY = {  # inputs of preprocessing, and those of the component prompt
-    "QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens", "BAD_WORDS_DICT": "bad_words",
-    "STOP_WORDS_DICT": "stop_words", "MIN_TOKENS": "min_tokens", "RETURN_NUM_OUTPUT_TOKENS": "return_num_output_tokens",
-    "EMBEDDING_BIAS_WORDS": "embedding_bias_words", "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
-}  # fmt: skip
-_IDS = {
-    "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list",
-}  # fmt: skip
+# Inputs of preprocessing, and those of the component prompt.
+_QUERY = _read_pairs("""QUERY=text_input REQUEST_OUTPUT_LEN=max_tokens BAD_WORDS_DICT=bad_words
+    STOP_WORDS_DICT=stop_words MIN_TOKENS=min_tokens RETURN_NUM_OUTPUT_TOKENS=return_num_output_tokens
+    EMBEDDING_BIAS_WORDS=embedding_bias_words EMBEDDING_BIAS_WEIGHTS=embedding_bias_weights""")
+_IDS = _read_pairs("""INPUT_ID=input_ids REQUEST_INPUT_LEN=input_lengths REQUEST_OUTPUT_LEN=request_output_len
+    BAD_WORDS_IDS=bad_words_list""")
 COUNTS = ("num_input_tokens", "num_output_tokens")
 _TOKENS = {"TOKENS_BATCH": "output_ids", "SEQUENCE_LENGTH": "sequence_length"}
 _NO_TOKENS = np.zeros((1, 1, 0), np.float32)
@@ -218,25 +220,17 @@ class BlsSettings:
             raise InputError("There is no multimodal encoder.", "Leave image_input out.")
 
 
-_TO_PREPROCESSING = {
-    "text_input": "QUERY", "max_tokens": "REQUEST_OUTPUT_LEN", "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT", "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS", "end_id": "END_ID", "pad_id": "PAD_ID",
-    "min_tokens": "MIN_TOKENS", "exclude_input_in_output": "EXCLUDE_INPUT_IN_OUTPUT", "stream": "STREAM",
-    "return_num_output_tokens": "RETURN_NUM_OUTPUT_TOKENS",
-}  # fmt: skip
-_FROM_PREPROCESSING = {
-    "INPUT_ID": "input_ids", "REQUEST_INPUT_LEN": "input_lengths", "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list", "STOP_WORDS_IDS": "stop_words_list", "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id", "OUT_PAD_ID": "pad_id", "OUT_EXCLUDE_INPUT_IN_OUTPUT": "exclude_input_in_output",
-}  # fmt: skip
-_SETTINGS = {
-    "top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming",
-}  # fmt: skip
-_OWN = (
-    "text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id", "num_draft_tokens",
-    "return_num_input_tokens", "return_num_output_tokens", "embedding_bias_words", "embedding_bias_weights",
-)  # fmt: skip
+_TO_PREPROCESSING = _read_pairs("""text_input=QUERY max_tokens=REQUEST_OUTPUT_LEN bad_words=BAD_WORDS_DICT
+    stop_words=STOP_WORDS_DICT embedding_bias_words=EMBEDDING_BIAS_WORDS
+    embedding_bias_weights=EMBEDDING_BIAS_WEIGHTS end_id=END_ID pad_id=PAD_ID min_tokens=MIN_TOKENS
+    exclude_input_in_output=EXCLUDE_INPUT_IN_OUTPUT stream=STREAM return_num_output_tokens=RETURN_NUM_OUTPUT_TOKENS""")
+_FROM_PREPROCESSING = _read_pairs("""INPUT_ID=input_ids REQUEST_INPUT_LEN=input_lengths
+    REQUEST_OUTPUT_LEN=request_output_len BAD_WORDS_IDS=bad_words_list STOP_WORDS_IDS=stop_words_list
+    EMBEDDING_BIAS=embedding_bias OUT_END_ID=end_id OUT_PAD_ID=pad_id
+    OUT_EXCLUDE_INPUT_IN_OUTPUT=exclude_input_in_output""")
+_SETTINGS = _read_pairs("top_k=runtime_top_k top_p=runtime_top_p length_penalty=len_penalty stream=streaming")
+_OWN = """text_input max_tokens bad_words stop_words end_id pad_id num_draft_tokens return_num_input_tokens
+    return_num_output_tokens embedding_bias_words embedding_bias_weights""".split()
 
 
 def query(inputs: Arrays) -> dict[str, Array]:
@@ -248,23 +242,3 @@ def engine_request(inputs: Arrays, preprocessed: Arrays) -> dict[str, Array]:
     """Return the request to the engine: what ``preprocessing`` answered, and the settings."""
     given = {_SETTINGS.get(name, name): array for name, array in inputs.items() if name not in _OWN}
     return {**given, **{name: preprocessed[theirs] for theirs, name in _FROM_PREPROCESSING.items()}}
-
-
-def split_rows(answer: Arrays) -> Iterator[tuple[int, Arrays]]:
-    """Yield the rows of an engine's answer with their numbers."""
-    numbers = answer[BATCH_INDEX][:, 0] if BATCH_INDEX in answer else range(len(answer["output_ids"]))
-    for at, number in enumerate(map(int, numbers)):
-        yield number, {name: array[at : at + 1] for name, array in answer.items()}
-
-
-def join_rows(rows: Sequence[Arrays]) -> dict[str, Array]:
-    """Join packed rows to one answer; log probabilities that are missing or shorter are 0."""
-    width = max((row[LOG_PROBS[1]].shape[2] for row in rows if LOG_PROBS[1] in row), default=0)
-    empty = {LOG_PROBS[0]: np.zeros((1, 1), np.float32), LOG_PROBS[1]: _NO_TOKENS}
-
-    def find(name: str, row: Arrays) -> Any:
-        array = row[name] if name in row else empty[name]
-        return np.pad(array, ((0, 0), (0, 0), (0, width - array.shape[2]))) if name == LOG_PROBS[1] else array
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.concatenate([find(name, row) for row in rows]) for name in names}

@@ -167,9 +167,8 @@ class TokenCounter:
                         stops += number * self._is_stop[code]
             sentences = self._count_sentences(codes) if self._ends & numbers.keys() else min(words, 1)
             per_sentence = max(sentences, 1)
-            statistics[row] = (
-                words, distinct, len(codes) - words, sentences, words / per_sentence, stops, stops / per_sentence
-            )  # fmt: skip
+            counts_of = (words, distinct, len(codes) - words, sentences)
+            statistics[row] = (*counts_of, words / per_sentence, stops, stops / per_sentence)
         return statistics, counts[:, :-1]
 
     def _count_sentences(self, codes: Sequence[int]) -> int:

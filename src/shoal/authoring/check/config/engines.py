@@ -52,14 +52,10 @@ _LORA = "multi_lora.json"
 _SHARE = 0.92  # vLLM's default of gpu_memory_utilization
 _COMPILED = "compiled_model_dir"  # of vllm-rbln before 0.8.1, with device "rbln"
 # Tensors of the backend's releases from 23.10 to 26.01: src/model.py, auto_complete_config.
-_INPUTS = (
-    "text_input", "stream", "sampling_parameters", "exclude_input_in_output", "image", "return_finish_reason",
-    "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
-    "embedding_request",
-)  # fmt: skip
-_OUTPUTS = (
-    "text_output", "finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens",
-)  # fmt: skip
+_INPUTS = """text_input stream sampling_parameters exclude_input_in_output image return_finish_reason
+    return_cumulative_logprob return_logprobs return_num_input_tokens return_num_output_tokens
+    embedding_request""".split()
+_OUTPUTS = "text_output finish_reason cumulative_logprob logprobs num_input_tokens num_output_tokens".split()
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -348,10 +344,8 @@ _KINDS: Mapping[str, tuple[str, ...]] = {n: (*kinds.split(),) for kinds, names i
 _OLD = """device disable_log_requests enable_prompt_adapter engine_use_ray guided_decoding_backend
     max_context_len_to_capture max_log_len max_paddings max_seq_len_to_capture num_scheduler_steps
     num_speculative_tokens rope_scaling speculative_model swap_space task use_v2_block_manager worker_use_ray"""
-_EXPECTED = {
-    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "dict": "an object",
-    "list": "a list",
-}  # fmt: skip
+_EXPECTED = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+_EXPECTED |= {"str": "a text", "dict": "an object", "list": "a list"}
 
 
 def _read_names(model: Model, repository: Repository) -> frozenset[str]:

@@ -45,8 +45,8 @@ def find(model: Model, repository: Repository) -> Findings:
             f"shoal's {model.backend} backend, which serves {model.name} here, {what}.",
             f"{fix}, or {_CONTAINER}",
         )
-    ignored = [(model.at_entry("parameters", key=name), name) for name in PARAMETERS[model.backend].split()
-               if model.parameters.get(name, "AUTO") != "AUTO"]  # fmt: skip
+    names = [name for name in PARAMETERS[model.backend].split() if model.parameters.get(name, "AUTO") != "AUTO"]
+    ignored = [(model.at_entry("parameters", key=name), name) for name in names]
     for name in OPTIMIZATIONS:
         if model.message.optimization.HasField(name):
             ignored.append((model.at("optimization", name), f"optimization.{name}"))

@@ -31,10 +31,10 @@ EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
 # Backends of NVIDIA, and widespread backends of others. A name unlike all of them is taken for a user's own backend.
-_BACKENDS = frozenset({
-    *PLATFORMS.values(), "armnn_tflite", "dali", "fastertransformer", "fil", "hps", "hugectr", "identity", "mlflow",
-    "openvino", "paddle", "python", "repeat", "square", "stateful", "tensorflow1", "tensorflow2", "tensorrtllm", "vllm",
-})  # fmt: skip
+_BACKENDS = frozenset(PLATFORMS.values()).union(
+    """armnn_tflite dali fastertransformer fil hps hugectr identity mlflow openvino paddle python repeat square stateful
+    tensorflow1 tensorflow2 tensorrtllm vllm""".split()
+)
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -279,13 +279,13 @@ def _is_guessed(model: Model) -> bool:
 
 def _metrics(model: Model) -> Findings:
     for index, control in enumerate(model.message.model_metrics.metric_control):
-        missing = (
-            "metric control must specify 'metric_identifier'" if not control.HasField("metric_identifier")
-            else "metric identifier must specify non-empty 'family'" if not control.metric_identifier.family
-            else "metric control must specify 'histogram_options'" if not control.HasField("histogram_options")
-            else "histogram options must specify non-empty 'buckets'" if not control.histogram_options.buckets
-            else ""
-        )  # fmt: skip
+        conditions = (
+            (control.HasField("metric_identifier"), "metric control must specify 'metric_identifier'"),
+            (control.metric_identifier.family, "metric identifier must specify non-empty 'family'"),
+            (control.HasField("histogram_options"), "metric control must specify 'histogram_options'"),
+            (control.histogram_options.buckets, "histogram options must specify non-empty 'buckets'"),
+        )
+        missing = next((what for is_there, what in conditions if not is_there), "")
         if missing:
             yield METRICS.at(model.at("model_metrics", "metric_control", index), f"{missing}.", "Add it.")
 

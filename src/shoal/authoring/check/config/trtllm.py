@@ -29,6 +29,7 @@ TOKENIZER_TYPE = Rule("trtllm-tokenizer-type", Severity.WARNING)
 
 _PRE, _POST, _BLS, _LLM = "preprocessing", "postprocessing", "tensorrt_llm_bls", "tensorrt_llm"
 _OWN_INPUT = {_PRE: "QUERY", _POST: "TOKENS_BATCH"}  # the input that only this model has
+_YES = r"(?i:true|false|1|0|t|f|y|n|yes|no)"
 _TYPES = {  # expected: (pattern, parameters)
     "a whole number": (r"-?\d+", """max_beam_width max_tokens_in_paged_kv_cache sink_token_length num_nodes
         kv_cache_host_memory_bytes cancellation_check_period_ms stats_check_period_ms recv_poll_period_ms
@@ -40,8 +41,7 @@ _TYPES = {  # expected: (pattern, parameters)
     "true or false": (r"(?i:true|false|1|0)", """kv_cache_onboard_blocks exclude_input_in_output enable_kv_cache_reuse
         normalize_log_probs enable_chunked_context multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode
         speculative_decoding_fast_logits"""),
-    "true or false, or yes or no": (r"(?i:true|false|1|0|t|f|y|n|yes|no)",
-                                    "add_special_tokens skip_special_tokens accumulate_tokens"),
+    "true or false, or yes or no": (_YES, "add_special_tokens skip_special_tokens accumulate_tokens"),
     "whole numbers, such as 0,1": (r"\d+( *[,;] *\d+)*", "max_attention_window_size gpu_device_ids participant_ids"),
     "V1, inflight_batching or inflight_fused_batching": (r"(?i:v1)|inflight(_fused)?_batching", "gpt_model_type"),
     "max_utilization or guaranteed_no_evict": (r"max_utilization|guaranteed_no_evict", "batch_scheduler_policy"),

@@ -43,19 +43,18 @@ _ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
 _FOREST = _Kind("a forest", "forests", "draft_forest")
 _ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
 _DECODER = _Kind("a decoder", "decoders", "draft_decoder", "train")
-_KINDS = {
-    ".pt": _TORCHSCRIPT, ".onnx": _ONNX, ".json": _FOREST, ".ubj": _FOREST, ".txt": _FOREST, ".tl": _FOREST,
-    ".skops": _FOREST,
-}  # fmt: skip
+_KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
 _PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
 _TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head."
 _XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
 _TENSORFLOW = "Convert it to ONNX, with tf2onnx."
 _ADVICE = {
-    ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE, ".pth": _TORCH_SAVE, ".ckpt": _TORCH_SAVE,
-    ".bin": _TORCH_SAVE, ".safetensors": "Name the folder with this file and config.json, and give the head.",
-    ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
-}  # fmt: skip
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
+    **dict.fromkeys((".pth", ".ckpt", ".bin"), _TORCH_SAVE),
+    ".safetensors": "Name the folder with this file and config.json, and give the head.",
+    **dict.fromkeys((".model", ".bst"), _XGBOOST),
+    **dict.fromkeys((".h5", ".keras", ".pb"), _TENSORFLOW),
+}
 # Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {

@@ -21,18 +21,22 @@ from shoal.authoring.project.importing.verify_forest import Found
 from shoal.kit.component.files import describe_bytes
 from shoal.system.files import parse_json
 
+
 # Objectives whose predictions Treelite reproduces, and whether they are class probabilities.
-_XGBOOST: Mapping[str, bool] = {
-    "reg:squarederror": False, "reg:linear": False, "reg:squaredlogerror": False, "reg:pseudohubererror": False,
-    "reg:logistic": False, "reg:gamma": False, "reg:tweedie": False, "count:poisson": False, "survival:cox": False,
-    "survival:aft": False, "rank:pairwise": False, "rank:ndcg": False, "rank:map": False, "binary:logitraw": False,
-    "binary:logistic": True, "binary:hinge": True, "multi:softprob": True, "multi:softmax": True,
-}  # fmt: skip
-_LIGHTGBM: Mapping[str, bool] = {
-    "regression": False, "regression_l1": False, "huber": False, "fair": False, "poisson": False, "quantile": False,
-    "mape": False, "gamma": False, "tweedie": False, "cross_entropy": False, "cross_entropy_lambda": False,
-    "lambdarank": False, "rank_xendcg": False, "binary": True, "multiclass": True, "multiclassova": True,
-}  # fmt: skip
+def _read_table(scores: str, probabilities: str) -> Mapping[str, bool]:
+    return dict.fromkeys(scores.split(), False) | dict.fromkeys(probabilities.split(), True)
+
+
+_XGBOOST = _read_table(
+    """reg:squarederror reg:linear reg:squaredlogerror reg:pseudohubererror reg:logistic reg:gamma reg:tweedie
+    count:poisson survival:cox survival:aft rank:pairwise rank:ndcg rank:map binary:logitraw""",
+    "binary:logistic binary:hinge multi:softprob multi:softmax",
+)
+_LIGHTGBM = _read_table(
+    """regression regression_l1 huber fair poisson quantile mape gamma tweedie cross_entropy cross_entropy_lambda
+    lambdarank rank_xendcg""",
+    "binary multiclass multiclassova",
+)
 _CATEGORICAL, _MISSING, _ZERO = 1, 3, 1  # bits of LightGBM's decision_type, include/LightGBM/tree.h
 _END = "end of trees"
 

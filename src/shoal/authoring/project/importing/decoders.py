@@ -30,10 +30,8 @@ with needs("serve"):
 
 TOLERANCE = 1e-4  # between logits, relative to the greatest one
 _LEAF = "models/llm-onnx"  # shoal's model folder to copy
-_SMALL = (  # copied if they exist
-    "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json",
-    "added_tokens.json",
-)  # fmt: skip
+_SMALL = """tokenizer_config.json generation_config.json chat_template.jinja special_tokens_map.json
+    added_tokens.json""".split()  # copied if they exist
 _PROMPTS = (1, 3, 9, 24)  # tokens per prompt
 _STEPS = 12
 
@@ -118,10 +116,8 @@ class _Exported(torch.nn.Module):
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
             cache.update(keys, values, layer)
-        out = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-            logits_to_keep=1,
-        )  # fmt: skip
+        takes = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        out = self.model(**takes, use_cache=True, logits_to_keep=1)
         layers = getattr(getattr(out, "past_key_values", None), "layers", ())
         if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
             raise InputError("it keeps another state")
@@ -153,10 +149,9 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
         rows, cached = {0: "rows"}, {2: "past"}
         axes = {name: rows | {1: "all" if name == INPUTS[1] else "new"} for name in INPUTS}
         axes |= {"logits": rows, **dict.fromkeys(before, rows | cached), **{name: rows | {2: "all"} for name in after}}
-        export_onnx(
-            decoder, (ids[:, 5:], mask, positions[:, 5:], *past), path, type(model).__name__, "Serve it with llm-hf.",
-            input_names=[*INPUTS, *before], output_names=["logits", *after], dynamic_axes=axes,
-        )  # fmt: skip
+        shown = {"input_names": [*INPUTS, *before], "output_names": ["logits", *after], "dynamic_axes": axes}
+        given = (ids[:, 5:], mask, positions[:, 5:], *past)
+        export_onnx(decoder, given, path, type(model).__name__, "Serve it with llm-hf.", **shown)
 
 
 def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:

@@ -87,14 +87,7 @@ def draft_encoder(
     for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
         if value is not None and value not in known:
             raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    if head is None:
-        raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
-        )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
-        given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    head = _check_head(head, pooling, normalise)
     if max_length is not None and tokenizer is None:
         raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
@@ -107,18 +100,15 @@ def draft_encoder(
     with stage(on_progress, f"exporting {file} and comparing its answers"):
         export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
+    inputs = [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)]
+    outputs = [TensorSpec(out, "TYPE_FP32", (made.width,))]
+    parameters = {ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"}
+    parameters |= {"api": "embeddings"} if head == EMBEDDING else {}
     message = make_config(
-        name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
-        [TensorSpec(out, "TYPE_FP32", (made.width,))], artifact=file, max_batch_size=max_batch_size,
-        parameters={
-            ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}",
-            **({"api": "embeddings"} if head == EMBEDDING else {}),
-        },
-    )  # fmt: skip
-    said = [
-        encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
-        f"the file was read again: its answers match the published model, within {TOLERANCE:g}",
-    ]  # fmt: skip
+        name, backend, inputs, outputs, artifact=file, max_batch_size=max_batch_size, parameters=parameters
+    )
+    proof = f"the file was read again: its answers match the published model, within {TOLERANCE:g}"
+    said = [encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes, proof]
     beside: Mapping[str, str | bytes | Path] = {}
     if tokenizer is not None:
         length = _find_length(encoder, max_length)
@@ -126,6 +116,18 @@ def draft_encoder(
         said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
     labels = write_labels(message, made.labels) if made.labels else {}
     return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
+
+
+def _check_head(head: str | None, pooling: str | None, normalise: bool | None) -> str:
+    if head is None:
+        raise InputError(
+            "The encoder's head is not given.",
+            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+        )
+    if head != EMBEDDING and (pooling is not None or normalise is not None):
+        given = "pooling" if pooling is not None else "normalise"
+        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    return head
 
 
 # --- what was published ------------------------------------------------------------------------------------------

@@ -22,11 +22,8 @@ from shoal.authoring.project.importing.isolated_reader import refuse
 from shoal.authoring.project.importing.verify_forest import CATEGORICAL, Found, Rows
 from shoal.errors import InputError, needs
 
-_KNOWN = (
-    "RandomForestRegressor", "RandomForestClassifier", "ExtraTreesRegressor", "ExtraTreesClassifier",
-    "GradientBoostingRegressor", "GradientBoostingClassifier", "HistGradientBoostingRegressor",
-    "HistGradientBoostingClassifier", "IsolationForest",
-)  # fmt: skip
+_FAMILIES = ("RandomForest", "ExtraTrees", "GradientBoosting", "HistGradientBoosting")
+_KNOWN = (*(f"{family}{kind}" for family in _FAMILIES for kind in ("Regressor", "Classifier")), "IsolationForest")
 _OTHER_ESTIMATORS = (
     "Convert it to ONNX (a Pipeline as a whole): skl2onnx.to_onnx(model, rows[:1]), with options={'zipmap': False} for"
     " a classifier; then type: shoal add-model model.onnx NAME. Or write it as a component; for a linear model, begin"
@@ -36,9 +33,9 @@ _MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
 # Prefixes of types that these forests contain and that skops does not trust by default. The last two belong to the
 # encoder of categories, which contains a partial of check_array; the encoder is read, but never called.
 _TRUSTED = (
-    "sklearn._loss.", "sklearn.ensemble._hist_gradient_boosting.", "sklearn.tree._tree.", "sklearn.utils._bunch.",
-    "functools.partial", "sklearn.utils.validation.check_array",
-)  # fmt: skip
+    *(f"sklearn.{name}." for name in ("_loss", "ensemble._hist_gradient_boosting", "tree._tree", "utils._bunch")),
+    *("functools.partial", "sklearn.utils.validation.check_array"),
+)
 
 
 def import_estimator(estimator: Any) -> Found:

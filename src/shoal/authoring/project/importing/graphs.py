@@ -82,9 +82,7 @@ def draft_graph(
     except TrialError as error:  # generated rows may be invalid for the model, so this proves nothing
         reason = str(error)
     parameters, more = choose_mask(spec, mask, None if reason else trial)
-    message = make_config(
-        name, "onnxruntime", takes, gives, artifact=FILE, max_batch_size=size, parameters=parameters
-    )  # fmt: skip
+    message = make_config(name, "onnxruntime", takes, gives, artifact=FILE, max_batch_size=size, parameters=parameters)
     opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
     batches = f"{symbol or 'the first dimension'} counts rows" if is_batched else f"no batches, max_batch_size 0: {why}"
     if not is_batched and symbol is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,8 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
     is_known = chosen in POOLINGS
     why = "" if is_known else f"its pooling is {chosen or 'not given'}, which is not known"
-    return Sentences(
-        chosen if is_known else "", why, has_modules=True, dense=dense, is_normalised=is_normalised,
-        max_length=max_length, size=size, notes=notes,
-    )  # fmt: skip
+    found = Sentences(chosen if is_known else "", why, has_modules=True, max_length=max_length, size=size, notes=notes)
+    return replace(found, dense=dense, is_normalised=is_normalised)
 
 
 def _read_dense(place: str, folder: str, revision: str | None) -> list[Any] | None:

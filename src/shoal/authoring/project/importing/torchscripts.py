@@ -68,9 +68,12 @@ def draft_torchscript(
     shown = f"forward run on {ROWS[0]} and {ROWS[1]} rows, {WIDTHS[0]} and {WIDTHS[1]} wide where a size is open"
     what = Path(source).name if isinstance(source, str | Path) else f"a {type(source).__name__}"
     said = (
-        f"TorchScript, from {what}: forward({', '.join(taken)})", *notes, f"inputs as given: {names}",
-        f"outputs from {shown}", *more,
-    )  # fmt: skip
+        f"TorchScript, from {what}: forward({', '.join(taken)})",
+        *notes,
+        f"inputs as given: {names}",
+        f"outputs from {shown}",
+        *more,
+    )
     return Imported(message, {f"1/{FILE}": path}, said)
 
 

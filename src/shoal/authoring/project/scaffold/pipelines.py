@@ -70,9 +70,14 @@ def draft_pipeline(
     members = {member.name: member for step in steps for member in collect(step, available) if not member.is_ensemble}
     missing = sorted({file for member in members.values() for file in _missing(member)})
     test = text.write_test(
-        name, name, spec.inputs, members.values(), is_batched=spec.is_batched, artifacts=missing,
+        name,
+        name,
+        spec.inputs,
+        members.values(),
+        is_batched=spec.is_batched,
+        artifacts=missing,
         widths=_find_widths(models, sources, spec.inputs),
-    )  # fmt: skip
+    )
     first = [config.steps[index].model for index in first_steps(config.message)]
     if len(first) > 1:
         said.append(

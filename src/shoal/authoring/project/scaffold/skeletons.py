@@ -112,10 +112,8 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
         )
     inputs = (TensorSpec("FEATURES", "TYPE_FP32", (num_features,)),)
     outputs = (TensorSpec("SCORE", "TYPE_FP32", (1,)),)
-    values = {
-        "class_name": class_name(name), "name": name, "pipeline": pipeline, "num_features": num_features,
-        "num_rows": num_features + 20, "path": f"{folder}/train.py",
-    }  # fmt: skip
+    names = {"class_name": class_name(name), "name": name, "pipeline": pipeline, "path": f"{folder}/train.py"}
+    values = {**names, "num_features": num_features, "num_rows": num_features + 20}
     files = {
         f"{folder}/{CONFIG}": _write_config(
             name, "A linear model in NumPy; train.py fits it.", inputs, outputs, _WEIGHTS

@@ -26,7 +26,8 @@ from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.streaming import Stream
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
-from shoal.kit.generation.contract import Limits, LogProbs, TokenRequest
+from shoal.kit.generation.answers import LogProbs
+from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.sampling import NUMBERS
 from shoal.kit.generation.weights import Weights
 from shoal.system.processes import Reaper
