@@ -103,19 +103,15 @@ def test_answers_in_bursts() -> None:
 
 
 def test_the_watcher_is_notified_when_counting_begins_and_ends() -> None:
-    seen, answers = list[tuple[str, int]](), list[float]()
+    seen, answers = list[int](), list[float]()
 
     def send(_: int) -> int:
         time.sleep(0.02)
         answers.append(time.perf_counter())
         return 1
 
-    load = closed_loop(
-        send, callers=2, seconds=0.3, warm_seconds=0.1,
-        on_open=lambda: seen.append(("opened", len(answers))), on_close=lambda: seen.append(("closed", len(answers))),
-    )  # fmt: skip
-    (opened, before), (closed, after) = seen
-    assert (opened, closed) == ("opened", "closed")
+    load = closed_loop(send, callers=2, seconds=0.3, warm_seconds=0.1, on_edge=lambda: seen.append(len(answers)))
+    before, after = seen
     assert before >= 4
     assert after - before == pytest.approx(len(load.latencies), abs=4)
 

@@ -217,7 +217,7 @@ def test_a_slow_model_with_processes_of_its_own(tmp_path: Path) -> None:
         ScoringJob("", "local", tmp_path / "slow", Client, None, 1, "", {}, {}),
     )
     make_plan(folder, pattern, 1000, {})
-    assert Scheduler(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (160, 0, {}, 0)
+    assert Scheduler(folder, make_processes(folder, job, 1), hung=5).run(lambda rows: None) == (160, 0, {}, 0)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_worker_that_hangs_is_replaced(fragile: Path, tmp_path: Path) -> None:
         file.write('{"text": "HANG"}\n')
     folder, job = open_folder(str(tmp_path / "out")), ScoringJob("", "local", fragile, Client, None, None, "", {}, {})
     plan = make_plan(folder, pattern, 1000, {})
-    assert Scheduler(folder, make_processes(folder, job, 1), hung_seconds=5).run(lambda rows: None) == (101, 0, {}, 0)
+    assert Scheduler(folder, make_processes(folder, job, 1), hung=5).run(lambda rows: None) == (101, 0, {}, 0)
     assert ((tmp_path / "flag").exists(), plan.shards) == (True, 1)
 
 

@@ -387,7 +387,7 @@ def test_a_client_waits_for_as_long_as_it_was_told(protocol: str) -> None:
     else:
         failure = http_failure(429, json.dumps({"error": words}).encode())
     assert (failure.kind, failure.after) == (Kind.BUSY, 13)
-    settings = ClientOptions.checked("a:1", protocol, 60.0, 1, 3, is_repeatable=False)
+    settings = ClientOptions("a:1", protocol, 60.0, 1, 3, is_repeatable=False)
     pauses = [Attempts(Call(Method.INFER, "m"), settings).pause(failure) for _ in range(99)]
     assert all(pause is not None and 13 <= pause <= 13 * 1.2 for pause in pauses)
     assert Attempts(Call(Method.INFER, "m", timeout=10.0), settings).pause(failure) is None, "its time is up before"

@@ -455,4 +455,4 @@ def test_a_client_says_what_to_give() -> None:
     with pytest.raises(InputError, match="damaged or has a typing error"):
         Client(api_key="shoal_wrong")
     with Client(api_key=make_key("0" * 12)) as client:
-        assert "shoal_" not in repr(client._settings)
+        assert "shoal_" not in repr(client._options)

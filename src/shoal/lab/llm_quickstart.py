@@ -15,6 +15,7 @@ from shoal.serving.server.runtime import find_runtime
 from shoal.system.paths import check_path_supported
 from shoal.system.progress import OnProgress
 
+MODEL = "llm_bls"  # a stop word, or a client that leaves, stops its engine at once
 QUESTIONS = ("What do fish do?", "Was ist das Meer?")
 _STEPS = 150  # of training: the model then answers these questions
 
@@ -39,12 +40,12 @@ def run(
         weights = make_tiny(out / "weights", steps=_STEPS)
     on_progress("make a tiny model", 1, 1)
     on_progress("compose the repository", 0, 1)
-    repository = compose("llm", out / "repository", weights=weights)
+    repository = compose(MODEL, out / "repository", weights=weights)
     on_progress("compose the repository", 1, 1)
     on_progress("start Triton", 0, 1)
     with serve(repository) as server, Client(server.grpc_url) as client:
         on_progress("start Triton", 1, 1)
-        llm = Llm(client, "llm")
+        llm = Llm(client, MODEL)
         for question in questions:
             for piece in llm.stream([{"role": "user", "content": question}]):
                 yield question, piece

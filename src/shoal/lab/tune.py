@@ -118,17 +118,22 @@ def tune(
             add_errors(made / name / "1" / FILE, replace(record, **errors))
         if find_spec("matplotlib"):
             draw_precisions(plan, made / PLOT)
-        plan |= {
-            **({} if seen is None else {"seen": seen}),
-            "shoal": shoal.__version__,
-            "machine": describe_machine(),
-            "versions": library_versions("torch", "openvino", "nncf"),
-            "models": {name: sha256(find_scripts(model, None)[0]) for name, model in encoders.items()},
-            "files": {str(path.relative_to(made)): sha256(path) for path in sorted(made.rglob("*")) if path.is_file()},
-        }
+        plan |= {} if seen is None else {"seen": seen}
+        plan |= _describe(made, encoders)
         (made / PLAN).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
         exchange(made, out)
     return plan
+
+
+def _describe(made: Path, encoders: Mapping[str, ModelConfig]) -> dict[str, Any]:
+    """Return versions, machine, and the digests of the models and of the files made, for the plan."""
+    return {
+        "shoal": shoal.__version__,
+        "machine": describe_machine(),
+        "versions": library_versions("torch", "openvino", "nncf"),
+        "models": {name: sha256(find_scripts(model, None)[0]) for name, model in encoders.items()},
+        "files": {str(path.relative_to(made)): sha256(path) for path in sorted(made.rglob("*")) if path.is_file()},
+    }
 
 
 def _find_tensors(graph: Graph, output: str) -> tuple[str, str]:

@@ -151,10 +151,8 @@ class Journal:
 
     def append(self, payload: bytes, *, num_rows: int, num_failed: int, digest: str) -> None:
         """Append a frame: the encoded answers of the next ``num_rows`` rows, and the digest of all rows so far."""
-        entry = {
-            "rows": num_rows, "failed": num_failed, "input": digest,
-            "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest(),
-        }  # fmt: skip
+        entry: dict[str, Any] = {"rows": num_rows, "failed": num_failed, "input": digest, "bytes": len(payload)}
+        entry["sha256"] = hashlib.sha256(payload).hexdigest()
         self.write(json.dumps(entry).encode() + b"\n" + payload)
         self._count(entry)
 

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import (
-    Attempts,
-    ClientOptions,
-    Flow,
-    Flows,
-    InferRequest,
-    check_timeout,
-    closed_client,
-    merge,
-)
+from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
 from shoal.clients.client.grpc_transport import AsyncGrpc
 from shoal.clients.client.http_transport import AsyncHttp
 from shoal.clients.client.streams import AsyncReplies, Course
-from shoal.clients.keys import check_key
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.spec import ModelSpec
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """Client of one server, bound to one event loop::
 
         async with shoal.AsyncClient("127.0.0.1:8001") as client:
@@ -40,29 +28,10 @@ class AsyncClient:
     The options and errors are the same as those of ``shoal.Client``.
     """
 
-    def __init__(
-        self,
-        url: str = "",
-        *,
-        protocol: str = "grpc",
-        timeout: float = 60.0,
-        concurrency: int = 4,
-        retries: int = 3,
-        is_repeatable: bool = False,
-        api_key: str = "",
-        ca_cert: str | os.PathLike[str] = "",
-        client_cert: str | os.PathLike[str] = "",
-    ) -> None:
-        self._settings = ClientOptions.checked(
-            url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
-        )
-        self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
-        self._api_key = check_key(api_key) if api_key else ""
-        self._flows = Flows()
-        self._senders = asyncio.Semaphore(concurrency)
+    def _open(self) -> None:
+        self._senders = asyncio.Semaphore(self._options.concurrency)
         self._transport: AsyncGrpc | AsyncHttp | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closed = False
         self._streams: WeakSet[AsyncReplies] = WeakSet()
 
     async def infer(
@@ -121,7 +90,7 @@ class AsyncClient:
         limit = None if between is None else check_timeout(between, "between")
 
         async def open_course() -> Course:
-            return Course(await self._run_flow(flow), self._settings, limit, self._flows.note_refusal)
+            return Course(await self._run_flow(flow), self._options, limit, self._flows.note_refusal)
 
         replies = AsyncReplies(open_course, lambda call: self._connected().stream(call))
         self._streams.add(replies)
@@ -168,7 +137,7 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         if self._transport is None:
             make = AsyncGrpc if self.protocol == "grpc" else AsyncHttp
-            self._transport, self._loop = make(self.url, self._api_key, self._settings.tls), loop
+            self._transport, self._loop = make(self.url, self._api_key, self._options.tls), loop
         if self._loop is not loop:
             raise InputError("This client belongs to another event loop.", "Make a client in each loop.")
         return self._transport
@@ -189,7 +158,7 @@ class AsyncClient:
             return await self._send(call, transport)
 
     async def _send(self, call: Call, transport: AsyncGrpc | AsyncHttp) -> Any:
-        attempts = Attempts(call, self._settings)
+        attempts = Attempts(call, self._options)
         while True:
             try:
                 return await transport.send(call, attempts.left)
@@ -211,7 +180,5 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

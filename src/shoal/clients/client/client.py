@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import (
-    Attempts,
-    ClientOptions,
-    Flow,
-    Flows,
-    InferRequest,
-    check_timeout,
-    closed_client,
-    merge,
-)
+from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
 from shoal.clients.client.grpc_transport import Grpc
 from shoal.clients.client.http_transport import Http
 from shoal.clients.client.streams import Course, Replies
-from shoal.clients.keys import check_key
 from shoal.errors import ShoalError
 from shoal.kit.component.spec import ModelSpec
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(BaseClient):
     """Client of one server::
 
         with shoal.Client("127.0.0.1:8001") as client:
@@ -57,29 +45,10 @@ class Client:
         InputError: the value of an option is invalid.
     """
 
-    def __init__(
-        self,
-        url: str = "",
-        *,
-        protocol: str = "grpc",
-        timeout: float = 60.0,
-        concurrency: int = 4,
-        retries: int = 3,
-        is_repeatable: bool = False,
-        api_key: str = "",
-        ca_cert: str | os.PathLike[str] = "",
-        client_cert: str | os.PathLike[str] = "",
-    ) -> None:
-        self._settings = ClientOptions.checked(
-            url, protocol, timeout, concurrency, retries, is_repeatable, ca_cert, client_cert
-        )
-        self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
-        self._flows = Flows()
-        api_key = check_key(api_key) if api_key else ""
-        make = Grpc if protocol == "grpc" else Http
-        self._transport: Grpc | Http = make(self.url, api_key, self._settings.tls)
-        self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
-        self._is_closed = False
+    def _open(self) -> None:
+        make = Grpc if self.protocol == "grpc" else Http
+        self._transport: Grpc | Http = make(self.url, self._api_key, self._options.tls)
+        self._senders = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="shoal-client")
         self._streams: WeakSet[Replies] = WeakSet()
 
     def infer(
@@ -147,7 +116,7 @@ class Client:
         limit = None if between is None else check_timeout(between, "between")
         request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
         call = self._run_flow(self._flows.stream(request))
-        replies = Replies(Course(call, self._settings, limit, self._flows.note_refusal), self._transport.stream)
+        replies = Replies(Course(call, self._options, limit, self._flows.note_refusal), self._transport.stream)
         self._streams.add(replies)
         return replies
 
@@ -192,7 +161,7 @@ class Client:
             return end.value  # type: ignore[no-any-return]
 
     def _send(self, call: Call) -> Any:
-        attempts = Attempts(call, self._settings)
+        attempts = Attempts(call, self._options)
         while True:
             try:
                 return self._transport.send(call, attempts.left)
@@ -213,7 +182,5 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

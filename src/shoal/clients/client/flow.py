@@ -31,6 +31,7 @@ from shoal.clients.client.calls import (
 )
 from shoal.clients.client.failures import PORTS, SECURE, CallError, Kind, Peer, RestrictedError, UnknownModelError
 from shoal.clients.client.tls import Tls
+from shoal.clients.keys import check_key
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.spec import ModelSpec
 
@@ -53,24 +54,6 @@ class ClientOptions(NamedTuple):
     retries: int
     is_repeatable: bool
     tls: Tls | None = None
-
-    @classmethod
-    def checked(
-        cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool,
-        ca_cert: str | os.PathLike[str] = "", client_cert: str | os.PathLike[str] = "",
-    ) -> ClientOptions:  # fmt: skip
-        """Validate the options given by a caller.
-
-        Raises:
-            InputError: a value is invalid.
-        """
-        if protocol not in PORTS:
-            raise InputError(f"Unknown protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
-        check_timeout(timeout)
-        _check_count("concurrency", concurrency, 1)
-        _check_count("retries", retries, 0)
-        address, tls = read_url(url, protocol, ca_cert, client_cert)
-        return cls(address, protocol, timeout, concurrency, retries, is_repeatable, tls)
 
 
 def read_url(
@@ -313,3 +296,39 @@ def _make_call(method: Method, request: InferRequest, spec: ModelSpec) -> Call:
         spec=spec,
         version=None if request.version is None else _check_count("version", request.version, 1),
     )
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+class BaseClient:
+    """Checked options and request flows of a client, blocking or asynchronous."""
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        protocol: str = "grpc",
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        retries: int = 3,
+        is_repeatable: bool = False,
+        api_key: str = "",
+        ca_cert: str | os.PathLike[str] = "",
+        client_cert: str | os.PathLike[str] = "",
+    ) -> None:
+        if protocol not in PORTS:
+            raise InputError(f"Unknown protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
+        check_timeout(timeout)
+        _check_count("concurrency", concurrency, 1)
+        _check_count("retries", retries, 0)
+        self.url, tls = read_url(url, protocol, ca_cert, client_cert)
+        self.protocol, self.timeout = protocol, timeout
+        self._options = ClientOptions(self.url, protocol, timeout, concurrency, retries, is_repeatable, tls)
+        self._api_key = check_key(api_key) if api_key else ""
+        self._flows, self._is_closed = Flows(), False
+        self._open()
+
+    def _open(self) -> None:
+        """Prepare the connections."""
+        raise NotImplementedError

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from shoal.clients.client.calls import Answer, Call
@@ -132,9 +131,7 @@ class Replies(Iterator[Answer]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -200,9 +197,7 @@ class AsyncReplies(AsyncIterator[Answer]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -91,10 +91,8 @@ def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> l
     """
     spec = client.describe(model)
     declared = {tensor.name for tensor in spec.inputs}
-    inputs: dict[str, Any] = {
-        "input_ids": [list(ids)], "input_lengths": [[len(ids)]], "request_output_len": [[output_length]],
-        **{name: [[value]] for name, value in _SETTINGS.items()},
-    }  # fmt: skip
+    inputs: dict[str, Any] = {name: [[value]] for name, value in _SETTINGS.items()}
+    inputs |= {"input_ids": [list(ids)], "input_lengths": [[len(ids)]], "request_output_len": [[output_length]]}
     if missing := [name for name in ("input_ids", "request_output_len") if name not in declared]:
         raise InputError(f"Model {model} has no input {missing[0]}: it is not an engine.", "Name one: --model llm-hf")
     given = {name: value for name, value in inputs.items() if name in declared}

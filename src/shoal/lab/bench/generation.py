@@ -28,10 +28,8 @@ from shoal.system.progress import OnProgress
 _OUTPUTS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"}
 _INPUTS = {"text_input", "max_tokens", "min_tokens", "stream"}
 # One token each, with the space before it, in the vocabularies of most models.
-_WORDS = (
-    "the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "by", "at", "from", "it", "an",
-    "be", "are", "this",
-)  # fmt: skip
+_TEXT = "the of and to in is was for on that with as by at from it an be are this"
+_WORDS = _TEXT.split()
 _BUSY = 0.8  # of a core: a Python process with more time is near its limit
 _HERE = ("127.0.0.1", "localhost", "[::1]")
 
@@ -135,9 +133,8 @@ def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], setti
         readings.append((time.perf_counter(), used.user + used.system))
 
     load = closed_loop(
-        send, callers=cell.concurrency, seconds=settings.seconds, warm_seconds=settings.warm_seconds,
-        on_open=read, on_close=read,
-    )  # fmt: skip
+        send, callers=cell.concurrency, seconds=settings.seconds, warm_seconds=settings.warm_seconds, on_edge=read
+    )
     (opened, before), (closed, after) = readings
     counted = [line for line in timelines if opened <= line.end <= closed]
     return summarise(counted, load.rows_per_second, (after - before) / (closed - opened))

@@ -96,20 +96,14 @@ class _Window:
 
 
 def closed_loop(
-    send: Send,
-    *,
-    callers: int,
-    seconds: float,
-    warm_seconds: float = 1.0,
-    on_open: Callable[[], None] = lambda: None,
-    on_close: Callable[[], None] = lambda: None,
+    send: Send, *, callers: int, seconds: float, warm_seconds: float = 1.0, on_edge: Callable[[], None] = lambda: None
 ) -> Load:
     """Run ``callers`` threads that each send the next request when their last is answered; return what was counted.
 
     Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
     at the first answer after ``seconds`` more, but not before twice as many requests as callers were answered. If a
     request is only partly inside this time, the same part of its rows counts. Latencies are those of the requests
-    answered in this time. ``on_open`` and ``on_close`` run in the calling thread when counting begins and ends; the
+    answered in this time. ``on_edge`` runs in the calling thread when counting begins and when it ends; the
     callers continue meanwhile, and then until the requests in flight are answered.
 
     Raises:
@@ -135,10 +129,10 @@ def closed_loop(
             done = [pool.submit(call, caller) for caller in range(callers)]
             window.opened.wait()
             if window.is_open:
-                on_open()
+                on_edge()
             window.closed.wait()
             if window.is_closed:
-                on_close()
+                on_edge()
             for future in done:
                 future.result()
         finally:  # after KeyboardInterrupt too

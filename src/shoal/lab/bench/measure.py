@@ -114,14 +114,13 @@ class Running:
         self._pool.connect(cell.callers * len(models), models)
         readings: list[Reading] = []
 
-        def take_reading() -> None:
+        def note() -> None:
             readings.append(read(self.server))
 
+        send, settings = partial(self.send, rows=cell.batch), self._settings
         load = closed_loop(
-            lambda number: self.send(number, cell.batch),
-            callers=cell.callers, seconds=self._settings.seconds, warm_seconds=self._settings.warm_seconds,
-            on_open=take_reading, on_close=take_reading,
-        )  # fmt: skip
+            send, callers=cell.callers, seconds=settings.seconds, warm_seconds=settings.warm_seconds, on_edge=note
+        )
         return self._summarise(load, *readings)
 
     def _summarise(self, load: Load, before: Reading, after: Reading) -> Figures:

@@ -38,10 +38,8 @@ def draw_precisions(plan: Record, path: Path) -> None:
         figure = Figure(figsize=(_WIDTH / 2, 3), layout="compressed", facecolor="white")
         axis = figure.subplots()
         for number, each in enumerate(shown):
-            axis.plot(
-                [*each["rows_per_s"]], [*each["rows_per_s"].values()], label=each["dtype"],
-                color=_LINES[number], marker=_MARKERS[number],
-            )  # fmt: skip
+            rates, color, marker = each["rows_per_s"], _LINES[number], _MARKERS[number]
+            axis.plot([*rates], [*rates.values()], label=each["dtype"], color=color, marker=marker)
         axis.set(xlabel="rows per request", ylabel="rows/s, median")
         axis.set_ylim(bottom=0)
         axis.set_title(f"chosen: {plan['dtype']}", loc="left", fontsize=9)

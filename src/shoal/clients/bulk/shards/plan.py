@@ -105,11 +105,10 @@ def make_plan(
         cutter = _Cutter(kind, shard_rows)
         for shard in cutter.cut(files):
             lines.write((b",\n" if shard.number else b"") + msgspec.json.encode(shard))
-        num_bytes, rows, inputs = sum(size for _, size in files), cutter.num_rows, cutter.hashed.hexdigest()
-        plan = ShardPlan(
-            __version__, dict(job), pattern, shard_rows, kind, output_kind, cutter.columns, len(files), num_bytes,
-            rows if kind == ".parquet" else None, cutter.num_shards, inputs,
-        )  # fmt: skip
+        asked = __version__, dict(job), pattern, shard_rows, kind, output_kind
+        num_bytes, rows = sum(size for _, size in files), cutter.num_rows if kind == ".parquet" else None
+        totals = len(files), num_bytes, rows, cutter.num_shards
+        plan = ShardPlan(*asked, cutter.columns, *totals, cutter.hashed.hexdigest())
         check(plan)
         if is_fresh:
             _remove(folder)

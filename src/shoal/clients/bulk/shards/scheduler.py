@@ -72,11 +72,10 @@ class Scheduler:
     """Workers of one run, for the shards ``index``, ``index + count``, ... and those that others have not begun."""
 
     def __init__(
-        self, folder: Folder, workers: Sequence[Worker], *, index: int = 0, count: int = 1,
-        hung_seconds: float = HUNG_SECONDS,
-    ) -> None:  # fmt: skip
+        self, folder: Folder, workers: Sequence[Worker], index: int = 0, count: int = 1, hung: float = HUNG_SECONDS
+    ) -> None:
         self._folder, self._plan, self._workers = folder, read_plan(folder), workers
-        self._index, self._count, self._hung = index, count, hung_seconds
+        self._index, self._count, self._hung = index, count, hung
         self._tries: Counter[int] = Counter()
         self._failed: dict[int, str] = {}
         self._rows = self._errors = 0
