@@ -49,8 +49,6 @@ REFUSED = {
     "infer --ray auto text": "--ray has no effect without an --output folder.",
     "infer --input a.csv -o b.csv --shard-rows 5": "--shard-rows has no effect without an --output folder.",
     "infer --input a.csv -o out --full": "--full has no effect with an --output folder.",
-    "infer --status out --output b.csv": "--output has no effect with --status.",
-    "infer --verify out --json": "--json has no effect with --verify.",
     "infer --stream --batch-size 1 text": "--batch-size has no effect with --stream.",
     "infer --curl --concurrency 1 text": "--concurrency has no effect with --curl.",
     "infer --curl --full text": "--full has no effect with --curl.",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import shoal
-from shoal.cli import environment, keys, project, repository, serving
+from shoal.cli import environment, keys, project, repository, serving, shards
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.console import ERR, plain
@@ -50,6 +50,7 @@ def options(
 app.add_typer(environment.app, name="env")
 app.add_typer(keys.app, name="keys")
 app.add_typer(project.app, name="new")
+app.add_typer(shards.app, name="shards")
 for command in (
     project.add_model,
     repository.compose,
