@@ -437,7 +437,7 @@ def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
 def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokenizer, oracle: Oracle) -> None:
     prompt = next(prompt for prompt, text in oracle.texts.items() if text)
     ids = tokenizer.encode(prompt).ids
-    asked = ["--server", service.grpc, "--output-length", NEW]
+    asked = ["--url", service.grpc, "--output-length", NEW]
     printed = shoal("tokens", ",".join(map(str, ids)), *asked)
     assert tokenizer.decode([int(token) for token in printed.split(",")]) == oracle.texts[prompt]
     assert shoal("tokens", prompt, *asked, "--tokenizer", folder).endswith(f"{oracle.texts[prompt]}\n")

@@ -28,7 +28,7 @@ from tests.unit.test_option_uses import TEXT
 INFER = "infer hello --model text"
 LLM = "generate hello --model llm --url {grpc}"
 GENERATE = f"{LLM} --max-tokens 8 --seed 1 --temperature 2"
-TOKENS = "tokens 5,6,7 --server {grpc}"
+TOKENS = "tokens 5,6,7 --url {grpc}"
 KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
 TABLE: Table = {
     **{
@@ -66,7 +66,7 @@ TABLE: Table = {
     "generate --json": Both(GENERATE, "", "--json"),
     "tokens --output-length": Both(TOKENS, "--output-length 1", "--output-length 2"),
     "tokens --tokenizer": Both(TOKENS, "", "--tokenizer weights"),
-    "tokens --server": Both("tokens 5,6,7", "--server {grpc}", "--server 127.0.0.1:1"),
+    "tokens --url": Both("tokens 5,6,7", "--url {grpc}", "--url 127.0.0.1:1"),
     "tokens --protocol": Both(TOKENS, "--protocol grpc", "--protocol http"),
     "tokens --model": Both(TOKENS, "--model llm-hf", "--model text"),
     "tokens --timeout": Both(TOKENS, "--timeout 30", "--timeout 0.000000001"),
@@ -90,7 +90,7 @@ def look_at_loads(record: dict[str, Any], _: float) -> Any:
 
 
 QUICK = "bench --model llm --url {grpc} --repeats 1 --input-tokens 4"
-MODELS = f"{QUICK} --seconds 0.1 --concurrency 1 --output-tokens 2"
+MODELS = f"{QUICK} --seconds 0.1 --streams 1 --output-tokens 2"
 REPOSITORY = "bench small --seconds 0.1 --repeats 1"
 ROWS = f"{REPOSITORY} --batches 1 --callers 1"
 MEASURED: Table = {
@@ -100,11 +100,11 @@ MEASURED: Table = {
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
     "bench --seconds": Measured(
-        f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 8", lambda _, s: s > 8
+        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 8", lambda _, s: s > 8
     ),
     "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 8", lambda _, s: s > 8),
     "bench --quick": Measured(
-        "bench --model llm --url {grpc} --output-tokens 2 --concurrency 1", "", "--quick", lambda _, s: s > 8
+        "bench --model llm --url {grpc} --output-tokens 2 --streams 1", "", "--quick", lambda _, s: s > 8
     ),
     "bench --input-tokens": Measured(
         MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads
@@ -112,9 +112,7 @@ MEASURED: Table = {
     "bench --output-tokens": Measured(
         MODELS.replace("--output-tokens 2", ""), "--output-tokens 2", "--output-tokens 4", look_at_loads
     ),
-    "bench --concurrency": Measured(
-        MODELS.replace("--concurrency 1", ""), "--concurrency 1", "--concurrency 2", look_at_loads
-    ),
+    "bench --streams": Measured(MODELS.replace("--streams 1", ""), "--streams 1", "--streams 2", look_at_loads),
     "bench --inputs": Measured(ROWS, "--inputs texts.csv", "--inputs more.csv", look_at_loads),
     "bench --text-column": Both(f"{ROWS} --inputs texts.csv", "--text-column TEXT", "--text-column nothing"),
     "bench --batches": Measured(f"{REPOSITORY} --callers 1", "--batches 1", "--batches 2", look_at_loads),

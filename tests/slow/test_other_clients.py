@@ -203,7 +203,7 @@ def test_the_command_tokens(model: str, protocol: str, service: Service, weights
     for query, text in (("1 2 3 4 5 6", COUNTED), ("7 97", "7 97 98 99")):
         asked = ["tokens", query, "--tokenizer", str(tmp_path), "--model", model]
         result = CliRunner().invoke(
-            cli.app, [*asked, "--server", getattr(service, protocol), "--protocol", protocol], catch_exceptions=False
+            cli.app, [*asked, "--url", getattr(service, protocol), "--protocol", protocol], catch_exceptions=False
         )
         assert result.stdout.strip() == text
 

@@ -54,7 +54,7 @@ class Reader:
             block = block.replace(port, str(free))
         if language == "python":
             return self.run(["python", "-c", block])
-        options = {"infer": ("--url", "8001"), "generate": ("--url", "8001"), "tokens": ("--server", "8001")}
+        options = {"infer": ("--url", "8001"), "generate": ("--url", "8001"), "tokens": ("--url", "8001")}
         for command, (option, port) in {**options, "copies": ("--url", "8002")}.items():
             asked = rf"shoal {command}\b(?!.*--(local|status|verify|merge)\b)"  # these ask no server
             block = re.sub(asked, f"shoal {command} {option} 127.0.0.1:{self.ports[port]}", block)

@@ -279,7 +279,7 @@ def test_killed_on_ray(
 
 
 def test_a_plan_of_many_rows(tmp_path: Path, scale: Scale, record: Callable[..., None]) -> None:
-    """10^8 rows of few distinct texts in 1,000 Parquet files: time and memory of a plan, and of --status."""
+    """10^8 rows of few distinct texts in 1,000 Parquet files: time and memory of a plan, and of its status."""
     import pyarrow
     from pyarrow import parquet
 

@@ -274,7 +274,7 @@ def test_the_command_tokens(way: str, is_ours: bool, service: Service, tmp_path:
     """New tokens alone, of a model that gives the prompt first, two beams and padding, and of our own."""
 
     def tokens(query: str, server: str, *arguments: str) -> list[str]:
-        asked = ["tokens", query, "--server", server, "--protocol", way, *arguments]
+        asked = ["tokens", query, "--url", server, "--protocol", way, *arguments]
         result = CliRunner().invoke(cli.app, asked, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()

@@ -111,7 +111,7 @@ def test_options_that_do_not_go_together(shoal: Shoal) -> None:
         (("--batches", "8"), "--batches is for repositories. Name one: shoal bench build/repository --batches"),
         (("--report",), "--report is for repositories"),
         (("--output-tokens", "0"), "--output-tokens '0' is not a list of whole numbers above 0"),
-        (("--concurrency", "x"), "--concurrency 'x' is not a list"),
+        (("--streams", "x"), "--streams 'x' is not a list"),
     ):
         with pytest.raises(InputError, match=message):
             shoal("bench", *arguments)

@@ -33,7 +33,7 @@ def test_a_run_in_object_storage_is_that_of_folders(kind: str, forest: Path, tmp
     assert list(find_faults(folder)) == []
     assert (read_status(folder)["rows"], read_status(folder)["is_complete"]) == (443, True)
     for at, out in enumerate(("s3://bucket/some/out", str(tmp_path / "out"))):
-        merged = ["infer", "--merge", out, "--output", str(tmp_path / f"{at}{kind}")]
+        merged = ["shards", "merge", out, "--output", str(tmp_path / f"{at}{kind}")]
         assert CliRunner().invoke(app, merged).exit_code == 0
     assert (tmp_path / f"0{kind}").read_bytes() == (tmp_path / f"1{kind}").read_bytes()
     # Without --fresh nothing is left to do; with it, everything is done again.
@@ -111,7 +111,7 @@ def test_other_urls_are_no_local_folders(tmp_path: Path, monkeypatch: pytest.Mon
         for options in (["--input", "*.jsonl", "--output", url], ["--input", url, "--output", "out"]):
             found = CliRunner().invoke(app, ["infer", "--local", *options]).exception
             assert isinstance(found, ShoalError), options
-        assert "Known: s3://" in str(CliRunner().invoke(app, ["infer", "--status", url]).exception)
+        assert "Known: s3://" in str(CliRunner().invoke(app, ["shards", "status", url]).exception)
     assert [*tmp_path.iterdir()] == []
 
 

@@ -77,7 +77,7 @@ def merged_ids(out: Path, tmp_path: Path, kind: str) -> list[int]:
 
     path = tmp_path / f"merged{kind}"
     path.unlink(missing_ok=True)
-    result = CliRunner().invoke(app, ["infer", "--merge", str(out), "--output", str(path)])
+    result = CliRunner().invoke(app, ["shards", "merge", str(out), "--output", str(path)])
     assert result.exit_code == 0, result
     rows = read_rows(path)
     assert all(float(row["score"]) < 100 for row in rows)
@@ -439,12 +439,12 @@ def test_faults_are_found(forest: Path, tmp_path: Path) -> None:
     assert len(faults) >= 50
     for fault in faults:
         fault()
-        found = CliRunner().invoke(app, ["infer", "--verify", str(out)])
+        found = CliRunner().invoke(app, ["shards", "verify", str(out)])
         assert (found.exit_code, isinstance(found.exception, SystemExit | ShoalError)) == (1, True), found.exception
         shutil.rmtree(out)
         shutil.copytree(kept, out)
         (tmp_path / "in" / "0.jsonl").write_bytes(inputs)
-    result = CliRunner().invoke(app, ["infer", "--verify", str(out)])
+    result = CliRunner().invoke(app, ["shards", "verify", str(out)])
     assert (result.exit_code, "All rows are there once, in order." in result.output) == (0, True)
 
 
@@ -452,17 +452,16 @@ def test_the_commands_that_look_at_a_folder(forest: Path, tmp_path: Path) -> Non
     pattern = write_inputs(tmp_path / "in", ".jsonl", [300])
     assert run(forest, pattern, tmp_path / "out", "--worker", "0/2").returncode == 0
     assert run(forest, pattern, tmp_path / "half", "--worker", "1/2").returncode == 0
-    status = json.loads(CliRunner().invoke(app, ["infer", "--status", str(tmp_path / "out"), "--json"]).stdout)
+    status = json.loads(CliRunner().invoke(app, ["shards", "status", str(tmp_path / "out"), "--json"]).stdout)
     assert (status["rows"], status["is_complete"]) == (300, True)  # the shards of a run that has not begun, too
-    shown = CliRunner().invoke(app, ["infer", "--status", str(tmp_path / "out")]).stdout
+    shown = CliRunner().invoke(app, ["shards", "status", str(tmp_path / "out")]).stdout
     assert "is complete: True" in shown
     for wrong, said in {
-        f"--merge {tmp_path / 'out'}": "needs a file of this machine",
-        f"--merge {tmp_path / 'out'} --output {tmp_path / 'a.csv'}": "The shards are .jsonl files",
-        f"--status {tmp_path / 'in'}": "has no plan of shoal infer",
-        f"--status {tmp_path / 'out'} --verify {tmp_path / 'out'}": "exclude each other",
+        f"merge {tmp_path / 'out'} --output s3://bucket/a": "needs a file of this machine",
+        f"merge {tmp_path / 'out'} --output {tmp_path / 'a.csv'}": "The shards are .jsonl files",
+        f"status {tmp_path / 'in'}": "has no plan of shoal infer",
     }.items():
-        assert said in str(CliRunner().invoke(app, ["infer", *wrong.split()]).exception)
+        assert said in str(CliRunner().invoke(app, ["shards", *wrong.split()]).exception)
 
 
 def test_a_first_file_of_blank_lines(tmp_path: Path) -> None:

@@ -30,8 +30,11 @@ TABLE: Table = {
     "compose --dtype": Both("compose net repository --project p", "--dtype fp32", "--dtype bf16", "*/config.pbtxt"),
     "compose --gpu": Both(f"{COMPOSE} --target 26.06 --placement gpu", "--gpu 0", "--gpu 1,2", "*/a/config.pbtxt"),
     "compose --place": Both(f"{COMPOSE} --target 26.06", "", "--place a=gpu:0", "*/a/config.pbtxt"),
-    "compose --concurrency": Both(
-        f"{COMPOSE} --target 26.06 --placement gpu", "--concurrency 1", "--concurrency 9999999", "*/manifest.json"
+    "compose --reserve-requests": Both(
+        f"{COMPOSE} --target 26.06 --placement gpu",
+        "--reserve-requests 1",
+        "--reserve-requests 9999999",
+        "*/manifest.json",
     ),
     "compose --project": Both("compose pair repository --project p", "", "--project q", "*/a/1/model.py"),
     "compose --env": Both(COMPOSE, "--env env.tar.gz", "--env a=env.tar.gz", "*/config.pbtxt"),
@@ -44,7 +47,7 @@ TABLE: Table = {
     "plan --placement": Both(PLAN, "--placement cpu", "--placement gpu"),
     "plan --target": Both("plan ensemble_all", "--target embedded", "--target 26.06"),
     "plan --gpu": Both(f"{PLAN} --placement gpu", "--gpu 0", "--gpu 1,2"),
-    "plan --concurrency": Both(f"{PLAN} --placement gpu", "--concurrency 1", "--concurrency 999"),
+    "plan --reserve-requests": Both(f"{PLAN} --placement gpu", "--reserve-requests 1", "--reserve-requests 999"),
     "plan --text-bytes": Both("plan ensemble_all", "--text-bytes 10", "--text-bytes 999999"),
     "plan --project": Both(PLAN, "", "--project q"),
     "plan --weights": Elsewhere("slow/test_quantised.py::test_plan_adds_up_and_refuses_what_does_not_fit"),

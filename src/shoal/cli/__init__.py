@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import shoal
-from shoal.cli import environment, keys, project, repository, serving
+from shoal.cli import environment, keys, project, repository, serving, shards
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.console import ERR, plain
@@ -47,27 +47,28 @@ def options(
     del version
 
 
-app.add_typer(environment.app, name="env")
-app.add_typer(keys.app, name="keys")
-app.add_typer(project.app, name="new")
-for command in (
-    project.add_model,
-    repository.compose,
-    repository.plan,
-    repository.fill,
-    check,
-    serving.copies,
-    serving.serve,
-    infer,
-    generate,
-    tokens,
-    bench,
-    tune,
-    graph,
-    describe,
-    serving.doctor,
-):
-    app.command(cls=Command)(command)
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "Serve and ask: start a server, and send requests to it.": (serving.serve, infer, generate, tokens, serving.copies),
+    "Author: make, check and draw repositories, without a server.": (
+        repository.compose,
+        repository.plan,
+        repository.fill,
+        check,
+        graph,
+        describe,
+    ),
+    "Models: take in those that you have, and write new ones.": (project.add_model,),
+    "Measure: find out what is fast and exact on this machine.": (bench, tune),
+    "Keys and environments: what a service needs around it.": (serving.doctor,),
+}
+_SERVE, _, _MODELS, _, _AROUND = _PANELS
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(cls=Command, rich_help_panel=panel)(command)
+app.add_typer(shards.app, name="shards", rich_help_panel=_SERVE)
+app.add_typer(project.app, name="new", rich_help_panel=_MODELS)
+app.add_typer(keys.app, name="keys", rich_help_panel=_AROUND)
+app.add_typer(environment.app, name="env", rich_help_panel=_AROUND)
 
 
 def main() -> None:

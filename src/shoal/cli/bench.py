@@ -61,7 +61,7 @@ def bench(
     client_cert: ClientCert = "",
     input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = "",
     output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = "",
-    concurrency: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
+    streams: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")
     ] = None,
@@ -93,7 +93,7 @@ def bench(
     settings = BenchSettings(protocol, seconds or times[0], times[1], repeats or times[2])
     of_rows = {"--inputs": rows, "--batches": batches, "--callers": callers, "--report": is_report}
     of_tokens = {
-        "--url": url, "--input-tokens": input_tokens, "--output-tokens": output_tokens, "--concurrency": concurrency,
+        "--url": url, "--input-tokens": input_tokens, "--output-tokens": output_tokens, "--streams": streams,
     }  # fmt: skip
     if wrong := [name for name, value in (of_tokens if repositories else of_rows).items() if value]:
         raise InputError(
@@ -126,7 +126,7 @@ def bench(
             lengths = (
                 _parse_numbers(input_tokens or "32", "--input-tokens", "32"),
                 _parse_numbers(output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
-                _parse_numbers(concurrency or "1,16", "--concurrency", "1,16"),
+                _parse_numbers(streams or "1,16", "--streams", "1,16"),
             )
             access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
             cells = [TokenCell(*numbers) for numbers in product(*lengths)]

@@ -157,7 +157,8 @@ def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
 
 # Options
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+COMMON = "Common options"
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=COMMON)]
 Placement = Annotated[
     Literal["cpu", "hybrid", "gpu"],
     typer.Option(
@@ -170,6 +171,7 @@ Url = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
+        rich_help_panel=COMMON,
         help="The server; with TLS: grpcs://HOST:PORT, https://HOST:PORT. Default: 127.0.0.1, at the usual port.",
     ),
 ]
@@ -199,6 +201,7 @@ ApiKey = Annotated[
         metavar="FILE",
         help="A file with the key for the server. Default: the key in SHOAL_API_KEY, if it is set.",
         callback=_read_api_key,
+        rich_help_panel=COMMON,
     ),
 ]
 
@@ -208,13 +211,17 @@ CaCert = Annotated[
     typer.Option(
         "--ca-cert",
         metavar="FILE",
+        rich_help_panel=COMMON,
         help="For grpcs:// and https://: a file with the certificates to trust, in PEM. Default: public authorities.",
     ),
 ]
 ClientCert = Annotated[
     str,
     typer.Option(
-        "--client-cert", metavar="FILE", help="For grpcs:// and https://: a file with your certificate and its key."
+        "--client-cert",
+        metavar="FILE",
+        help="For grpcs:// and https://: a file with your certificate and its key.",
+        rich_help_panel=COMMON,
     ),
 ]
 
@@ -241,7 +248,7 @@ Gpu = Annotated[
         metavar="NUMBERS", help="Pin the models to these GPUs: 0,1 (none: placement hybrid with the models on the CPU)."
     ),
 ]
-Concurrency = Annotated[int, typer.Option(help="Requests in flight for which memory is reserved.")]
+Reserved = Annotated[int, typer.Option("--reserve-requests", help="Requests in flight for which memory is reserved.")]
 
 
 def parse_pairs(option: str, given: Iterable[str] | None, *, form: str = "NAME=VALUE", example: str) -> dict[str, str]:

@@ -124,7 +124,7 @@ def tokens(
             "the Hugging Face hub.",
         ),
     ] = "",
-    server: Url = "",
+    url: Url = "",
     api_key: ApiKey = "",
     ca_cert: CaCert = "",
     client_cert: ClientCert = "",
@@ -143,7 +143,7 @@ def tokens(
     own = open_tokenizer(tokenizer) if tokenizer else None
     ids = read_ids(query, own)
     access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
-    with Client(server, protocol=protocol, timeout=timeout, **access) as client:
+    with Client(url, protocol=protocol, timeout=timeout, **access) as client:
         beams = ask(client, model, ids, output_length)
     texts = [str(own.decode([*ids, *beam])) if own else "" for beam in beams]
     if as_json:

@@ -12,10 +12,10 @@ import typer
 from shoal.cli.console import (
     ERR,
     OUT,
-    Concurrency,
     Gpu,
     Json,
     Placement,
+    Reserved,
     Target,
     parse_pairs,
     plain,
@@ -71,7 +71,7 @@ def compose(
         bool, typer.Option("--accept-error", help="Use INT8 although its error is large, or unknown.")
     ] = False,
     gpu: Gpu = "",
-    concurrency: Concurrency = 16,
+    reserved: Reserved = 16,
     projects: Annotated[
         list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
     ] = None,
@@ -116,9 +116,9 @@ def compose(
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.authoring.repository.plan import Plan
 
-    plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), concurrency)
+    plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), reserved)
     if placement == "cpu" and not place:
-        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
+        refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
     if tuned is None:
         refuse_ignored(context, "--accept-error", "without --tuned")
     path = compose_repository(
@@ -200,7 +200,7 @@ def plan(
     placement: Placement | None = None,
     target: Target = "embedded",
     gpu: Gpu = "",
-    concurrency: Concurrency = 16,
+    reserved: Reserved = 16,
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
     projects: Annotated[
         list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
@@ -227,9 +227,9 @@ def plan(
     from shoal.authoring.repository.plan import Plan
     from shoal.authoring.repository.sizes import Largest, find_sizes
 
-    chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    chosen = Plan(placement or "", target, gpus=_parse_gpus(gpu), concurrency=reserved)
     if placement == "cpu":
-        refuse_ignored(context, "--concurrency", "without a GPU, whose memory it sizes")
+        refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
     found = None if weights is None else find(weights)
     collected = collect(ensemble, find_model_folders(projects or ()))
     given = collected if found is None else give(collected, found)

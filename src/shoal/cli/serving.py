@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.console import (
+    COMMON,
     ERR,
     OUT,
     ApiKey,
@@ -33,7 +34,7 @@ from shoal.system.files import read_text
 
 def copies(
     folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
-    url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
+    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = "127.0.0.1:8002",
     api_key: ApiKey = "",
     ca_cert: CaCert = "",
     client_cert: ClientCert = "",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,40 +14,38 @@ from shoal.cli.console import ERR, plain, show_rows
 from shoal.errors import ArtifactError, ServerError, SetupError
 
 if TYPE_CHECKING:
+    from shoal.cli.infer_options import Asked
     from shoal.clients.bulk.inputs import Feed
     from shoal.clients.bulk.rows import Row
     from shoal.clients.bulk.scoring import Endpoint, Summary
     from shoal.clients.bulk.tables import Table
 
 
-def write_stream(table: Table[Row], model: Endpoint, feed: Feed, form: str) -> Summary:
+def write_stream(table: Table[Row], model: Endpoint, feed: Feed, asked: Asked) -> Summary:
     """Write every row to standard output, as CSV or JSON Lines."""
     from shoal.clients.bulk.files import infer_to_stream
     from shoal.clients.bulk.output_formats import make_format
 
     with show_rows() as show:
-        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model.spec), sys.stdout.buffer, show)
+        return infer_to_stream(
+            table, model, feed, make_format(f".{asked.form}", table, model.spec), sys.stdout.buffer, show
+        )
 
 
-def write_file(
-    table: Table[Row],
-    model: Endpoint,
-    feed: Feed,
-    output: Path,
-    source: str | None,
-    job: Mapping[str, Any],
-    *,
-    is_fresh: bool,
-) -> Summary:
-    """Write every row to ``output``; a run with the same ``job`` resumes where the last one stopped."""
+def write_file(table: Table[Row], model: Endpoint, feed: Feed, asked: Asked) -> Summary:
+    """Write every row to the output; a run with the same options resumes where the last one stopped."""
     from shoal.clients.bulk.files import infer_to_file
     from shoal.clients.bulk.output_formats import make_format
     from shoal.clients.bulk.parquet import ParquetOrigin
+    from shoal.clients.bulk.tables import TEXT
 
-    origin = ParquetOrigin.of_file(Path(source)) if source not in (None, "-") else None
+    output = Path(str(asked.output))
+    origin = ParquetOrigin.of_file(Path(asked.source)) if asked.source and asked.source != "-" else None
     form = make_format(output.suffix.lower(), table, model.spec, origin)
+    columns = {"input_format": table.source.kind, "text_column": asked.text_column or TEXT}
+    job = asked.describe(model.spec, model.max_rows, **columns)
     with show_rows() as show, _say_what_is_kept(output):
-        return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=is_fresh)
+        return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=asked.fresh)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from shoal.cli.usage import Command
 from shoal.errors import InputError, needs
 from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 
-app = typer.Typer(help="Readability: the application that comes with shoal.")
+app = typer.Typer(help="Readability, an application: models that score how hard a text is.")
 _SECONDS = 1.5  # to wait for the model hub; transformers itself tries again for a minute
 
 Data = Annotated[

@@ -114,7 +114,7 @@ def _check_output(folder: Folder, record: ShardRecord) -> Iterator[str]:
 def _read_success(folder: Folder) -> Success:
     content = folder.read(SUCCESS)
     if content is None:
-        raise InputError(f"The run in {folder} is not complete.", f"See: shoal infer --status {folder}")
+        raise InputError(f"The run in {folder} is not complete.", f"See: shoal shards status {folder}")
     try:
         return msgspec.json.decode(content, type=Success)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -135,7 +135,7 @@ def merge(folder: Folder, output: Path) -> int:
     if output.exists():
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file.")
     if [record.file for record in success.shards] != [plan.file(number) for number in range(plan.shards)]:
-        raise ArtifactError(f"{SUCCESS} of {folder} is not that of its plan.", f"See: shoal infer --verify {folder}")
+        raise ArtifactError(f"{SUCCESS} of {folder} is not that of its plan.", f"See: shoal shards verify {folder}")
     aside = output.with_name(f"{output.name}.merging")
     paths = _open_outputs(folder, success.shards)
     with written(output):
@@ -160,7 +160,7 @@ def _open_outputs(folder: Folder, records: Sequence[ShardRecord]) -> Iterator[Pa
                 said = "has other bytes than were written"
         except FileNotFoundError:
             said = "is missing"
-        raise ArtifactError(f"{record.file} of {folder} {said}.", f"See: shoal infer --verify {folder}")
+        raise ArtifactError(f"{record.file} of {folder} {said}.", f"See: shoal shards verify {folder}")
 
 
 def _merge_text(paths: Iterable[Path], output: Path, *, has_header: bool) -> None:

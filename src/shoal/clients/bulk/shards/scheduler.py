@@ -45,7 +45,7 @@ def read_state(folder: Folder) -> State:
             outputs.add(int(output[1]))
         found = _STATE.fullmatch(entry.name)
         if found is None:
-            continue  # not of a run: `--verify` names it
+            continue  # not of a run: `shoal shards verify` names it
         number, kind = int(found[1]), found[2]
         if kind == "json":
             state.done.add(number)
