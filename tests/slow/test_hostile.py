@@ -20,12 +20,10 @@ from tritonclient.grpc import service_pb2
 
 import shoal
 from tests.conftest import Scale
-from tests.slow.test_fronts import ask
+from tests.support.fronts import ask
 from tests.support.planted import write
-from tests.support.service import Callers, Service, make_repository, wait_until
+from tests.support.service import INFER, STREAM, Callers, Service, make_repository, wait_until
 from tests.support.watchdog import Watchdog
-
-INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
 
 # Ends its process for one value, answers all others; takes BYTES too, and rows of any length.
 KILLER = """

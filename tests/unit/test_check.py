@@ -11,62 +11,11 @@ import pytest
 from shoal.authoring.check.config import own_backends
 from shoal.authoring.check.families import RULES, check
 from shoal.authoring.check.reports import read_pages, split_entries
-from tests.support import (
-    planted_apis,
-    planted_artifacts,
-    planted_checkpoints,
-    planted_code,
-    planted_engines,
-    planted_ensembles,
-    planted_environments,
-    planted_fields,
-    planted_folders,
-    planted_forest,
-    planted_modules,
-    planted_names,
-    planted_onnx,
-    planted_own_backends,
-    planted_placement,
-    planted_requests,
-    planted_scheduling,
-    planted_security,
-    planted_streams,
-    planted_targets,
-    planted_tensors,
-    planted_torchscript,
-    planted_trtllm,
-    planted_warmups,
-    planted_wiring,
-)
+from tests.support import planted_onnx
 from tests.support.once import ROOT
 from tests.support.planted import Plant
+from tests.support.plants import PLANTS
 
-PLANTS: tuple[Plant, ...] = (
-    *planted_fields.PLANTS,
-    *planted_folders.PLANTS,
-    *planted_tensors.PLANTS,
-    *planted_apis.PLANTS,
-    *planted_scheduling.PLANTS,
-    *planted_ensembles.PLANTS,
-    *planted_wiring.PLANTS,
-    *planted_placement.PLANTS,
-    *planted_environments.PLANTS,
-    *planted_forest.PLANTS,
-    *planted_torchscript.PLANTS,
-    *planted_code.PLANTS,
-    *planted_names.PLANTS,
-    *planted_security.PLANTS,
-    *planted_warmups.PLANTS,
-    *planted_artifacts.PLANTS,
-    *planted_requests.PLANTS,
-    *planted_modules.PLANTS,
-    *planted_streams.PLANTS,
-    *planted_engines.PLANTS,
-    *planted_targets.PLANTS,
-    *planted_checkpoints.PLANTS,
-    *planted_own_backends.PLANTS,
-    *planted_trtllm.PLANTS,
-)
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 
 

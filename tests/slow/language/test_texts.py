@@ -7,7 +7,6 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,9 @@ import pytest
 
 import shoal
 from shoal import Client
-from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.config import read_config
 from shoal.errors import ShoalError
-from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
-from tests.support.imports import add
 from tests.support.llm import token_inputs
 from tests.support.service import Service
 
@@ -32,30 +28,6 @@ ROWS = [1, 2, 16]
 WORDS = ["The", "cat", "sat", "on", "the", "mat", "and", "watched", "rain", "from", "hills", "reach", "the", "sea"]
 TEXTS = [" ".join(WORDS[at % 7 : at % 7 + 1 + at % 5]) for at in range(64)]
 NEW = [3 + at % 9 for at in range(64)]  # tokens of each answer
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``llm`` and ``llm_bls`` on llm-hf, ``llm_onnx`` on ONNX Runtime, ``llamav2`` greedy and short."""
-    home = tmp_path_factory.mktemp("texts")
-    folder = make_tiny(home / "tiny")
-    add(home / "project", folder, "tiny-onnx", is_decoder=True)
-    message = read_config(Path("ensembles/llm")).message
-    message.name, message.ensemble_scheduling.step[1].model_name = "llm_onnx", "tiny-onnx"
-    (home / "project" / "ensembles" / "llm_onnx" / "1").mkdir(parents=True)
-    write_config(message, home / "project" / "ensembles" / "llm_onnx" / "config.pbtxt", comment="On ONNX Runtime.")
-    names = [*MODELS, "llamav2"]
-    repository = compose(names, home / "repository", projects=[home / "project"], weights=folder)
-    message = read_config(repository / "llamav2").message
-    message.parameters["top_k"].string_value, message.parameters["max_tokens"].string_value = "1", "8"
-    write_config(message, repository / "llamav2" / "config.pbtxt", comment="Tuned by hand.")
-    return repository
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log") as running:
-        yield running
 
 
 def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> list[Any]:
