@@ -13,7 +13,7 @@ from shoal.authoring.check.families import RULES, check
 from shoal.authoring.check.reports import read_pages, split_entries
 from tests.support import planted_onnx
 from tests.support.once import ROOT
-from tests.support.planted import Plant
+from tests.support.planted import ON_PAGE, Plant
 from tests.support.plants import PLANTS
 
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
@@ -37,6 +37,12 @@ def test_a_planted_mistake_is_found_and_its_corrected_twin_is_clean(plant: Plant
 def test_the_dims_that_fit_a_graph_are_said(tmp_path: Path) -> None:
     plant = next(plant for plant in planted_onnx.PLANTS if plant.name == "the batch twice")
     assert [f.fix for f in check(plant.write(tmp_path, is_bad=True))] == ["Write dims: [128]."]
+
+
+def test_pages_show_what_is_found() -> None:
+    """Of these rules, the page's own diff is planted; the diffs of the others leave parts out, or are of files."""
+    proved = {plant.rule for plant in PLANTS if ON_PAGE in plant.bad.values()}
+    assert len(proved) >= 27
 
 
 def test_every_rule_has_a_planted_mistake() -> None:
