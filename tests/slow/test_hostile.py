@@ -415,28 +415,6 @@ def test_clients_that_do_not_wait(service: Service, scale: Scale, way: str) -> N
     assert pids(service) == before
 
 
-def test_streams_that_are_left(service: Service, scale: Scale) -> None:
-    before, chance = pids(service), random.Random(4)
-
-    def call(_: int) -> None:
-        with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stream = channel.stream_stream(
-                STREAM, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelStreamInferResponse.FromString
-            )
-            for _ in range(scale(60, full=5000 // 8)):
-                answers = stream(iter([message(value) for value in range(chance.randint(1, 4))]), timeout=20)
-                for _ in range(chance.randint(0, 2)):
-                    next(answers, None)
-                time.sleep(chance.uniform(0, 0.005))
-                answers.cancel()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(call, range(8)))
-    assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30)
-    assert is_right(service)
-    assert pids(service) == before
-
-
 def test_a_drain_during_a_storm_of_deadlines(home: Path) -> None:
     with Service(home / "repository", home / "log2") as service:
         stop = threading.Event()

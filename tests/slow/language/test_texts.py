@@ -19,7 +19,6 @@ from shoal import Client
 from shoal.authoring.repository.config import read_config
 from shoal.errors import ShoalError
 from tests.support.commands import Shoal
-from tests.support.llm import token_inputs
 from tests.support.service import Service
 
 MODELS = ["llm", "llm_bls", "llm_onnx"]
@@ -191,17 +190,6 @@ def test_llamav2(way: str, service: Service) -> None:
         for number in ROWS:  # 16 are two requests: the model takes 8
             together = client.infer("llamav2", prompt=[[text] for text in TEXTS[:number]])["generated_text"]
             assert together[:, 0].tolist() == alone[:number]
-
-
-def test_a_request_to_stop_ends_all_rows(service: Service) -> None:
-    rows = {name: np.repeat(array, 2, 0) for name, array in token_inputs([5], 900).items()}
-    with Client(service.grpc) as client, client.stream("llm-hf", rows, request_id="mine") as answers:
-        found = [next(answers)]
-        assert not list(client.stream("llm-hf", token_inputs([5], 1, stop=True), request_id="mine"))
-        found += answers
-    assert found[-1]["batch_index"].tolist() == [[0], [1]]
-    assert set(found[-1]["finish_reason"].ravel()) == {b"cancelled"}
-    assert len(found) < 1800
 
 
 # --- files -------------------------------------------------------------------------------------------------------

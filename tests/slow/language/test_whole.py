@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -67,28 +66,6 @@ def test_each_row_is_the_single_request(
             assert set(row[0, length[0] :].tolist()) <= {0 if model == "INT32" else 1}  # 1 is the model's end token
         assert answer["is_last"].all()
         assert set(answer["finish_reason"].ravel()) == {b"length"} or set(answer["finish_reason"].ravel()) == {"length"}
-
-
-def test_many_requests_at_once(service: Service, repository: Path, singles: dict[tuple[int, ...], list[int]]) -> None:
-    """Each caller gets its own rows, while others with other numbers of rows are computed."""
-    faults = list[str]()
-
-    def call(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        way = ["grpc", "http"][seed % 2]
-        for _ in range(4):
-            asked = [prompts(64)[at] for at in random.choice(64, random.choice([1, 2, 5]), replace=False)]
-            answer = ask(way, service, repository, "INT32", stack(asked, "INT32"))
-            for ids, row, length in zip(asked, answer["output_ids"], answer["sequence_length"], strict=True):
-                if row[0, : length[0]].tolist() != singles[tuple(ids)]:
-                    faults.append(f"{way} {ids}")
-
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
 
 
 @pytest.mark.parametrize("way", WAYS)
