@@ -8,6 +8,7 @@ as long fails with exit code 7: CI's machine may be half as fast as the one that
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.secured import VARIABLE
+
 LEDGER = Path(__file__).parents[1] / "durations.json"
-# Seconds of work: two workers share them. The slow tier's include the pass with keys.
+# Seconds of work, which two workers share.
 BUDGETS = {"unit": 600, "served": 180, "slow": 2700}
 OVER, EXIT_CODE = 2.0, 7
 UNKNOWN = 60.0  # seconds of a file that the ledger does not have
@@ -62,7 +65,10 @@ class Durations:
     """A plugin of the process that started the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._stores, self._is_full = config.getoption("--store-durations"), config.getoption("--verify")
+        self._is_full = config.getoption("--verify")
+        # A second try runs a part of a file, and the pass with keys some files in another way.
+        is_whole = not (config.getoption("lf", default=False) or config.option.keyword or os.environ.get(VARIABLE))
+        self._stores = config.getoption("--store-durations") and is_whole
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._excess: dict[str, float] = {}
 
