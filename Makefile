@@ -64,13 +64,13 @@ VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/
 VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
-VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_families.py test_llm.py test_llm_figures.py test_vllm.py test_vllm_backend.py \
-                       test_whole.py test_bls_lasts.py)
+VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_families.py language test_llm_figures.py test_vllm.py test_vllm_backend.py \
+                       test_bls_lasts.py)
 VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile \
-                       test_hostile_random test_llm_clients test_log_probs openai/test_openai_whole test_option_served \
+                       test_hostile_random test_log_probs openai/test_openai_whole test_option_served \
                        test_other_clients test_refused_memory test_rows test_service test_service_load test_stalled \
-                       test_storms test_streams test_streams_left test_streams_served test_supervisor test_texts \
-                       test_whole test_wire_forms))
+                       test_storms test_streams test_streams_left test_streams_served test_supervisor \
+                       test_wire_forms)) tests/slow/language
 VERIFY_processors   := pytest --numprocesses 2 tests/unit tests/served
 VERIFY_openai       := pytest --verify tests/slow/openai
 VERIFY_latency      := python benchmarks/latency.py

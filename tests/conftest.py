@@ -22,6 +22,7 @@ from benchmarks.records import RESULTS, write_record
 from shoal.clients.client.client import Client
 from shoal.serving.server.launch import Server
 from shoal.system.machine import describe_machine, library_versions
+from tests.support.durations import Durations
 from tests.support.report import Regions, Report
 from tests.support.secured import VARIABLE
 
@@ -43,11 +44,13 @@ if find_spec("hypothesis"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--verify", action="store_true", help="full sizes, recorded under benchmarks/results")
+    parser.addoption("--store-durations", action="store_true", help="write the seconds of each file to the ledger")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in xdist's workers
         config.pluginmanager.register(Report(), "shoal-report")
+        config.pluginmanager.register(Durations(config), "shoal-durations")
     config.pluginmanager.register(Regions(), "shoal-regions")
 
 
@@ -99,6 +102,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+Record = Callable[..., None]
+
+
 @dataclass(frozen=True)
 class Scale:
     """Samples in `make test`, everything in `make verify`."""
@@ -115,7 +121,7 @@ def scale(request: pytest.FixtureRequest) -> Scale:
 
 
 @pytest.fixture(scope="session")
-def record(scale: Scale) -> Iterator[Callable[..., None]]:
+def record(scale: Scale) -> Iterator[Record]:
     """Keep a claim's figures; written to the day's file when the full sizes ran, beside those that others wrote."""
     figures: dict[str, Any] = {}
 

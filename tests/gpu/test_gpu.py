@@ -27,7 +27,7 @@ from shoal.readability.train import Preset, train
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 from tests.support.emulation import EmulatedText, to_strings
-from tests.unit.test_claims import assert_same_reading, batches, nasty_strings
+from tests.support.readings import assert_same_reading, batches, nasty_strings
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

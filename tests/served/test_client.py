@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -21,7 +20,7 @@ from shoal.clients.client.grpc_transport import ChannelPool
 from shoal.clients.local import Pipeline
 from shoal.errors import InputError
 from shoal.serving.server.launch import Server
-from tests.support.ways import WAYS, connect, url_of
+from tests.support.ways import WAYS, connect, num_files, url_of
 
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 
@@ -195,10 +194,6 @@ def test_ambiguous_model_names_are_refused(ask: Any) -> None:
 
 
 # --- threads and loops -------------------------------------------------------------------------------------------
-
-
-def num_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

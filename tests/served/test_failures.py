@@ -18,16 +18,9 @@ from shoal.clients.local import Pipeline
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.serving.server.launch import Server, find_ports
 from tests.conftest import as_bytes
-from tests.support.ways import WAYS, Relay, answering, connect, url_of
+from tests.support.ways import WAYS, Relay, answering, connect, failure, url_of
 
 FLOATS = np.full((2, 1), 0.5, np.float32)
-
-
-def failure(way: str, url: str, *args: Any, inputs: Any = None, **options: Any) -> str:
-    """The words of the ServerError."""
-    with connect(way, url, **{"retries": 0, **options}) as client, pytest.raises(ServerError) as error:
-        client.infer(*(args or ("slow",)), inputs or {"X": [0.0]})
-    return str(error.value)
 
 
 # --- refused -----------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from shoal.clients.client.client import Client
 from shoal.clients.local import Pipeline, load
 from shoal.kit.component.tensors import Array
 from shoal.serving.server.launch import Server
-from tests.conftest import Scale
-from tests.unit.test_claims import Record, batches
+from tests.conftest import Record, Scale
+from tests.support.readings import batches
 
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.clients.client.client import Client
-from shoal.clients.client.copies import Copies, read_metrics
 from shoal.clients.local import Pipeline, load
 from shoal.errors import InputError, ServerError
 from shoal.kit.component.ledger import BATCHES, ROWS
 from shoal.serving.server.launch import Server
+from tests.support.hybrid import TEXTS, settled
 
-TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered.", "漢字 🐟"]
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 
 
@@ -94,16 +92,6 @@ def test_the_servers_metrics_carry_the_ledger(hybrid: Path, server: Server) -> N
     assert run.exit_code == 0
     assert "Nothing was copied between host and device." in run.output
     assert "preprocess: " in run.output
-
-
-def settled(server: Server) -> Copies:
-    """Return the metrics once they have caught up, which takes up to a second."""
-    for _ in range(20):
-        read = read_metrics(server.metrics_url)
-        time.sleep(2)
-        if read_metrics(server.metrics_url) == read:
-            return read
-    raise AssertionError("the metrics do not settle")
 
 
 def test_a_server_that_is_not_there(hybrid: Path) -> None:

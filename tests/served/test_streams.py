@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +18,8 @@ from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.client import Client
 from shoal.errors import InputError
 from shoal.serving.server.launch import Server, find_ports
-from tests.served.test_client import num_files
 from tests.support.commands import Shoal
-from tests.support.ways import WAYS, Relay, connect, url_of
+from tests.support.ways import WAYS, Relay, connect, num_files, numbers, url_of, wait_for
 
 DECOUPLED = r"^counts answers in pieces\. Use client\.stream\(\.\.\.\), on the command line: shoal infer --stream$"
 
@@ -35,17 +34,6 @@ def ask(way: str, server: Server) -> Iterator[Any]:
     """A client of the shared server."""
     with connect(way, url_of(server, way)) as client:
         yield client
-
-
-def numbers(replies: Any) -> list[int]:
-    return [int(answer["NUMBER"].item()) for answer in replies]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 3.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

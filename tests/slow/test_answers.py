@@ -20,7 +20,7 @@ from shoal.authoring.repository.config import read_config, write_config
 from shoal.clients.llm.client import Llm
 from shoal.kit.generation.pieces import Piece, join_pieces
 from tests.conftest import Scale
-from tests.slow.test_engine import TIE
+from tests.support.generate import TIE
 from tests.support.imports import add
 from tests.support.llm import cut
 from tests.support.tokenizers import TEXTS, trained

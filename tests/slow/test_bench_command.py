@@ -14,9 +14,8 @@ from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.plan import Plan
 from shoal.lab.bench.run import write
 from shoal.lab.bench.tables import write_page
+from tests.support.bench import BATCHING, check_record, put, run, write_repository
 from tests.support.bulk import MODEL_FOLDERS
-from tests.unit.test_bench import check_record
-from tests.unit.test_bench_advice import BATCHING, put, run, write_repository
 
 ORDER = ["throughput", "latency"]  # of the pictures on the page
 

@@ -17,10 +17,9 @@ from shoal.authoring.composition.compose import compose
 from shoal.clients.llm.client import Llm
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
-from tests.conftest import Scale
-from tests.slow.test_tensorrt_llm import FOLDERS, PROMPTS, SWAP
+from tests.conftest import Record, Scale
 from tests.support.once import ROOT
-from tests.unit.test_claims import Record
+from tests.support.trtllm import FOLDERS, PROMPTS, SWAP
 
 CALLERS, NEW = 16, 6
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.clients.bulk.shards.folders import open_folder
 from shoal.clients.bulk.shards.report import find_faults
 from tests.support.buckets import Store, download, upload
-from tests.unit.test_bulk_shards import command, run, write_inputs
+from tests.support.shards import command, run, write_inputs
 
 
 def test_two_runs_of_every_shard_and_lost_answers(store: Store, forest: Path, tmp_path: Path) -> None:

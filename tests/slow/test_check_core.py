@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.explicit import Explicit, explicit
 from tests.support.planted import Plant
-from tests.unit.test_check import PLANTS
+from tests.support.plants import PLANTS
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from shoal.kit.generation.sampling import Sampling
 from shoal.lab.tiny_llm import CONTEXT, make_tiny
 from tests.conftest import Scale
 from tests.support.families import make_family
+from tests.support.generate import check_equal, expect, prompts, wait_for
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
-TIE = 1e-4  # logits nearer than this may be exchanged by another order of summation
 EACH = pytest.mark.parametrize("batching", ["auto", "static"])
 Inputs = dict[str, Any]
 
@@ -45,61 +45,6 @@ def engine(folder: Path) -> Iterator[Any]:
     with open_engine(folder, slots="4", cache_tokens="2048") as component:
         wait_for(lambda: count_open(component) == 0, 30)
         yield component
-
-
-def prompts(number: int, seed: int = 0) -> list[list[int]]:
-    random = np.random.default_rng(seed)
-    return [random.integers(4, 480, random.integers(1, 90)).tolist() for _ in range(number)]
-
-
-def expect(oracle: Any, ids: list[int], new: int, **settings: Any) -> tuple[list[int], list[float]]:
-    """The greedy tokens, and by how much the best logit exceeds the second at each."""
-    out = oracle.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
-        generation_config=GenerationConfig(
-            max_new_tokens=new, pad_token_id=0, output_scores=True, return_dict_in_generate=True, **settings
-        ),
-    )
-    gaps = [float(best[0] - best[1]) for best in (scores[0].topk(2).values for scores in out.scores)]
-    return out.sequences[0, len(ids) :].tolist(), gaps
-
-
-def expect_penalized(
-    oracle: Any, ids: list[int], new: int, frequency: float, presence: float
-) -> tuple[list[int], list[float]]:
-    """As ``expect``, with penalties over the new tokens as OpenAI and vLLM define them."""
-    tokens: list[int] = []
-    gaps = []
-    for _ in range(new):
-        logits = oracle(torch.tensor([[*ids, *tokens]])).logits[0, -1].detach()
-        for token in set(tokens):
-            logits[token] -= frequency * tokens.count(token) + presence
-        best = logits.topk(2)
-        gaps.append(float(best.values[0] - best.values[1]))
-        tokens.append(int(best.indices[0]))
-    return tokens, gaps
-
-
-PENALTIES = [(0.9, 0.0), (0.0, 1.5), (0.4, 0.6), (-2.0, -2.0)]
-
-
-def check_equal(found: list[int], expected: tuple[list[int], list[float]]) -> None:
-    tokens, gaps = expected
-    for place, (token, right) in enumerate(zip(found, tokens, strict=False)):
-        if token != right:
-            assert gaps[place] <= TIE, f"token {place} is {token}, generate has {right}"
-            return
-    assert len(found) == len(tokens)
-
-
-def wait_for(is_so: Callable[[], bool], seconds: float) -> float:
-    """Return the seconds until it is so."""
-    start = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - start < seconds
-        time.sleep(0.002)
-    return time.monotonic() - start
 
 
 def batched(component: Any) -> list[str]:
@@ -133,20 +78,6 @@ def test_settings_are_applied_as_by_generate(batching: str, folder: Path, oracle
     tokens, gaps = expect(oracle, ids, 24, **settings)
     assert tokens != plain
     check_equal(found, ([token for token in tokens if token != end], gaps))
-
-
-@EACH
-def test_frequency_and_presence_penalties(batching: str, folder: Path, oracle: Any) -> None:
-    ids = prompts(1, 7)[0]
-    with open_engine(folder, batching=batching) as component:
-        for frequency, presence in PENALTIES:
-            crowd = component.stream(token_inputs(prompts(1, 8)[0], 40, temperature=1.0, runtime_top_p=1.0))
-            more = {"frequency_penalty": frequency, "presence_penalty": presence}
-            found = tokens_of(component.stream(token_inputs(ids, 32, **more)))
-            assert len(tokens_of(crowd)) == 40
-            expected = expect_penalized(oracle, ids, 32, frequency, presence)
-            assert expected[0] != expect(oracle, ids, 32)[0]
-            check_equal(found, expected)
 
 
 @EACH

@@ -24,9 +24,9 @@ from shoal.kit.generation.weights import find_weights
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
 from tests.conftest import Scale
-from tests.slow.test_engine import prompts, wait_for
 from tests.support.accelerator import PretendedDevice
 from tests.support.families import make_family
+from tests.support.generate import prompts, wait_for
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
 SAMPLED: list[dict[str, Any]] = [

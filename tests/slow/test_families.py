@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, ShoalError
 from tests.conftest import Scale
-from tests.slow.test_engine import check_equal, expect
 from tests.support.families import ALONE, FAMILIES, NOT_EXPORTED, REFUSED, STATIC, make_family
+from tests.support.generate import check_equal, expect
 from tests.support.imports import add
 from tests.support.llm import open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT

@@ -20,6 +20,7 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 import shoal
+from tests.support.fronts import ask
 from tests.support.service import Service, make_repository
 
 REQUEST = {"id": "my-request", "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
@@ -36,20 +37,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(home: Path) -> Iterator[Service]:
     with Service(home / "repository", home / "log", "--max-request-mib", 1, "--max-restarts", 100) as running:
         yield running
-
-
-def ask(
-    service: Service, path: str, body: bytes | Iterator[bytes] | None = None, method: str | None = None, **headers: str
-) -> Any:
-    """Status, headers and content."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(f"http://{service.http}{path}", data=body, headers=named, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=20) as reply:
-            return reply.status, reply.headers, reply.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers, error.read()
 
 
 def raw(service: Service, text: str) -> str:

@@ -20,12 +20,10 @@ from tritonclient.grpc import service_pb2
 
 import shoal
 from tests.conftest import Scale
-from tests.slow.test_fronts import ask
+from tests.support.fronts import ask
 from tests.support.planted import write
-from tests.support.service import Callers, Service, make_repository, wait_until
+from tests.support.service import INFER, STREAM, Callers, Service, make_repository, wait_until
 from tests.support.watchdog import Watchdog
-
-INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
 
 # Ends its process for one value, answers all others; takes BYTES too, and rows of any length.
 KILLER = """
@@ -412,28 +410,6 @@ def test_clients_that_do_not_wait(service: Service, scale: Scale, way: str) -> N
         list(pool.map(call, range(8)))
     assert set(counts) <= {"answered", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"}, counts
     assert counts.get("DEADLINE_EXCEEDED", 0) + counts.get("CANCELLED", 0) > number / 10, counts
-    assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30)
-    assert is_right(service)
-    assert pids(service) == before
-
-
-def test_streams_that_are_left(service: Service, scale: Scale) -> None:
-    before, chance = pids(service), random.Random(4)
-
-    def call(_: int) -> None:
-        with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stream = channel.stream_stream(
-                STREAM, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelStreamInferResponse.FromString
-            )
-            for _ in range(scale(60, full=5000 // 8)):
-                answers = stream(iter([message(value) for value in range(chance.randint(1, 4))]), timeout=20)
-                for _ in range(chance.randint(0, 2)):
-                    next(answers, None)
-                time.sleep(chance.uniform(0, 0.005))
-                answers.cancel()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(call, range(8)))
     assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30)
     assert is_right(service)
     assert pids(service) == before

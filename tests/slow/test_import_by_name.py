@@ -16,8 +16,8 @@ from shoal.kit.encoders.encoder import _locate
 from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import Corpus
 from shoal.serving.server.launch import serve
+from tests.support.encoders import ask, embed, pipeline
 from tests.support.imports import add
-from tests.unit.test_import_encoders import ask, embed, pipeline
 
 
 def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> None:

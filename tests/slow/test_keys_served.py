@@ -33,9 +33,9 @@ from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.v1.front import ApiFront
 from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.counting import write_counting
+from tests.support.gates import make_gate
+from tests.support.keys import make_path
 from tests.support.service import Service, make_repository, wait_until
-from tests.unit.test_gateway_routes import make_gate
-from tests.unit.test_keys import make_path
 
 PATIENCE = 10.0  # seconds within which a busy machine follows a change of the file; 2 s otherwise
 PROXY = ("--trusted-proxy", "127.0.0.1")

@@ -25,19 +25,16 @@ from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
-from tests.conftest import Scale
-from tests.slow.test_vllm import ARGUMENTS
+from tests.conftest import Record, Scale
 from tests.support.imports import add
 from tests.support.llm import open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
 from tests.support.service import Service
-from tests.support.vllm import find_vllm
-from tests.unit.test_claims import Record
+from tests.support.vllm import ARGUMENTS, SPIN, find_vllm
 
 PROMPT = "The cat sat on the mat, and watched the rain."
 SLOTS = 16  # of llm-hf
 LONG = 900  # tokens
-SPIN = 2  # seconds that vLLM goes on to use a processor, at most, when it has nothing to do any more
 ENGINE, PIPELINES = "llm-hf", ("llm", "llm_bls")
 ENGINES = ("llm-static", "llm-hf", "tiny-onnx", "llm-vllm")
 Ask: TypeAlias = Callable[[str, int], Iterator[int]]

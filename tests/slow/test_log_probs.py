@@ -25,12 +25,12 @@ from shoal.kit.generation.contract import LOG_PROB_OUTPUTS
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
-from tests.slow.test_vllm import make_repository
-from tests.slow.test_whole import make_config, stack
 from tests.support.imports import add
 from tests.support.llm import ENGINE, token_inputs, tokens_of
 from tests.support.planted import write
+from tests.support.rows import make_config, stack
 from tests.support.service import Service
+from tests.support.vllm import make_repository
 
 ENGINES = {"continuous": "llm-hf", "onnx": "tiny-onnx", "vllm": "llm-vllm"}
 NEW = 12

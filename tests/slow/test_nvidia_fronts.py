@@ -29,8 +29,8 @@ from shoal.authoring.composition.compose import compose
 from shoal.clients.llm.client import Llm
 from shoal.kit.generation.pieces import Piece
 from shoal.lab.tiny_llm import make_tiny
-from tests.slow.test_tensorrt_llm import SWAP
 from tests.support.service import Service
+from tests.support.trtllm import SWAP
 
 SERVER, DYNAMO, LITELLM = "SHOAL_TRITON_SERVER", "SHOAL_DYNAMO", "SHOAL_LITELLM"
 MODELS = ["llm_bls", "tensorrt_llm_bls", "ensemble"]

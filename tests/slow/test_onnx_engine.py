@@ -29,7 +29,6 @@ from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
-from tests.slow import test_engine
 from tests.support.imports import add
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT, once
@@ -164,15 +163,6 @@ def test_settings_reach_the_choice(project: Path, oracle: Any) -> None:
         assert only["finish_reason"].item() == b"length"
         with pytest.raises(InputError, match="The prompt has 3 tokens and request_output_len is 5000"):
             list(component.stream(token_inputs(ids, 5000)))
-
-
-def test_frequency_and_presence_penalties(tiny: Path, project: Path) -> None:
-    model, ids = AutoModelForCausalLM.from_pretrained(tiny).eval(), [4, 8, 15]
-    with open_engine("", project / "models" / "tiny-onnx") as component:
-        for frequency, presence in test_engine.PENALTIES:
-            more = {"frequency_penalty": frequency, "presence_penalty": presence}
-            found = tokens_of(component.stream(token_inputs(ids, 32, **more)))
-            test_engine.check_equal(found, test_engine.expect_penalized(model, ids, 32, frequency, presence))
 
 
 def test_a_failed_step_ends_its_requests_alone(project: Path, oracle: Any) -> None:

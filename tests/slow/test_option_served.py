@@ -19,11 +19,10 @@ import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.lab.tiny_llm import make_tiny
-from tests.support.options import PRINTED, Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import PRINTED, TEXT, Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
 from tests.support.planted import write
 from tests.support.projects import write_model
 from tests.support.service import SHOAL, Service
-from tests.unit.test_option_uses import TEXT
 
 INFER = "infer hello --model text"
 LLM = "generate hello --model llm --url {grpc}"

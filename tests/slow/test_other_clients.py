@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from transformers import GPT2Tokenizer
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype
 from typer.testing import CliRunner
 
 from shoal import cli
@@ -165,33 +165,6 @@ def test_a_client_of_tensorrt_llm_stops_its_stream(service: Service) -> None:
     assert (
         sum(answer.as_numpy("output_ids").size for answer in answers if answer.as_numpy("output_ids") is not None) < 240
     )
-
-
-def test_a_client_stops_its_whole_answer(service: Service) -> None:
-    """The request gets the tokens so far, and the request to stop an answer without tensors."""
-    ids = {"input_ids": np.array([[5]], np.uint32), "input_lengths": np.array([[1]], np.uint32)}
-    length = {"request_output_len": np.array([[250]], np.uint32), "streaming": np.array([[False]])}
-    found = queue.Queue[Any]()
-    with tritonclient.grpc.InferenceServerClient(service.grpc) as client:
-
-        def ask(arrays: dict[str, Any]) -> None:
-            client.async_infer(
-                "gpt3_1.3b", tensors(tritonclient.grpc, arrays), lambda result, error: found.put(error or result),
-                request_id="8",
-            )  # fmt: skip
-
-        ask(ids | length)
-        time.sleep(0.1)
-        ask(ids | length | {"stop": np.array([[True]])})
-        answers = [found.get(timeout=60) for _ in range(2)]
-    assert not any(isinstance(answer, InferenceServerException) for answer in answers)
-    lengths = [answer.as_numpy("sequence_length") for answer in answers]
-    assert sum(length is None for length in lengths) == 1
-    (answer,) = (answer for answer in answers if answer.as_numpy("sequence_length") is not None)
-    number = int(answer.as_numpy("sequence_length")[0, 0])
-    assert answer.as_numpy("output_ids").shape == (1, 1, number)
-    assert 1 < number < 251  # the prompt, and some tokens
-    assert answer.as_numpy("finish_reason")[0, 0] == b"cancelled"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

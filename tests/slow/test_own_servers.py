@@ -23,13 +23,12 @@ from shoal.clients.local import Pipeline
 from shoal.errors import ServerError
 from shoal.kit.component.ledger import BATCHES, ROWS
 from shoal.serving.server.launch import serve
-from tests.served.test_failures import failure
-from tests.served.test_hybrid import TEXTS, settled
 from tests.support.faults import BUNDLE, ENCODER, EVERYWHERE, FOREST, MODELS, WEIGHT  # fmt: skip
+from tests.support.hybrid import TEXTS, settled
+from tests.support.links import linked, said_of
 from tests.support.once import ROOT
-from tests.support.ways import url_of, write_models
-from tests.unit.test_artifacts import linked, said_of
-from tests.unit.test_warmup import MEMBERS
+from tests.support.skeletons import MEMBERS
+from tests.support.ways import failure, url_of, write_models
 
 
 @pytest.fixture

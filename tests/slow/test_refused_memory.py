@@ -15,9 +15,8 @@ from tritonclient.grpc import service_pb2
 
 import shoal
 from tests.conftest import Scale
-from tests.slow.test_hostile import INFER, STREAM
 from tests.support.planted import write
-from tests.support.service import Service, wait_until
+from tests.support.service import INFER, STREAM, Service, wait_until
 from tests.support.storms import memory_mib
 
 SLACK_MIB = 64.0  # 500 requests of 32 MiB are 16,000

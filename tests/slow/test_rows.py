@@ -19,10 +19,10 @@ import shoal
 from shoal.authoring.composition.compose import compose
 from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
-from tests.slow.test_whole import ROWS, make_config, prompts, stack
 from tests.support.imports import add
 from tests.support.once import ROOT
 from tests.support.planted import write
+from tests.support.rows import ROWS, make_config, prompts, stack
 from tests.support.service import Service
 from tests.support.vllm import find_vllm
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.conftest import Scale
 from tests.support.accelerator import DEVICE, copies, largest
-from tests.unit import test_sampler as host
+from tests.support.sampler import check_all_rows, check_log_probabilities, check_not_finite
 
 
 def put(logits: NDArray[np.float32]) -> Any:
@@ -29,15 +29,15 @@ def test_the_hosts_tokens(size: int, kind: str, scale: Scale) -> None:
         steps += 1
         return put(logits)
 
-    host.check_all_rows(size, kind, scale, count)
+    check_all_rows(size, kind, scale, count)
     assert (copies["to_host"] - before[0], copies["reads"] - before[1]) == (steps, 0)
     assert largest["to_host"] < 50  # elements: the tokens, and never the logits
 
 
 @pytest.mark.parametrize("number", [0, 1, 5, 20])
 def test_the_hosts_log_probabilities(number: int) -> None:
-    host.check_log_probabilities(number, put)
+    check_log_probabilities(number, put)
 
 
 def test_logits_that_are_not_finite_give_no_token() -> None:
-    host.check_not_finite(put)
+    check_not_finite(put)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pytest
 import shoal
 from shoal.system.processes import find_process
 from tests.conftest import Scale
-from tests.support.service import Callers, Service, make_repository
+from tests.support.service import Callers, Service, arrive, make_repository
 
 
 @pytest.fixture
@@ -27,20 +27,6 @@ def home(tmp_path: Path) -> Path:
 
 def serve(home: Path, *arguments: object) -> Service:
     return Service(home / "repository", home / "log", *arguments)
-
-
-def arrive(ask: Callable[[int], object], *, rate: float, seconds: float, most_callers: int) -> None:
-    """Call ``ask`` at random times, ``rate`` per second, whether or not the calls before have returned."""
-    gaps = np.random.default_rng(0).exponential(1 / rate, int(rate * seconds))
-    begin, running = time.monotonic(), deque[Future[object]]()
-    with ThreadPoolExecutor(most_callers) as callers:
-        for number, arrival in enumerate(np.cumsum(gaps)):
-            time.sleep(max(begin + arrival - time.monotonic(), 0))
-            running.append(callers.submit(ask, number))
-            while running and running[0].done():
-                running.popleft().result()
-    for future in running:
-        future.result()
 
 
 def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None:

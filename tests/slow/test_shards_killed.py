@@ -23,7 +23,7 @@ from shoal.clients.bulk.shards.plan import SUCCESS
 from shoal.clients.bulk.shards.report import find_faults
 from tests.conftest import Scale
 from tests.support.bulk import WORDS
-from tests.unit.test_bulk_shards import children, read_files, wait_until
+from tests.support.shards import children, read_files, wait_until
 
 ROOT = Path(__file__).parents[2]
 CODE = "from shoal.cli import main; main()"

@@ -16,13 +16,10 @@ import shoal
 from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
 from shoal.serving.server.launch import Server
-from tests.conftest import Scale
+from tests.conftest import Record, Scale
 from tests.support.counting import write_counting
 from tests.support.service import Service
-from tests.unit.test_claims import Record
-
-QUIET = {"DELAY": 0.0, "FAIL_AT": -1, "WRONG_AT": -1}
-MODELS = {"engine": ("NUMBER", 0), "count_bls": ("NUMBER", 0), "count_all": ("SUM", 10)}  # output, first number
+from tests.support.streams import MODELS, ask, expected
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +45,6 @@ def client(server: Server, service: Service, request: pytest.FixtureRequest) -> 
     url = server.grpc_url if request.param == "grpc" else service.http
     with Client(url, protocol=request.param) as found:
         yield found
-
-
-def ask(count: int, **given: float) -> dict[str, Any]:
-    return {name: [[x]] for name, x in {**QUIET, **given, "COUNT": count}.items()}
-
-
-def expected(model: str, count: int) -> list[int]:
-    _, first = MODELS[model]
-    return list(range(first, first + count + (model == "count_all")))  # its first step adds one
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -24,10 +24,9 @@ import pytest
 from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError
-from tests.served.test_streams import numbers, wait_for
 from tests.support.counts import write_counts
 from tests.support.service import Service
-from tests.support.ways import WAYS, Relay, connect, url_of
+from tests.support.ways import WAYS, Relay, connect, numbers, url_of, wait_for
 
 _BASES = itertools.count(1000, 1000)
 

@@ -21,11 +21,10 @@ from shoal.authoring.environment.embedded import served_model
 from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.system.processes import find_descendants, find_process, processes
-from tests.conftest import Scale
-from tests.slow.test_streams import MODELS, ask, expected
+from tests.conftest import Record, Scale
 from tests.support.counting import write_counting
 from tests.support.service import Service
-from tests.unit.test_claims import Record
+from tests.support.streams import MODELS, ask, expected
 
 WAYS = ["grpc", "http"]
 SLOTS = 200

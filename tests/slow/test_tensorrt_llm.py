@@ -37,16 +37,13 @@ from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
-from tests.slow.test_llm import SENTENCES
 from tests.support.once import ROOT
 from tests.support.service import Service
+from tests.support.trtllm import FOLDERS, PROMPTS, SWAP
 
 OWN = "SHOAL_TENSORRTLLM_BACKEND"
 MODELS = ["ensemble", "tensorrt_llm_bls"]
-PROMPTS = [f"{sentence[:12]} {number}" for number in range(10) for sentence in SENTENCES][:48]
 NEW = 20
-SWAP = {"tensorrt_llm": "llm-hf"}
-FOLDERS = ("models/tensorrt_llm", "models/tensorrt_llm_bls")
 
 
 @pytest.fixture(scope="module")

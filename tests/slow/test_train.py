@@ -17,20 +17,19 @@ from shoal.errors import InputError
 from shoal.kit.component.files import sha256
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
-from shoal.readability.fit import EncoderSettings
-from shoal.readability.train import Preset, train
+from shoal.readability.train import train
 from tests.conftest import Scale
 from tests.support.artifacts import TINY
 from tests.support.once import ROOT
+from tests.support.training import FOLDS
 
-FOLDS = Preset(num_folds=2, num_trees=20, encoder=EncoderSettings(max_epochs=4, learning_rate=1e-3, dropout=0.1))
 # Trains on shoal's passages in a process of its own, and says each step.
 TRAIN = """
 import sys
 from pathlib import Path
 from shoal.readability.corpus import read_passages
 from shoal.readability.train import train
-from tests.slow.test_train import FOLDS
+from tests.support.training import FOLDS
 def say(stage, done, total):
     print(stage, done, flush=True)
 train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=FOLDS, save_every=0, on_progress=say)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
+from tests.support.pages import BLOCK
 from tests.support.published import LABELS, publish
-from tests.unit.test_pages import BLOCK
+from tests.support.reader import Reader
 
 TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL, NVIDIA, OPENAI = (
     BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))

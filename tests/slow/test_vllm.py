@@ -28,15 +28,12 @@ from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import Server, serve
 from shoal.system.processes import Process, find_descendants, find_process
 from tests.conftest import Scale
-from tests.slow.test_engine import PENALTIES, TIE, check_equal, expect, expect_penalized, prompts, wait_for
 from tests.support.environments import RUNNING
+from tests.support.generate import PENALTIES, TIE, check_equal, expect, expect_penalized, prompts, wait_for
 from tests.support.llm import token_inputs, tokens_of
-from tests.support.once import ROOT
-from tests.support.vllm import find_vllm
+from tests.support.vllm import ARGUMENTS, ENGINE, make_repository
 
 QUESTIONS = ("What do fish do?", "What is a river?", "Was ist das Meer?", "Hello!")
-ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
-ENGINE = "llm-vllm"
 CONTEXT = 16384
 LONG = 16000  # 1,000 tokens took less than a second on a fast machine
 
@@ -56,23 +53,6 @@ def oracle(folder: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     return model
-
-
-def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: int = 2) -> Path:
-    """Both pipelines with vLLM as engine, and one compute thread."""
-    own = out / "own" / "models" / ENGINE
-    shutil.copytree(ROOT / "models" / ENGINE, own)
-    config = own / "config.pbtxt"
-    text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', f'"{slots}"')
-    config.write_text(f'{text}parameters {{ key: "threads" value {{ string_value: "1" }} }}\n', encoding="utf-8")
-    return compose(
-        ["llm", "llm_bls"],
-        out / "repository",
-        projects=[out / "own"],
-        weights=folder,
-        swap={"llm-hf": ENGINE},
-        environments={ENGINE: find_vllm()},
-    )
 
 
 @pytest.fixture(scope="module")

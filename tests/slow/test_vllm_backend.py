@@ -24,11 +24,8 @@ from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
-from tests.conftest import Scale
-from tests.slow.test_llm_figures import SPIN
-from tests.slow.test_vllm import ARGUMENTS
-from tests.support.vllm import find_vllm
-from tests.unit.test_claims import Record
+from tests.conftest import Record, Scale
+from tests.support.vllm import ARGUMENTS, SPIN, find_vllm
 
 OWN = "SHOAL_VLLM_BACKEND"
 PROMPTS = [f"{animal} {place}" for animal in ("A cat", "The fish", "Ein Fisch", "Маленькая рыба") for place in "abcd"]

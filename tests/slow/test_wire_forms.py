@@ -17,10 +17,10 @@ from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.v2.grpc_front import GrpcFront
 from shoal.serving.gateway.v2.http_front import HttpFront
+from tests.support.gates import make_gate
+from tests.support.keys import World, bad_keys, bearer, make_path
 from tests.support.service import Service, make_repository
 from tests.support.virtual_time import run
-from tests.unit.test_gateway_routes import make_gate
-from tests.unit.test_keys import World, bad_keys, bearer, make_path
 
 REFUSALS = {401, 403, 404, 405, 413}
 UNREADABLE = 400  # the HTTP library's, for what is not HTTP

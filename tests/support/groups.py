@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-# What takes longest begins first: workers that end together waste nothing.
-LONGEST = (
-    "served", "test_readme", "test_tutorial", "test_build", "test_triage", "test_environment_served",
-    "test_own_servers", "test_train", "test_new", "test_check_fuzz",
-)  # fmt: skip
+from tests.support.durations import UNKNOWN, file_of, read_ledger
+
+SHARED = {"served", "language", "openai"}  # folders with one server
 
 
 def group_of(nodeid: str) -> str:
-    """Return the group of a test: its file, or that of all tests that ask the shared server."""
+    """Return the group of a test: its file, or its folder where all tests ask one server."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    return "served" if path.parent.name == "served" else path.stem
+    return path.parent.name if path.parent.name in SHARED else path.stem
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        group = group_of(item.nodeid)
-        return LONGEST.index(group) if group in LONGEST else len(LONGEST)
-
-    items.sort(key=rank)
+    """Begin with the groups that take longest: workers that end together waste nothing."""
+    ledger, seconds = read_ledger(), defaultdict[str, float](float)
+    for path in {file_of(item.nodeid) for item in items}:
+        seconds[group_of(path)] += ledger.get(path, UNKNOWN)
+    items.sort(key=lambda item: -seconds[group_of(item.nodeid)])
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]

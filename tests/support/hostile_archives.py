@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.authoring.environment.archive import unpack
 from shoal.authoring.environment.inspection import inspect
 from shoal.errors import ArtifactError, ShoalError, printable
-from tests.unit.test_entries import DIR, HARD, PYTHON, item, lay_out, pack, pax, snapshot
+from tests.support.entries import DIR, HARD, PYTHON, item, lay_out, pack, pax, snapshot
 
 SYM = tarfile.SYMTYPE
 _PART = st.sampled_from(

@@ -21,6 +21,13 @@ from shoal.kit.generation.sampling import NUMBERS
 from tests.support.once import ROOT
 
 ENGINE = ROOT / "models" / "llm-hf"
+SENTENCES = [
+    "The cat sat on the mat, and watched the rain.",
+    "Der Fluss trägt den Regen von den Hügeln zum Meer, größer und größer.",
+    "Однажды маленькая рыба потеряла свою стаю.",
+    "从前有一条小鱼，它问月亮回家的路。",
+    "كان البحر هادئا في ذلك الصباح. 🐟🌊",
+]
 
 
 def engine_spec(model: str | Path, folder: Path = ENGINE, **parameters: str) -> ModelSpec:

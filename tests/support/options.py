@@ -163,3 +163,17 @@ def check_steady(shoal: Shoal, table: Table) -> None:
     lines = {tuple(entry.base.split()[:2]): f"{entry.base} {entry.one}" for entry in entries}
     for line in lines.values():
         assert shoal.run(line) == shoal(line), line
+
+
+TEXT = """
+import numpy as np
+from shoal import Component
+
+
+class Text(Component):
+    def run(self, batch):
+        return {"OUT": np.array([[text.WAY()] for (text,) in batch["TEXT"]], np.object_)}
+
+
+TritonPythonModel = Text.for_triton()
+"""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from hypothesis import settings
 
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.find_graph import find_model_folders
@@ -70,3 +73,12 @@ def ask(piece: Component, *inputs: Any) -> list[Array]:
     if isinstance(answer, ShoalError):
         raise answer
     return [answer[tensor.name] for tensor in piece.context.spec.outputs]
+
+
+examples = settings(max_examples=50, deadline=None)
+TRIO = tuple(TensorSpec(name, "TYPE_FP32", (-1,)) for name in "ABC")
+
+
+def zscore(folder: Path, mean: Any, std: Any) -> Path:
+    (folder / "zscore.json").write_text(json.dumps({"mean": mean, "std": std}), encoding="utf-8")
+    return folder

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+
+from shoal.authoring.check.reports import read_pages, split_entries
 
 
 @dataclass(frozen=True)
@@ -15,9 +19,15 @@ class Link:
     target: str
 
 
-# A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are,
-# and so is what a callable gives, which is asked only when it is needed.
-Edit: TypeAlias = "str | bytes | Link | tuple[str, str] | Callable[[], bytes] | None"
+class Page:
+    """The mistake that the diff of the rule's page shows."""
+
+
+# A file's new content; None takes it away; (old, new) replaces a text in it, and ON_PAGE the corrected lines of the
+# rule's page by those with the mistake; bytes are written as they are, and so is what a callable gives, which is asked
+# only when it is needed.
+Edit: TypeAlias = "str | bytes | Link | Page | tuple[str, str] | Callable[[], bytes] | None"
+ON_PAGE = Page()
 
 MODEL = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -144,10 +154,30 @@ class Plant:
         files: dict[str, Edit] = dict(BASE)
         for edits in (self.good, self.bad if is_bad else {}):
             for path, edit in edits.items():
-                files[path] = _edited(files.get(path), edit, path)
+                found = files.get(path)
+                files[path] = edit_as_page(self.rule, found) if isinstance(edit, Page) else _edited(found, edit, path)
         for path, content in files.items():
             write(folder / path, content, is_folder=path.endswith("/"))
         return folder
+
+
+@cache
+def read_diff(rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the lines of a rule's diff that are wrong, and those that are right, without their remarks."""
+    entries = split_entries("\n".join(read_pages().values()))
+    diff = re.sub(r"  # .*", "", entries[rule].partition("```diff\n")[2].partition("```")[0]).splitlines()
+    wrong, right = (tuple(line[2:].strip() for line in diff if line.startswith(f"{sign} ")) for sign in "-+")
+    return wrong, right
+
+
+def edit_as_page(rule: str, content: Edit) -> str:
+    """Put the wrong lines of a rule's page in the place of the right ones; at the end, if there are none."""
+    wrong, right = read_diff(rule)
+    assert isinstance(content, str)
+    assert all(line in content for line in right), (rule, right)
+    for number, line in enumerate(right):
+        content = content.replace(line, "\n".join(wrong) if number == 0 else "", 1)
+    return content if right else "\n".join((content.rstrip("\n"), *wrong, ""))
 
 
 def _edited(content: Edit, edit: Edit, path: str) -> Edit:
@@ -168,7 +198,7 @@ def write(path: Path, content: Edit, *, is_folder: bool = False) -> None:
     if isinstance(content, Link):
         path.symlink_to(content.target)
         return
-    assert not isinstance(content, tuple)
+    assert not isinstance(content, tuple | Page)
     if callable(content):
         content = content()
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

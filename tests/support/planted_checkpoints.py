@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 
 CONFIG, INI = "gpt3_1.3b/config.pbtxt", "gpt3_1.3b/1-gpu/config.ini"
 
@@ -38,7 +38,7 @@ PLANTS = (
     faster("weights for one GPU on four", "checkpoint-parallel", "tensor_para_size", {CONFIG: ('"1"', '"4"')}),
     faster("a config.ini for two GPUs", "checkpoint-parallel", "tensor_para_size",
            {INI: ("tensor_para_size = 1", "tensor_para_size = 2")}),
-    faster("weights of another type", "checkpoint-dtype", "data_type", {CONFIG: ('"fp16"', '"bf16"')}),
+    faster("weights of another type", "checkpoint-dtype", "data_type", {CONFIG: ON_PAGE}),
     faster("weights beside the server", "weights-path-relative", "model_checkpoint_path",
            {CONFIG: ('"/model_repository/', '"./')}),
     Plant("an engine beside the server", "weights-path-relative", "engine/config.pbtxt", "gpt_model_path",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 
 CONFIG, ARGS = "chat/config.pbtxt", "chat/1/model.json"
 TEXTS = """name: "chat"
@@ -137,7 +137,7 @@ PLANTS = (
           {ARGS: dump(enable_lora="true"), "chat/1/multi_lora.json": "{}"}),
     # The configuration.
     plant("vLLM that is not decoupled", "vllm-not-decoupled", "model_transaction_policy",
-          {CONFIG: ("decoupled: true", "decoupled: false")}, file=CONFIG),
+          {CONFIG: ON_PAGE}, file=CONFIG),
     plant("two GPUs, and an instance on each", "vllm-instances", "instance_group",
           {CONFIG: ("KIND_MODEL", "KIND_GPU gpus: [ 0, 1 ]")}, {ARGS: dump(tensor_parallel_size=2)}, file=CONFIG),
     plant("pipeline stages on one GPU", "vllm-instances", "instance_group", {CONFIG: ("KIND_MODEL", "KIND_GPU")},

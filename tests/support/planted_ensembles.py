@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import ENSEMBLE, Edit, Plant, config
+from tests.support.planted import ENSEMBLE, ON_PAGE, Edit, Plant, config
 
 ALL = "all/config.pbtxt"
 
@@ -28,7 +28,7 @@ PLANTS = (
         "ensemble-backend",
         ALL,
         "backend",
-        ensemble("platform", "backend"),
+        {ALL: ON_PAGE},
         core="ensemble scheduling cannot be set",
     ),
     Plant(

@@ -8,7 +8,7 @@ import sys
 import tarfile
 
 from shoal.errors import SetupError
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 
 FIRST = "first/config.pbtxt"
 ARCHIVE = "first/custom_env.tar.gz"
@@ -78,14 +78,7 @@ PLANTS = (
         core=NOT_THERE,
         target="embedded",
     ),
-    Plant(
-        "a relative environment",
-        "environment-relative",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        instead("custom_env.tar.gz"),
-        GOOD,
-    ),
+    Plant("a relative environment", "environment-relative", FIRST, "EXECUTION_ENV_PATH", {FIRST: ON_PAGE}, GOOD),
     Plant(
         "an environment in a home",
         "environment-missing",
@@ -95,15 +88,7 @@ PLANTS = (
         GOOD,
         core=NOT_THERE,
     ),
-    Plant(
-        "one dollar",
-        "environment-dollar",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        instead("$TRITON_MODEL_DIRECTORY/custom_env.tar.gz"),
-        GOOD,
-        core=NOT_THERE,
-    ),
+    Plant("one dollar", "environment-dollar", FIRST, "EXECUTION_ENV_PATH", {FIRST: ON_PAGE}, GOOD, core=NOT_THERE),
     Plant(
         "braces",
         "environment-dollar",
@@ -127,7 +112,7 @@ PLANTS = (
         "environment-outside",
         FIRST,
         "EXECUTION_ENV_PATH",
-        instead("/opt/envs/custom_env.tar.gz"),
+        {FIRST: ON_PAGE},
         {**GOOD, ARCHIVE: lambda: environment(python="3.12")},
         target="24.11",
     ),

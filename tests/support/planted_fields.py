@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant, config
+from tests.support.planted import MODEL, ON_PAGE, Plant, config
 
 FIRST = "first/config.pbtxt"
 REFUSED = "failed to read text proto"
@@ -51,7 +51,7 @@ PLANTS = (
         "parameter-value",
         FIRST,
         "FORCE_CPU",
-        {FIRST: ('"no"', '"false"')},
+        {FIRST: ON_PAGE},
         {FIRST: config("first") + 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }\n'},
         core="Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: false",
         model="first",
@@ -61,7 +61,7 @@ PLANTS = (
         "parameter-misspelt",
         FIRST,
         "hang_second",
-        {FIRST: ("hang_seconds", "hang_second")},
+        {FIRST: ON_PAGE},
         {FIRST: config("first") + 'parameters { key: "hang_seconds" value { string_value: "20" } }\n'},
     ),
     *(
@@ -86,14 +86,7 @@ PLANTS = (
             ("threads", "2", "0.5"),
         )
     ),
-    Plant(
-        "a field of tomorrow",
-        "unknown-field",
-        FIRST,
-        "shiny_new_field",
-        {FIRST: ("dynamic", "shiny_new_field: 1\ndynamic")},
-        core=REFUSED,
-    ),
+    Plant("a field of tomorrow", "unknown-field", FIRST, "shiny_new_field", {FIRST: ON_PAGE}, core=REFUSED),
     Plant(
         "an optional output",
         "field-unknown-to-target",
@@ -112,14 +105,7 @@ PLANTS = (
         core=REFUSED,
         target="24.10",
     ),
-    Plant(
-        "a mistyped field",
-        "misspelt-field",
-        FIRST,
-        "max_batchsize",
-        {FIRST: ("max_batch_size", "max_batchsize")},
-        core=REFUSED,
-    ),
+    Plant("a mistyped field", "misspelt-field", FIRST, "max_batchsize", {FIRST: ON_PAGE}, core=REFUSED),
     Plant(
         "a mistyped field within",
         "misspelt-field",

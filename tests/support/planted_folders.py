@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant, config
+from tests.support.planted import MODEL, ON_PAGE, Plant, config
 
 FIRST = "first/config.pbtxt"
 OTHER = config("other")
@@ -54,7 +54,7 @@ PLANTS = (
         "version-policy-absent",
         FIRST,
         "version_policy",
-        {FIRST: ("[ 1 ]", "[ 1, 7 ]")},
+        {FIRST: ON_PAGE},
         {FIRST: ("dynamic", "version_policy: { specific { versions: [ 1 ] } }\ndynamic")},
     ),
     Plant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 from tests.support.planted_forest import CONFIG, FILE, checkpoint, config, parameter, xgboost
 
 GOOD: dict[str, Edit] = {CONFIG: config(), FILE: checkpoint}
@@ -44,7 +44,7 @@ PLANTS = (
         "ignored-by-own-backend",
         CONFIG,
         "optimization",
-        {CONFIG: ("instance_group", "optimization { graph { level: 1 } }\ninstance_group")},
+        {CONFIG: ON_PAGE},
         GOOD,
         target="embedded",
     ),

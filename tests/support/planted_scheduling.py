@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, SENDS, Edit, Plant, config
+from tests.support.planted import MODEL, ON_PAGE, SENDS, Edit, Plant, config
 
 FIRST = "first/config.pbtxt"
 ALONE = "alone/config.pbtxt"
@@ -144,7 +144,7 @@ PLANTS = (
         "gpus-without-gpu",
         FIRST,
         "gpus",
-        first("KIND_CPU }", "KIND_CPU gpus: [ 0 ] }"),
+        {FIRST: ON_PAGE},
         core="has kind KIND_CPU but specifies",
     ),
     Plant(
@@ -152,7 +152,7 @@ PLANTS = (
         "profile-without-tensorrt",
         FIRST,
         "profile",
-        first("KIND_CPU }", 'KIND_CPU profile: [ "1" ] }'),
+        {FIRST: ON_PAGE},
         core="specifies profile field which is only supported for TensorRT models",
     ),
     Plant(
@@ -190,7 +190,7 @@ PLANTS = (
         "cache-on-uncacheable",
         FIRST,
         "response_cache",
-        first("instance_group", "response_cache { enable: true }\ninstance_group"),
+        {FIRST: ON_PAGE},
         {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
         core="Response Cache does not currently support",
     ),
@@ -229,7 +229,7 @@ PLANTS = (
         "no-backend",
         FIRST,
         "",
-        {FIRST: ('backend: "python"\n', ""), "first/1/model.py": None, "first/1/.gitkeep": ""},
+        {FIRST: ON_PAGE, "first/1/model.py": None, "first/1/.gitkeep": ""},
         core="with no backend|must specify|unable to find",
     ),
     Plant(
@@ -326,14 +326,14 @@ PLANTS = (
         core="specifies multiple CONTROL_SEQUENCE_START",
         model="alone",
     ),
-    Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
+    Plant("a place left open", "kind-left-open", FIRST, "", {FIRST: ON_PAGE}),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
     Plant(
         "a component that computes on the host, on a GPU",
         "kind-unsupported",
         ALONE,
         "instance_group",
-        alone("KIND_CPU", "KIND_GPU gpus: [ 0 ]"),
+        {ALONE: ON_PAGE},
         component('library = "numpy"'),
     ),
     Plant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 from tests.support.streams import DECOUPLED, FILES
 
 COUNTS, ADDS, ASKS = "counts/1/model.py", "adds/1/model.py", "asks/1/model.py"
@@ -94,7 +94,7 @@ PLANTS = (
         "stream-state-divided",
         "adds/config.pbtxt",
         "instance_group",
-        {"adds/config.pbtxt": ("count: 1", "count: 2")},
+        {"adds/config.pbtxt": ON_PAGE},
     ),
     plant(
         "state on two GPUs",
@@ -161,7 +161,7 @@ PLANTS = (
         "vllm-batch-size",
         "vllm/config.pbtxt",
         "max_batch_size",
-        {"vllm/config.pbtxt": ("max_batch_size: 0", "max_batch_size: 8")},
+        {"vllm/config.pbtxt": ON_PAGE},
         {
             "vllm/config.pbtxt": VLLM.replace('"m"', '"vllm"') + "max_batch_size: 0\n",
             "vllm/1/model.json": '{"model": "m"}',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant
+from tests.support.planted import MODEL, ON_PAGE, Plant
 
 FIRST = "first/config.pbtxt"
 X = 'name: "X" data_type: TYPE_FP32 dims: [ 4 ]'
@@ -10,22 +10,8 @@ BATCH = 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYP
 SCATTER = 'batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "Y" source_input: "X" }\ndynamic'
 
 PLANTS = (
-    Plant(
-        "an input without a name",
-        "tensor-name",
-        FIRST,
-        "input",
-        {FIRST: ('name: "X" ', "")},
-        core="must specify 'name'",
-    ),
-    Plant(
-        "an input without a type",
-        "tensor-dtype",
-        FIRST,
-        "input",
-        {FIRST: ("data_type: TYPE_FP32 ", "")},
-        core="must specify 'data_type'",
-    ),
+    Plant("an input without a name", "tensor-name", FIRST, "input", {FIRST: ON_PAGE}, core="must specify 'name'"),
+    Plant("an input without a type", "tensor-dtype", FIRST, "input", {FIRST: ON_PAGE}, core="must specify 'data_type'"),
     Plant(
         "an input without dims",
         "tensor-dims",
@@ -55,7 +41,7 @@ PLANTS = (
         "reshape-size",
         FIRST,
         "shape: [ 2, 3 ]",
-        {FIRST: ("[ 2, 2 ]", "[ 2, 3 ]")},
+        {FIRST: ON_PAGE},
         {FIRST: (X, X + " reshape { shape: [ 2, 2 ] }")},
         core="has different size for dims and reshape",
     ),
@@ -118,7 +104,7 @@ PLANTS = (
         "batch-tensor",
         FIRST,
         "NOPE",
-        {FIRST: ('source_input: "X"', 'source_input: "NOPE"')},
+        {FIRST: ON_PAGE},
         {FIRST: ("dynamic", BATCH)},
         core="unknown source input name 'NOPE'",
     ),

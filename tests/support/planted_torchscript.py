@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from tests.support.planted import Edit, Plant
+from tests.support.planted import ON_PAGE, Edit, Plant
 
 CONFIG = "net/config.pbtxt"
 FILE = "net/1/model.pt"
@@ -178,7 +178,7 @@ PLANTS = (
         "torchscript-dtype",
         CONFIG,
         "bf16",
-        {CONFIG: ("fp32", "bf16")},
+        {CONFIG: ON_PAGE},
         good(more=IN_PYTHON + '\nparameters { key: "dtype" value { string_value: "fp32" } }'),
     ),
 )

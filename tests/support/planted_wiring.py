@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant
+from tests.support.planted import MODEL, ON_PAGE, Plant
 from tests.support.planted_ensembles import ALL, ensemble
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
@@ -64,7 +64,7 @@ PLANTS = (
         "ensemble-batch-size",
         ALL,
         "first",
-        ensemble("size: 8", "size: 16"),
+        {ALL: ON_PAGE},
         core="which only allows maximum batch size to be 8",
     ),
     Plant(

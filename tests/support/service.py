@@ -11,10 +11,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
@@ -264,3 +268,20 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> bool:
 def are_gone(pids: Sequence[int]) -> bool:
     """Whether all these processes have ended; zombies count as ended."""
     return all(process.is_ended for pid in pids if (process := find_process(pid)))
+
+
+def arrive(ask: Callable[[int], object], *, rate: float, seconds: float, most_callers: int) -> None:
+    """Call ``ask`` at random times, ``rate`` per second, whether or not the calls before have returned."""
+    gaps = np.random.default_rng(0).exponential(1 / rate, int(rate * seconds))
+    begin, running = time.monotonic(), deque[Future[object]]()
+    with ThreadPoolExecutor(most_callers) as callers:
+        for number, arrival in enumerate(np.cumsum(gaps)):
+            time.sleep(max(begin + arrival - time.monotonic(), 0))
+            running.append(callers.submit(ask, number))
+            while running and running[0].done():
+                running.popleft().result()
+    for future in running:
+        future.result()
+
+
+INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -123,3 +123,6 @@ def check_made(project: Path, printed: str, wanted: set[str], test: str) -> None
     assert max(len(path.read_text().splitlines()) for path in project.rglob("model.py")) < 40
     check_style(project)
     run_test(project, test)
+
+
+MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")

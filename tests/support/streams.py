@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.support.planted import write
 
@@ -164,3 +165,16 @@ def write_twin(project: Path, name: str, *edits: tuple[str, str], of: str = "cou
         text = text.replace(*edit, 1)
     write(project / "models" / name / "config.pbtxt", text)
     write(project / "models" / name / "1" / "model.py", FILES[f"{of}/1/model.py"])
+
+
+QUIET = {"DELAY": 0.0, "FAIL_AT": -1, "WRONG_AT": -1}
+MODELS = {"engine": ("NUMBER", 0), "count_bls": ("NUMBER", 0), "count_all": ("SUM", 10)}  # output, first number
+
+
+def ask(count: int, **given: float) -> dict[str, Any]:
+    return {name: [[x]] for name, x in {**QUIET, **given, "COUNT": count}.items()}
+
+
+def expected(model: str, count: int) -> list[int]:
+    _, first = MODELS[model]
+    return list(range(first, first + count + (model == "count_all")))  # its first step adds one

@@ -70,3 +70,10 @@ async def settle() -> None:
     """Let all other tasks run until they wait for time or for one another."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.composition.compose import compose
 from tests.support.once import ROOT, once
 
 OWN = "SHOAL_VLLM"  # names a folder with an environment of one's own, in place of the one that is made here
@@ -41,3 +42,27 @@ def _install(folder: Path) -> None:
 
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+
+
+ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
+ENGINE = "llm-vllm"
+
+
+def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: int = 2) -> Path:
+    """Both pipelines with vLLM as engine, and one compute thread."""
+    own = out / "own" / "models" / ENGINE
+    shutil.copytree(ROOT / "models" / ENGINE, own)
+    config = own / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', f'"{slots}"')
+    config.write_text(f'{text}parameters {{ key: "threads" value {{ string_value: "1" }} }}\n', encoding="utf-8")
+    return compose(
+        ["llm", "llm_bls"],
+        out / "repository",
+        projects=[out / "own"],
+        weights=folder,
+        swap={"llm-hf": ENGINE},
+        environments={ENGINE: find_vllm()},
+    )
+
+
+SPIN = 2  # seconds that vLLM goes on to use a processor, at most, when it has nothing to do any more

@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
+
 from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.calls import Answer
 from shoal.clients.client.client import Client
 from shoal.clients.client.streams import AsyncReplies
+from shoal.errors import ServerError
 from shoal.serving.server.launch import Server
 
 WAYS = ("grpc", "http", "grpc-async", "http-async")
@@ -208,3 +212,25 @@ def _write(folder: Path, body: str, inputs: dict[str, str], output: str, size: i
         f'backend: "python" max_batch_size: {size}\n{"".join(tensors)}instance_group {{ kind: KIND_CPU }}\n{more}\n'
     )
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+
+
+def numbers(replies: Any) -> list[int]:
+    return [int(answer["NUMBER"].item()) for answer in replies]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def failure(way: str, url: str, *args: Any, inputs: Any = None, **options: Any) -> str:
+    """The words of the ServerError."""
+    with connect(way, url, **{"retries": 0, **options}) as client, pytest.raises(ServerError) as error:
+        client.infer(*(args or ("slow",)), inputs or {"X": [0.0]})
+    return str(error.value)
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
+from tests.support.virtual_time import Clock
 
 MINE, YOURS, THEIRS = Caller("mine"), Caller("yours"), Caller("theirs")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

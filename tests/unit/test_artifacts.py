@@ -25,25 +25,12 @@ from shoal.kit.component.files import sha256
 from shoal.kit.component.provenance import METADATA, dump_ties, read_archive
 from shoal.kit.forests.checkpoints import read_forest
 from shoal.serving.server.launch import find_cause
-from tests.support.faults import ALONE, KINDS, MODELS, TOGETHER, Fault, edit, holds  # fmt: skip
-
-
-def linked(source: Path, copy: Path, changed: str, fault: Fault) -> Path:
-    """A folder of hard links, but for one file, which is damaged."""
-    shutil.copytree(source, copy, copy_function=os.link)
-    path = copy / changed
-    path.unlink()
-    shutil.copyfile(source / changed, path)
-    fault(path)
-    return copy
+from tests.support.faults import ALONE, MODELS, TOGETHER, Fault, edit, holds  # fmt: skip
+from tests.support.links import linked, said_of
 
 
 def inodes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_ino for path in sorted(folder.rglob("*"))}
-
-
-def said_of(path: Path, message: str) -> str:
-    return message.replace("{path}", str(path)).replace("{kind}", KINDS[path.name])
 
 
 def refuse(call: Callable[[], object], message: str, name: str) -> None:

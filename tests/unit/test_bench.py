@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -22,8 +20,8 @@ from shoal.lab.bench.record import Cell, Figures, Measured, compare, rounded
 from shoal.lab.bench.run import find_cells
 from shoal.lab.bench.target import find_targets
 from shoal.readability.corpus import DATA_DIR
+from tests.support.bench import LOAD, table, write_repository
 from tests.support.once import ROOT
-from tests.unit.test_bench_advice import LOAD, write_repository
 
 TEXT = TensorSpec("TEXT", "TYPE_STRING", (1,))
 WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)
@@ -37,11 +35,6 @@ def _passages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
-
-
-def table(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
@@ -144,27 +137,6 @@ def test_losing_repositories_are_named_per_load() -> None:
 
 
 MOST = 3.0  # of a share in a window of 0.3 s, to which what began before it counts as a whole
-
-
-def check_record(record: Mapping[str, Any]) -> None:
-    assert [entry["placement"] for entry in record["repositories"]] == ["cpu", "hybrid"]
-    loads = {(load["repository"], load["batch"], load["callers"]): load for load in record["loads"]}
-    assert len(loads) == 6
-    for (label, batch, _), entry in loads.items():
-        assert len(entry["repeats"]) == 2
-        low, high = entry["min_max"]["rows_per_s"]
-        assert 0 < low <= entry["median"]["rows_per_s"] <= high
-        for figures in entry["repeats"]:
-            assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
-            assert figures["server_cpu"] + figures["client_cpu"] + figures["other_cpu"] <= 1.1
-            assert list(figures["steps"]) == (["cuml"] if label == "hybrid" else ["preprocess", "cuml"])
-            for step in figures["steps"].values():
-                assert step["rows_per_execution"] >= batch * (1 - 1e-9)
-                assert 0 < step["busy"] <= 1.1
-                assert step["cpu_ms"] >= 0
-            assert (figures["local_ms"] is None) == (label != "hybrid")
-            assert 0 <= (figures["local_ms"] or 0) < figures["max_ms"]
-            assert (figures["server_ms"] is None) == (label == "hybrid")
 
 
 @pytest.mark.parametrize(

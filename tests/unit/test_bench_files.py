@@ -14,7 +14,7 @@ from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError, SetupError
 from shoal.lab.bench.record import BenchSettings
 from shoal.lab.bench.run import bench, write
-from tests.unit.test_bench_advice import write_repository
+from tests.support.bench import write_repository
 
 
 @pytest.fixture(scope="module")

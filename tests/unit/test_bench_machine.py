@@ -17,7 +17,7 @@ from shoal.errors import SetupError
 from shoal.lab.bench.measure import _time_within
 from shoal.serving.server.checks import check_gpus
 from shoal.system import machine
-from tests.unit.test_bench import table
+from tests.support.bench import table
 
 
 def test_the_machine() -> None:

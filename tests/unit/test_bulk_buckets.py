@@ -13,7 +13,7 @@ from shoal.clients.bulk.shards.folders import find_inputs, open_folder, open_inp
 from shoal.clients.bulk.shards.report import find_faults, read_status
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.buckets import download, upload
-from tests.unit.test_bulk_shards import read_files, run, write_inputs
+from tests.support.shards import read_files, run, write_inputs
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")
 

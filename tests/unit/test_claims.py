@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shoal.kit.component.ledger import EXACT_ROWS
 from shoal.kit.encoders.export import compare, trace
@@ -22,19 +19,12 @@ from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import load_encoder
 from shoal.readability.forest import export_forest, forest_inputs, train_forest
 from shoal.readability.preprocess_config import Bundle
-from shoal.readability.reader import DeviceReader, Features, Reader, Reading
-from tests.conftest import Scale
+from shoal.readability.reader import DeviceReader, Features, Reader
+from tests.conftest import Record, Scale
 from tests.support import references
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
-
-Record = Callable[..., None]
-
-
-def batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(texts), size):
-        yield list(texts[start : start + size])
-
+from tests.support.readings import assert_same_reading, batches, nasty_strings
 
 # --- served = in process = client side ---------------------------------------------------------------------------
 
@@ -94,29 +84,6 @@ def test_tokens_equal_hugging_faces_on_real_texts(
     record("tokens = Hugging Face's, real texts", texts=len(sample), differing=0)
 
 
-# Letters that decompose, marks, signs, CJK, right-to-left, controls, zero width, special tokens, very long words.
-NASTY = st.sampled_from(
-    [
-        "é", "e\u0301", "ﬁ", "İ", "ß", "漢字", "שלום", "مرحبا", "\u200d", "\u00ad", "\0", "\t", "\u3000", "\ufffd",
-        "🐟", "[SEP]", "[CLS]", "[MASK]", "[sep]", "[UNK]", "…", "¿", "—", "don't", "x²", "ﷺ",
-        "\u0300" * 9, " ", "\u00a0",
-        "fish", "a" * 101, "[PAD]", "\ue000", "กขค", "ก" * 34, "\u302e", "\U0001d165",
-    ]
-)  # fmt: skip
-NASTY_TEXT = st.lists(NASTY | st.text(max_size=5), max_size=20).map("".join)
-
-
-def nasty_strings(check: Callable[[list[str]], None], num_strings: int) -> None:
-    """Run `check` on about `num_strings` strings, ten at a time."""
-
-    @settings(max_examples=num_strings // 10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.lists(NASTY_TEXT, min_size=10, max_size=10))
-    def run(strings: list[str]) -> None:
-        check([text.encode(errors="replace").decode() for text in strings])
-
-    run()
-
-
 def test_tokens_equal_hugging_faces_on_nasty_unicode(
     wordpiece: WordPiece, hugging_face: Any, scale: Scale, record: Record
 ) -> None:
@@ -161,12 +128,6 @@ def readers(artifacts: Path, bundle: Bundle) -> tuple[DeviceReader, Reader, Pret
     read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
     device.ledger.end_setup()
     return read, Reader(vocabulary, bundle), device
-
-
-def assert_same_reading(some: Reading, other: Reading) -> None:
-    assert np.array_equal(some.ids, other.ids)
-    assert np.array_equal(some.mask, other.mask)
-    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
 
 
 def test_a_plain_wordpiece_agrees(artifacts: Path, texts: list[str], scale: Scale, record: Record) -> None:

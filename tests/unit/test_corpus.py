@@ -18,7 +18,7 @@ from shoal.readability.corpus import Corpus, find_corpus, fingerprint, read_corp
 from shoal.readability.download import CLEAR_FILE
 from shoal.readability.folds import make_folds
 from shoal.readability.train import PRESETS, split
-from tests.unit.test_tables import KINDS, XML, write_table
+from tests.support.tables import KINDS, XML, write_table
 
 TWO: list[list[Any]] = [["A text.", -0.5], ["B.", 1]]
 

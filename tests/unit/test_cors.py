@@ -14,8 +14,8 @@ from shoal.serving.gateway.callers.key_file import KeyLimits
 from shoal.serving.gateway.fronts import make_app
 from shoal.serving.gateway.options import Options
 from shoal.serving.gateway.v2.http_front import HttpFront
-from tests.unit.test_gateway_routes import make_gate
-from tests.unit.test_keys import World, bearer
+from tests.support.gates import make_gate
+from tests.support.keys import World, bearer
 
 PAGE = "https://app.example.com"
 OTHERS = ["https://app.example.com.evil.org", "https://APP.example.com", "http://app.example.com", "null", ""]

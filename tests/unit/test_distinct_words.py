@@ -24,8 +24,8 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import Reader
 from tests.conftest import Scale
 from tests.support.pretend import PretendGpu
+from tests.support.readings import assert_equal, device_reader
 from tests.support.references import raw_features
-from tests.unit.test_reader import assert_equal, device_reader
 
 TOKENIZE = BasicTokenizer()
 STOP_WORDS, LISTED = ("the", "и"), ("zz", "cat", "кот", "字")

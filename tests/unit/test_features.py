@@ -14,15 +14,11 @@ from shoal.kit.component.tensors import Array, Device
 from shoal.kit.text.device import Ragged, count_tokens
 from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.support.emulation import ragged
+from tests.support.readings import nasty_text
 from tests.support.references import raw_features
 
 STOP_WORDS, LISTED = ("the", "a"), ("dog", "cat", "the")
 LEXICON = Lexicon.build(STOP_WORDS, LISTED, Device())
-# Much of what matters is rare in random text: sentence ends, listed words, repeated words, marks and signs.
-snippets = st.sampled_from(
-    ["the", "The", "dog", "cat", "é", "²", "…", ".", "!", "?", ", ", "—", " ", "x1", "漢", "\u0301", "€", "٣"]
-)
-nasty_text = st.lists(snippets | st.text(max_size=4), max_size=25).map("".join)
 
 
 def valid(texts: list[str]) -> list[str]:

@@ -14,13 +14,12 @@ from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.context import Context
-from shoal.kit.component.spec import ModelSpec
 from shoal.kit.forests.treelite import FilSettings
+from tests.support.forests import CHANCES, declare
 
 ROWS = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 TARGETS = ROWS[:, 0] * ROWS[:, 1] + ROWS[:, 2]
 TRUE, FALSE = "true", "false"
-CHANCES = np.array([[0.25], [0.5], [0.625], [1.0]], np.float32)  # of the second of two classes
 BOTH = np.concatenate([1 - CHANCES, CHANCES], axis=1)
 THREE = np.array([[0.5, 0.5, 0], [0.125, 0.25, 0.625]], np.float32)
 ANSWERS: list[tuple[dict[str, str], Any, int, Any]] = [
@@ -36,18 +35,6 @@ ANSWERS: list[tuple[dict[str, str], Any, int, Any]] = [
     ({"output_class": TRUE, "threshold": "0.9"}, THREE, 1, [[0], [2]]),
     ({"output_class": TRUE, "predict_proba": TRUE}, THREE, 3, THREE),
 ]
-
-
-def declare(width: int, parameters: dict[str, str], num_features: int = 6) -> ModelSpec:
-    return ModelSpec.from_config(
-        {
-            "name": "forest",
-            "max_batch_size": 512,
-            "input": [{"name": "input__0", "data_type": "TYPE_FP32", "dims": [num_features]}],
-            "output": [{"name": "output__0", "data_type": "TYPE_FP32", "dims": [width]}],
-            "parameters": {key: {"string_value": value} for key, value in parameters.items()},
-        }
-    )
 
 
 @pytest.mark.parametrize(("parameters", "values", "width", "expected"), ANSWERS)

@@ -14,17 +14,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
-from multidict import CIMultiDict
 from tritonclient.grpc import service_pb2
-from yarl import URL
 
 from shoal.errors import ArtifactError
 from shoal.serving.gateway.callers.callers import ANYONE, Caller, Scope
 from shoal.serving.gateway.callers.exposure import Exposure
 from shoal.serving.gateway.control.canary import Canary
 from shoal.serving.gateway.control.health import Health
-from shoal.serving.gateway.core.active_server import ActiveServer
-from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.models import (
     STREAM_SECONDS,
     count_processes,
@@ -33,41 +29,17 @@ from shoal.serving.gateway.core.models import (
     find_slots,
     read_hang_seconds,
 )  # fmt: skip
-from shoal.serving.gateway.core.stream_requests import StreamRequests
-from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import SERVICE, Upstream
 from shoal.serving.gateway.fronts import make_app
-from shoal.serving.gateway.http.routes import HttpRoutes, Route
-from shoal.serving.gateway.options import Limits
+from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import to_envelope
 from shoal.serving.gateway.v2.grpc_front import GrpcFront
 from shoal.serving.gateway.v2.http_front import HttpFront
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.gates import MINE, ask, make_gate
 from tests.support.virtual_time import run
-
-CONFIGS = make_configs(llm=ENGINE, plain=PYTHON, both=chain("plain", "llm"))
-MINE = Caller("mine")
-
-
-def make_gate(limits: Limits | None = None, *, is_open: bool = True, resends: bool = False) -> Gate:
-    active, limits = ActiveServer(), limits or Limits()
-    if is_open:
-        active.upstream, active.closed = FakeUpstream(), ""
-    traffic = Traffic(active, CONFIGS, limits, max_wait=1.0)
-    exposure = Exposure({"both", "plain"}, {"llm"}, "both")
-    return Gate(active, traffic, exposure, StreamRequests(CONFIGS), limits, resends=resends)
-
-
-async def ask(routes: list[Route], method: str, path: str, gate: Gate | None = None, **headers: str) -> Any:
-    """Ask the application of some routes; the answer is a response, or an error of the server's own."""
-    app = HttpRoutes(gate or make_gate(), routes, lambda path: RefusedError(RefusalReason.ABSENT, f"no {path}")).app
-    request = make_mocked_request(method, "/", CIMultiDict({k.replace("_", "-"): v for k, v in headers.items()}))
-    raw_path, _, query = path.partition("?")
-    request = request.clone(rel_url=URL.build(path=raw_path, query_string=query, encoded=True))  # as aiohttp's parser
-    found = await app.router.resolve(request)
-    return await found.handler(request)
 
 
 def route(answer: Callable[..., Awaitable[Any]], path: str = "/v2", scope: Scope = Scope.READ) -> Route:

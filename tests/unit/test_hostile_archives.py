@@ -15,8 +15,8 @@ from shoal.authoring.environment import archive as reader
 from shoal.authoring.environment.archive import read_archive, unpack
 from shoal.authoring.environment.inspection import inspect
 from shoal.errors import ArtifactError, printable
+from tests.support.entries import DIR, END, HARD, PYTHON, item, lay_out, link, pack, pax, refused
 from tests.support.hostile_archives import ARCHIVES, check_unpacking
-from tests.unit.test_entries import DIR, END, HARD, PYTHON, item, lay_out, link, pack, pax, refused
 
 FOLDERS = item("d", type=DIR), item("d/e", type=DIR)
 # What each archive tries, the words of its refusal, and its entries. By its name, each link stays inside.

@@ -22,9 +22,9 @@ from shoal.kit.text.tokenizer_files import read_tokenizer
 from shoal.kit.text.tokens import read_vocabulary
 from shoal.system.files import open_regular
 from tests.support import planted_engines, planted_forest, planted_onnx, planted_torchscript, planted_warmups
+from tests.support.checkpoints import CONFIG, TOKENIZER
 from tests.support.hostile_files import NO_FILES, NO_JSON, limits, put
 from tests.support.planted import Plant
-from tests.unit.test_weights import CONFIG, TOKENIZER
 
 Make = Callable[[Path], object]
 BOTH = {**NO_FILES, **NO_JSON}

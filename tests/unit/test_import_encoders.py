@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-import shoal
 from shoal.authoring.composition.artifacts import choose_precisions
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import Artifact, read_config
@@ -20,10 +18,10 @@ from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load, load_component
 from shoal.errors import ArtifactError
 from shoal.kit.component.provenance import read_archive
+from tests.support.encoders import WIDTH, ask, embed, pipeline
 from tests.support.imports import NUM_ROWS, add, here, load_script
 from tests.support.published import LABELS, NUM_TOKENS, publish, publish_roberta
 
-WIDTH = 24
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(2, WIDTH + 1, NUM_ROWS)
 MASK = (np.arange(WIDTH) < LENGTHS[:, None]).astype(np.int64)
@@ -33,21 +31,6 @@ IDS = RNG.integers(5, NUM_TOKENS, (NUM_ROWS, WIDTH)) * MASK
 @pytest.fixture(scope="module")
 def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(tiny_bert, tmp_path_factory.mktemp("published"))
-
-
-def ask(folder: str | Path, kind: Any, ids: NDArray[Any], mask: NDArray[Any]) -> Any:
-    """Return transformers' answer."""
-    model = kind.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
-
-
-def embed(hidden: torch.Tensor, mask: NDArray[Any], pooling: str, *, is_normalised: bool) -> NDArray[Any]:
-    """Embed texts as in the model card of sentence-transformers/all-MiniLM-L6-v2."""
-    expanded = torch.from_numpy(mask).unsqueeze(-1).expand(hidden.size()).float()
-    mean = (hidden * expanded).sum(1) / expanded.sum(1).clamp(min=1e-9)
-    pooled = hidden[:, 0] if pooling == "cls" else mean
-    return (torch.nn.functional.normalize(pooled, p=2, dim=1) if is_normalised else pooled).numpy()
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,14 +82,6 @@ def test_in_this_process(name: str, project: Path, expected: dict[str, NDArray[A
 
 
 # --- with its tokenizer ------------------------------------------------------------------------------------------
-
-
-def pipeline(project: Path, encoder: str, tokenizer: str, name: str) -> None:
-    made = shoal.Ensemble(name, projects=[project])
-    tokens = made.step(tokenizer, TEXT=made.input("TEXT", "STRING", [1]))
-    out = made.step(encoder, INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
-    made.output("ANSWER", out["OUTPUT__0"])
-    made.write(project / "ensembles" / name)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from shoal.authoring.environment.inspection import Environment, Need, Package, i
 from shoal.authoring.environment.stub import read_binary
 from shoal.authoring.environment.targets import find_target
 from shoal.errors import ArtifactError
-from tests.unit.test_entries import END, PYTHON, item, lay_out, link, pack, pax, refused
+from tests.support.entries import END, PYTHON, item, lay_out, link, pack, pax, refused
 
 SITE = "lib/python3.11/site-packages"
 LIBRARY = min(Path(np.__file__).parent.rglob("*.so"), key=lambda path: path.stat().st_size)

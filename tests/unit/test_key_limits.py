@@ -31,9 +31,9 @@ from shoal.serving.gateway.options import Limits
 from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError
 from shoal.serving.gateway.v2.grpc_stream import GrpcStream
 from shoal.serving.gateway.v2.rules import read_rules
+from tests.support.gates import CONFIGS, MINE, make_gate
+from tests.support.keys import World, bearer, edit
 from tests.support.virtual_time import run, settle
-from tests.unit.test_gateway_routes import CONFIGS, MINE, make_gate
-from tests.unit.test_keys import World, bearer, edit
 
 
 class Clock:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import stat
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,55 +21,20 @@ from shoal.clients.keys import check_key, hash_key, make_key, read_id
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.serving.gateway.callers.callers import Scope
 from shoal.serving.gateway.callers.key_file import KeyFile, read_span
-from shoal.serving.gateway.callers.key_ring import KeyRing
 from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.v1.front import ApiFront
 from shoal.serving.gateway.v2.grpc_front import GrpcFront
 from shoal.serving.gateway.v2.http_front import HttpFront
+from tests.support.gates import ask, make_gate
+from tests.support.keys import NOW, World, bad_keys, bearer, edit, make_path
 from tests.support.virtual_time import run
-from tests.unit.test_gateway_routes import CONFIGS, ask, make_gate
-
-NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
-
-
-class World:
-    """A file of keys, a ring that follows it, and their clock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.now = NOW
-        self.file = KeyFile(folder / "keys.json", lambda: self.now)
-        self.key = self.file.new("team")
-
-    def ring(self) -> KeyRing:
-        # a minute passes between two looks: no address has too many wrong keys
-        return KeyRing(self.file.path, CONFIGS, lambda: self.now.timestamp(), itertools.count(0, 60).__next__)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def bearer(key: str) -> str:
-    return f"Bearer {key}"
-
-
-def bad_keys(world: World) -> list[list[str]]:
-    """Return the values of ``Authorization`` headers, none of which is good."""
-    key = world.key
-    expired = world.file.new("old", span=timedelta(seconds=1))
-    revoked = world.file.new("gone")
-    world.file.revoke("gone")
-    world.now += timedelta(seconds=2)
-    swapped = key[:19] + make_key("0" * 12)[19:]
-    values = [
-        "", "Bearer", "Bearer ", bearer(key[:-1]), bearer(key[:40]), bearer(f"{key}0"), bearer(f"{key} "), key,
-        f"Basic {key}", bearer("schlüssel"), bearer(key.upper()), bearer(swapped), bearer(make_key(read_id(key))),
-        bearer(make_key("0" * 12)), bearer(expired), bearer(revoked), f"Bearer  {key}", f"{bearer(key)}, {bearer(key)}",
-    ]  # fmt: skip
-    return [[], [bearer(key), bearer(key)], *([value] for value in values)]
 
 
 # --- form and file ---------------------------------------------------------------------------------------------------
@@ -147,12 +111,6 @@ def test_wrong_changes_are_refused(change: Callable[[KeyFile], Any], message: st
     with pytest.raises(ShoalError, match=message.replace("?", r"\?")):
         change(world.file)
     assert world.file.path.read_bytes() == before
-
-
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 DAMAGED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -240,11 +198,6 @@ async def ask_http(gate: Gate, routes: Any, path: str, method: str, given: list[
     app = HttpRoutes(gate, routes, lambda _: AssertionError()).app  # type: ignore[arg-type,return-value]
     request = make_mocked_request(method, path, CIMultiDict([("Authorization", value) for value in given]))
     return await (await app.router.resolve(request)).handler(request)  # type: ignore[return-value]
-
-
-def make_path(pattern: str) -> str:
-    """Return a path that a route has."""
-    return pattern.replace("(?:/versions/(?P<version>[^/]+))?", "").replace("(?P<model>[^/]+)", "plain")
 
 
 def test_every_route_refuses_every_bad_key_in_the_same_words(world: World, caplog: pytest.LogCaptureFixture) -> None:

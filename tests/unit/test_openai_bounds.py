@@ -17,8 +17,8 @@ from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.front import ApiFront
 from shoal.serving.gateway.v2.http_front import HttpFront
-from tests.unit.test_gateway_routes import make_gate
-from tests.unit.test_openai_requests import CHAT, KINDS, ask, refuse
+from tests.support.gates import make_gate
+from tests.support.openai_requests import CHAT, KINDS, ask, refuse
 
 KEYS = '"chat_template_kwargs": {%s}'
 BOUNDED: list[tuple[str, str]] = [  # fields of a chat, and the words of the refusal

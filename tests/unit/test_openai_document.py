@@ -11,7 +11,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from shoal.serving.gateway.v1.document import OPERATIONS, describe, write_page
-from tests.unit.test_openai_requests import BOUNDS, KINDS
+from tests.support.openai_requests import BOUNDS, KINDS
 
 DOCUMENT = describe()
 SCHEMAS = DOCUMENT["components"]["schemas"]

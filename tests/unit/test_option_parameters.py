@@ -40,12 +40,12 @@ from shoal.serving.gateway.control.canary import make_canaries
 from shoal.serving.gateway.core.models import find_exposed, find_load_seconds, find_slots, read_hang_seconds
 from tests.conftest import as_bytes
 from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs, parameter
+from tests.support.forests import CHANCES, declare
 from tests.support.imports import script
 from tests.support.options import Elsewhere, Net
 from tests.support.pieces import start
 from tests.support.planted_environments import environment
 from tests.support.tokenizers import byte_level, wordpiece
-from tests.unit.test_fil_settings import CHANCES, declare
 
 SCORES = np.array([[0.2, 0.5, 0.3]], np.float32)
 TEXT = as_bytes(["The cat sat."])

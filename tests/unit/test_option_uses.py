@@ -14,7 +14,7 @@ import xgboost
 
 from tests.support.counting import write_counting
 from tests.support.imports import Tagger, save_net, save_tokens, script
-from tests.support.options import Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
+from tests.support.options import TEXT, Both, Elsewhere, Shoal, Table, check_both, check_steady, rows
 from tests.support.projects import write_model
 from tests.support.published import publish
 
@@ -96,18 +96,6 @@ class Probe(Component):
 
 
 TritonPythonModel = Probe.for_triton()
-"""
-TEXT = """
-import numpy as np
-from shoal import Component
-
-
-class Text(Component):
-    def run(self, batch):
-        return {"OUT": np.array([[text.WAY()] for (text,) in batch["TEXT"]], np.object_)}
-
-
-TritonPythonModel = Text.for_triton()
 """
 
 

@@ -154,6 +154,14 @@ def test_files_stay_short() -> None:
         assert lines <= limit, f"{path} has {lines} lines"
 
 
+def test_no_test_imports_another() -> None:
+    """What two of them need is in ``tests/support``; the test of the option table reads the tables where they are."""
+    for path in tracked("tests/**/*.py"):
+        used = find_imports(ast.parse(path.read_text(encoding="utf-8")))
+        tests = [name for name in used if re.match(r"tests\.(\w+\.)*test_", name)]
+        assert not tests or path.name == "test_option_table.py", (path, tests)
+
+
 def test_only_tensors_knows_tritons_module() -> None:
     for path in tracked("src/shoal/**/*.py", "preprocess/**/*.py", "postprocess/**/*.py"):
         if path.name == "tensors.py":

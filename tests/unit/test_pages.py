@@ -15,17 +15,7 @@ from shoal.authoring.repository.graph import Graph
 from shoal.serving.gateway.v1 import errors, schema
 from tests.support import house
 from tests.support.once import ROOT
-
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-# The README and the page after it, in the order in which a newcomer types their blocks.
-README = [
-    block
-    for page in (ROOT / "README.md", ROOT / "docs" / "index.md")
-    for block in BLOCK.findall(page.read_text(encoding="utf-8"))
-]
-
+from tests.support.pages import BLOCK, README
 
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 

@@ -11,8 +11,7 @@ import pytest
 
 from shoal.errors import ArtifactError
 from shoal.kit.component.spec import TensorSpec
-from tests.support.pieces import start
-from tests.unit.test_pieces import TRIO, zscore
+from tests.support.pieces import TRIO, start, zscore
 
 FIVE = {"SCORES": [5]}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.special import softmax
@@ -24,17 +24,14 @@ from shoal import cli
 from shoal.authoring.check.families import check
 from shoal.errors import InputError
 from shoal.kit.component.ledger import CONTROL, DOWN
-from shoal.kit.component.spec import TensorSpec
 from shoal.kit.component.tensors import Array, Device
 from tests.support.once import ROOT
-from tests.support.pieces import PIECES, POSTPROCESS, ask, leaf, start
+from tests.support.pieces import PIECES, POSTPROCESS, TRIO, ask, examples, leaf, start, zscore
 from tests.support.pretend import PretendGpu
 
 NAN, INF = float("nan"), float("inf")
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 tables = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=numbers)
-examples = settings(max_examples=50, deadline=None)
-TRIO = tuple(TensorSpec(name, "TYPE_FP32", (-1,)) for name in "ABC")
 
 
 def fp32(*rows: Sequence[float]) -> Array:
@@ -43,11 +40,6 @@ def fp32(*rows: Sequence[float]) -> Array:
 
 def texts(array: Array) -> list[list[str]]:
     return [[text.decode() for text in row] for row in array]
-
-
-def zscore(folder: Path, mean: Any, std: Any) -> Path:
-    (folder / "zscore.json").write_text(json.dumps({"mean": mean, "std": std}), encoding="utf-8")
-    return folder
 
 
 # --- small cases -------------------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.base import Component
-from shoal.kit.component.tensors import Array
 from shoal.kit.generation.chats import llama2, read_messages
 from shoal.kit.generation.contract import Limits, TokenRequest, unpack_words
 from shoal.kit.generation.prompts import Prompts
@@ -22,26 +21,10 @@ from shoal.kit.generation.templates import ChatTemplate
 from tests.support.llm import cut
 from tests.support.pieces import start
 from tests.support.pretend import PretendGpu
+from tests.support.prompts import CHAT, TEXT, ask, make_tokenizer, texts
 from tests.support.tokenizers import FAMILIES, TEXTS, trained
 
-TEXT = "The cat sat on the mat. Olá, 😀! [INST] STOP \n" * 3
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-CHAT = [{"role": "user", "content": "The cat"}]
-
-
-def make_tokenizer() -> Tokenizer:
-    """A byte-level BPE, as those of Llama 3 and Qwen, with a token of begin."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
-    )
-    return tokenizer
 
 
 def make_metaspace_tokenizer() -> Tokenizer:
@@ -77,17 +60,6 @@ def prompt(weights: Path) -> Iterator[Component]:
     component = start("prompt", model=str(weights))
     yield component
     component.close()
-
-
-def texts(*values: str | bytes) -> Array:
-    return np.array([[v.encode() if isinstance(v, str) else v for v in values]], np.object_)
-
-
-def ask(component: Component, **inputs: Any) -> dict[str, Array]:
-    (answer,) = component.process([inputs])
-    if isinstance(answer, ShoalError):
-        raise answer
-    return dict(answer)
 
 
 # --- chats -------------------------------------------------------------------------------------------------------

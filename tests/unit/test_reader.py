@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shoal.errors import SetupError
@@ -17,9 +15,10 @@ from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, read_code_points
 from shoal.kit.text.tokens import read_vocabulary
 from shoal.readability.preprocess_config import Bundle
-from shoal.readability.reader import DeviceReader, Reader, Reading, make_reader
+from shoal.readability.reader import DeviceReader, Reader, make_reader
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
+from tests.support.readings import assert_equal, device_reader
 
 PLAIN = ["The cat sat. It purred!", "", "   ", "Naïve café, 1984?", "漢字 и кошка", "don't stop… now"]
 # Each is exact for a reason of its own.
@@ -29,18 +28,6 @@ EXACT_TEXTS = ["cat [SEP] cat", "[MASK]", "a" * 101, "ก" * 34, "x \ue000 y"]
 @pytest.fixture(scope="module")
 def vocabulary(artifacts: Path) -> list[str]:
     return read_vocabulary(artifacts / "vocab.txt")
-
-
-def device_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device) -> DeviceReader:
-    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
-    device.ledger.end_setup()
-    return read
-
-
-def assert_equal(some: Reading, other: Reading) -> None:
-    assert np.array_equal(some.ids, other.ids)
-    assert np.array_equal(some.mask, other.mask)
-    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("device", [Device(), PretendGpu()], ids=["numpy", "torch"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ from shoal.kit.generation.contract import TokenRequest
 from shoal.kit.generation.sampler import HOST, Sampler, choose, read_logits
 from shoal.kit.generation.sampling import Sampling
 from tests.conftest import Scale
-from tests.support.sampler import Reference
+from tests.support.sampler import PROMPT, Put, check_all_rows, check_log_probabilities, check_not_finite, take
 
-Put = Callable[[NDArray[np.float32]], Any]  # returns logits as an engine has them
 EACH = pytest.mark.parametrize("put", [np.asarray, torch.from_numpy], ids=["NumPy", "torch"])
 VOCABULARY = 300
-PROMPT = (5, 9, 9, 40, 7)
 ENDS = (2, 11)
 BANS = (
     (17,),
@@ -38,11 +35,6 @@ SETTINGS = [
         (0.0, 0.3, 1.0, 1.7), (0, 1, 5, 1000), (0.05, 0.8, 1.0), (1.0, 1.4), (0, 3)
     )
 ]
-
-
-def take(sampler: Sampler, logits: NDArray[np.float32], ids: list[int]) -> int:
-    """Choose the token of one row, with the sampler's next random number."""
-    return choose(logits[None], [(sampler, ids)])[0][0]
 
 
 def adjusted(sampler: Sampler, logits: NDArray[np.float32], ids: list[int]) -> NDArray[np.float32]:
@@ -172,20 +164,6 @@ def test_log_probabilities_of_equal_and_of_impossible_tokens() -> None:
 # --- all rows at once, in NumPy and in torch -------------------------------------------------------------------------
 
 
-def draw_request(generator: np.random.Generator, size: int) -> TokenRequest:
-    """Draw the settings of a request for a vocabulary of ``size`` tokens."""
-    pick: Any = generator.choice
-    sampling = Sampling(
-        float(pick([0, 0.001, 0.5, 0.8, 1, 1.5, 10])), int(pick([0, 0, 1, 2, 50, size, size + 5])),
-        float(pick([1, 1, 0.9, 0.5, 0.01, 0.999])), float(pick([1, 1, 1.3, 0.8])), int(generator.integers(2**63)),
-        int(pick([0, 0, 3])), float(pick([0, 0, 1, -2])), float(pick([0, 0, 0.5])),
-    )  # fmt: skip
-    bans = tuple(tuple(generator.integers(size, size=pick([1, 2])).tolist()) for _ in range(pick([0, 0, 3])))
-    bias = tuple((token, float(generator.normal() * 5)) for token in generator.permutation(size)[: pick([0, 0, 3])])
-    prompt, ends = generator.integers(size, size=4).tolist(), generator.integers(size, size=pick([0, 1])).tolist()
-    return TokenRequest(tuple(prompt), 9, tuple(ends), sampling, bans=bans, bias=bias)
-
-
 @pytest.mark.parametrize("size", [50, 255, 256, 257, 5000])
 @pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "half is -inf"])
 def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: Scale) -> None:
@@ -193,46 +171,9 @@ def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: S
     check_all_rows(size, kind, scale, torch.from_numpy)
 
 
-def check_all_rows(size: int, kind: str, scale: Scale, put: Put) -> None:
-    generator = np.random.default_rng([size, len(kind)])
-    for _ in range(scale(12, 400)):
-        rows = int(generator.choice([1, 2, 5, 16]))
-        logits = generator.normal(size=(rows, size)) * {"flat": 0.1, "peaked": 30.0}.get(kind, 2.0)
-        if kind == "half is -inf":
-            logits[generator.random((rows, size)) < 0.5] = -np.inf
-        requests = [draw_request(generator, size) for _ in range(rows)]
-        references = [Reference(request) for request in requests]
-        hosts, tensors, alone = ([Sampler(request) for request in requests] for _ in range(3))
-        new: list[list[int]] = [[] for _ in requests]
-        for step in range(3):
-            given = np.roll(logits, step, 1).astype(np.float32)
-            before = given.copy()
-            wanted = [one.choose(given[row], new[row]) for row, one in enumerate(references)]
-            assert [token for token, _ in choose(given, list(zip(hosts, new, strict=True)))] == wanted
-            found = choose(put(given), list(zip(tensors, new, strict=True)))
-            assert [token for token, _ in found] == wanted
-            assert [take(one, given[row], new[row]) for row, one in enumerate(alone)] == wanted
-            np.testing.assert_array_equal(given, before)
-            for ids, token in zip(new, wanted, strict=True):
-                ids.append(token)
-
-
 @EACH
 def test_logits_that_are_not_finite_give_no_token(put: Put) -> None:
     check_not_finite(put)
-
-
-def check_not_finite(put: Put) -> None:
-    given = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32)
-    given[1, 5] = np.nan
-    given[3] = np.nan
-    given[5] = -np.inf
-    given[6, :200] = -np.inf
-    for settings in ({}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.0}):
-        requests = [TokenRequest(PROMPT, 9, (), Sampling(**settings, seed=1)) for _ in given]
-        chosen = choose(put(given), [(Sampler(request), []) for request in requests])
-        none = [row for row, (token, _) in enumerate(chosen) if token == -1]
-        assert none == [1, 3, 5]
 
 
 @EACH
@@ -249,17 +190,3 @@ def test_rows_without_a_request_get_token_0(put: Put) -> None:
 @pytest.mark.parametrize("number", [0, 1, 5, 20])
 def test_log_probabilities_of_torch_are_those_of_numpy(number: int) -> None:
     check_log_probabilities(number, torch.from_numpy)
-
-
-def check_log_probabilities(number: int, put: Put) -> None:
-    generator = np.random.default_rng(number)
-    given = np.round(generator.normal(size=(4, 300)) * 4).astype(np.float32) / 2  # with many ties
-    request = TokenRequest(PROMPT, 9, (), Sampling(0.0, top_logprobs=number), returns=("logprobs",))
-    rows: list[tuple[Sampler, list[int]]] = [(Sampler(request), []) for _ in range(4)]
-    host, device = choose(given, rows), choose(put(given), rows)
-    for (token, place), (other, found) in zip(host, device, strict=True):
-        assert token == other
-        assert place is not None
-        assert found is not None
-        assert list(place.top_ids) == list(found.top_ids)
-        np.testing.assert_allclose([found.chosen, *found.top], [place.chosen, *place.top], rtol=0, atol=1e-9)

@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.generation.templates import ChatTemplate
 from tests.support.pieces import start
-from tests.unit.test_prompts import CHAT, ask, make_tokenizer, texts
+from tests.support.prompts import CHAT, ask, make_tokenizer, texts
 
 THINKING = (
     "{% if enable_thinking is defined and not enable_thinking %}<no>{% endif %}"

@@ -20,11 +20,10 @@ from shoal.kit.component.ledger import UP, CopyEdge
 from shoal.kit.component.tensors import Array
 from shoal.kit.text.words import BasicTokenizer
 from tests.conftest import as_bytes
-from tests.support.pieces import ask, start, vocabulary
+from tests.support.pieces import ask, examples, start, vocabulary
 from tests.support.pretend import PretendGpu
+from tests.support.readings import nasty_text
 from tests.support.references import raw_features
-from tests.unit.test_features import nasty_text
-from tests.unit.test_pieces import examples
 
 TOY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "##s", "sat", ".", "Cat"]
 WORDS, STOP_WORDS = ("dog", "the", "!", "—", "漢", "x1"), ("the", "a")

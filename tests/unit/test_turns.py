@@ -11,9 +11,8 @@ from shoal.serving.gateway.core.admission import FEW, MANY, Admission
 from shoal.serving.gateway.core.fair_queue import FairQueue
 from shoal.serving.gateway.core.models import find_widths
 from tests.support.configs import PYTHON, chain, make_configs, parameter
-from tests.support.virtual_time import run
-from tests.unit.test_admission import Clock
-from tests.unit.test_gateway_routes import make_gate
+from tests.support.gates import make_gate
+from tests.support.virtual_time import Clock, run
 
 MANY_SENDER, FEW_SENDER = Caller("sends much"), Caller("sends little")
 

@@ -14,8 +14,7 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.warmup_request import FOLDER, TEXT
 from shoal.clients.local import Pipeline, load
-
-MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
+from tests.support.skeletons import MEMBERS
 
 
 def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: Pipeline) -> None:

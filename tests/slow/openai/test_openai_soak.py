@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from shoal.system.processes import find_process
-from tests.slow.test_service_load import arrive
 from tests.support.apis import CHATS, chat, open_stream
-from tests.support.service import Service
+from tests.support.service import Service, arrive
 
 AT_ONCE = 12  # fewer than the engine's slots
 NOISE_MIB = 6.0  # by which the allocator's memory goes up and down

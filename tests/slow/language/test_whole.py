@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -26,51 +24,15 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal import cli
-from shoal.authoring.composition.compose import compose
 from shoal.clients.client.calls import Call, Method
 from shoal.clients.client.grpc_transport import to_grpc
-from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.planted import write
+from tests.support.rows import ROWS, make_config, prompts, stack
 from tests.support.service import Service, wait_until
 
 WAYS = ["grpc", "http", "local"]
-ROWS = [1, 2, 16, 64]
-
-
-def make_config(dtype: str = "INT32", *, has_prompt: bool = False, engine: str = "llm-hf") -> str:
-    """The engine's configuration without its line about pieces, and with rows."""
-    text = (ENGINE.parent / engine / "config.pbtxt").read_text(encoding="utf-8")
-    text = text.replace("model_transaction_policy { decoupled: true }\n", "").replace(": 1\n", ": 64\n", 1)
-    ids = "input_ids|input_lengths|request_output_len|end_id|pad_id|output_ids|sequence_length"
-    text = re.sub(rf'(name: "(?:{ids})" data_type: TYPE_)INT32', rf"\1{dtype}", text)
-    exclude = 'parameters { key: "exclude_input_in_output" value { string_value: "false" } }\n'
-    return text + (exclude if has_prompt else "")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``INT32`` gives new tokens, ``UINT32`` the prompt first."""
-    home = tmp_path_factory.mktemp("whole")
-    for name in ("INT32", "UINT32"):
-        config = make_config(name, has_prompt=name == "UINT32").replace('"llm-hf"', f'"{name}"')
-        write(home / "models" / name / "config.pbtxt", config)
-        write(home / "models" / name / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
-    out = home / "repository"
-    compose(["INT32", "UINT32", "llm-hf"], out, weights=folder, projects=[home])
-    return out
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log", "--trusted-proxy", "127.0.0.1") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -79,26 +41,6 @@ def singles(folder: Path) -> dict[tuple[int, ...], list[int]]:
     with open_engine(folder) as component:
         asked = {tuple(ids): component.stream(token_inputs(ids, 6)) for ids in prompts(64)}
         return {ids: tokens_of(stream) for ids, stream in asked.items()}
-
-
-def prompts(number: int) -> list[list[int]]:
-    random = np.random.default_rng(5)
-    return [random.integers(4, 480, random.integers(1, 40)).tolist() for _ in range(number)]
-
-
-def stack(asked: list[list[int]], dtype: str, new: int = 6, **more: Any) -> dict[str, Any]:
-    """One request: prompts padded with 0."""
-    kind = np.dtype(dtype.lower())
-    ids = np.zeros((len(asked), max(map(len, asked))), kind)
-    for row, prompt in zip(ids, asked, strict=True):
-        row[: len(prompt)] = prompt
-    return {
-        "input_ids": ids,
-        "input_lengths": np.array([[len(each)] for each in asked], kind),
-        "request_output_len": np.full((len(asked), 1), new, kind),
-        **({"end_id": np.full((len(asked), 1), -1, kind)} if dtype == "INT32" else {}),
-        **more,
-    }
 
 
 def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> Any:
@@ -124,28 +66,6 @@ def test_each_row_is_the_single_request(
             assert set(row[0, length[0] :].tolist()) <= {0 if model == "INT32" else 1}  # 1 is the model's end token
         assert answer["is_last"].all()
         assert set(answer["finish_reason"].ravel()) == {b"length"} or set(answer["finish_reason"].ravel()) == {"length"}
-
-
-def test_many_requests_at_once(service: Service, repository: Path, singles: dict[tuple[int, ...], list[int]]) -> None:
-    """Each caller gets its own rows, while others with other numbers of rows are computed."""
-    faults = list[str]()
-
-    def call(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        way = ["grpc", "http"][seed % 2]
-        for _ in range(4):
-            asked = [prompts(64)[at] for at in random.choice(64, random.choice([1, 2, 5]), replace=False)]
-            answer = ask(way, service, repository, "INT32", stack(asked, "INT32"))
-            for ids, row, length in zip(asked, answer["output_ids"], answer["sequence_length"], strict=True):
-                if row[0, : length[0]].tolist() != singles[tuple(ids)]:
-                    faults.append(f"{way} {ids}")
-
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from typer.testing import CliRunner
 
-from shoal.authoring.composition.compose import compose
 from shoal.cli import app
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.errors import InputError
-from shoal.lab.tiny_llm import make_tiny
 from tests.support.apis import connect, post
 from tests.support.service import Service
 
 QUESTION = [{"role": "user", "content": "Hello"}]
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}assistant:"
-)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    root = tmp_path_factory.mktemp("variables")
-    folder = make_tiny(root / "weights")
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    with Service(compose(["llm", "llm_bls"], root / "repository", weights=folder), root / "log", "--open") as made:
-        yield made
 
 
 @pytest.mark.parametrize("model", ["llm", "llm_bls"])

@@ -7,7 +7,6 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ import pytest
 
 import shoal
 from shoal import Client
-from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.config import read_config, write_config
+from shoal.authoring.repository.config import read_config
 from shoal.errors import ShoalError
-from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
-from tests.support.imports import add
-from tests.support.llm import token_inputs
 from tests.support.service import Service
 
 MODELS = ["llm", "llm_bls", "llm_onnx"]
@@ -32,30 +27,6 @@ ROWS = [1, 2, 16]
 WORDS = ["The", "cat", "sat", "on", "the", "mat", "and", "watched", "rain", "from", "hills", "reach", "the", "sea"]
 TEXTS = [" ".join(WORDS[at % 7 : at % 7 + 1 + at % 5]) for at in range(64)]
 NEW = [3 + at % 9 for at in range(64)]  # tokens of each answer
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``llm`` and ``llm_bls`` on llm-hf, ``llm_onnx`` on ONNX Runtime, ``llamav2`` greedy and short."""
-    home = tmp_path_factory.mktemp("texts")
-    folder = make_tiny(home / "tiny")
-    add(home / "project", folder, "tiny-onnx", is_decoder=True)
-    message = read_config(Path("ensembles/llm")).message
-    message.name, message.ensemble_scheduling.step[1].model_name = "llm_onnx", "tiny-onnx"
-    (home / "project" / "ensembles" / "llm_onnx" / "1").mkdir(parents=True)
-    write_config(message, home / "project" / "ensembles" / "llm_onnx" / "config.pbtxt", comment="On ONNX Runtime.")
-    names = [*MODELS, "llamav2"]
-    repository = compose(names, home / "repository", projects=[home / "project"], weights=folder)
-    message = read_config(repository / "llamav2").message
-    message.parameters["top_k"].string_value, message.parameters["max_tokens"].string_value = "1", "8"
-    write_config(message, repository / "llamav2" / "config.pbtxt", comment="Tuned by hand.")
-    return repository
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log") as running:
-        yield running
 
 
 def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> list[Any]:
@@ -219,17 +190,6 @@ def test_llamav2(way: str, service: Service) -> None:
         for number in ROWS:  # 16 are two requests: the model takes 8
             together = client.infer("llamav2", prompt=[[text] for text in TEXTS[:number]])["generated_text"]
             assert together[:, 0].tolist() == alone[:number]
-
-
-def test_a_request_to_stop_ends_all_rows(service: Service) -> None:
-    rows = {name: np.repeat(array, 2, 0) for name, array in token_inputs([5], 900).items()}
-    with Client(service.grpc) as client, client.stream("llm-hf", rows, request_id="mine") as answers:
-        found = [next(answers)]
-        assert not list(client.stream("llm-hf", token_inputs([5], 1, stop=True), request_id="mine"))
-        found += answers
-    assert found[-1]["batch_index"].tolist() == [[0], [1]]
-    assert set(found[-1]["finish_reason"].ravel()) == {b"cancelled"}
-    assert len(found) < 1800
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shlex
-import shutil
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,31 +22,23 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import shoal
 from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.config import read_config, write_config
 from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import AsyncLlm, Llm
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.kit.generation.pieces import Piece, join_pieces
-from shoal.lab.tiny_llm import CONTEXT, make_tiny
+from shoal.lab.tiny_llm import CONTEXT
 from tests.conftest import Scale
-from tests.slow.test_engine import TIE, check_equal, expect
-from tests.slow.test_vllm import make_repository
 from tests.support.commands import Shoal
+from tests.support.generate import TIE, check_equal, expect
 from tests.support.imports import add
-from tests.support.llm import cut, token_inputs, tokens_of
+from tests.support.llm import SENTENCES, cut, token_inputs, tokens_of
 from tests.support.service import Service, wait_until
+from tests.support.vllm import make_repository
 
 MODELS = ["llm", "llm_bls"]
 WAYS = ["grpc", "http", "local"]
 NEW = 24
-SENTENCES = [
-    "The cat sat on the mat, and watched the rain.",
-    "Der Fluss trägt den Regen von den Hügeln zum Meer, größer und größer.",
-    "Однажды маленькая рыба потеряла свою стаю.",
-    "从前有一条小鱼，它问月亮回家的路。",
-    "كان البحر هادئا في ذلك الصباح. 🐟🌊",
-]
 
 
 @dataclass(frozen=True)
@@ -56,11 +47,6 @@ class Oracle:
 
     texts: dict[str, str | None]
     counts: dict[str, tuple[int, int]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("weights") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -96,26 +82,6 @@ def oracle(folder: Path, tokenizer: Tokenizer, prompts: list[str]) -> Oracle:
         counts[prompt] = len(ids), len(new)
     assert sum(text is None for text in texts.values()) <= len(texts) / 10
     return Oracle(texts, counts)
-
-
-@pytest.fixture(scope="module")
-def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = compose([*MODELS, "llamav2"], tmp_path_factory.mktemp("llm") / "repository", weights=folder)
-    message = read_config(repository / "llamav2").message
-    message.parameters["top_k"].string_value, message.parameters["max_tokens"].string_value = "1", "16"
-    write_config(message, repository / "llamav2" / "config.pbtxt", comment="Tuned by hand.")
-    plain = shutil.copytree(repository / "llamav2", repository / "llamav2.plain")  # as the first articles have it
-    message.name, message.max_batch_size = plain.name, 0
-    message.ClearField("dynamic_batching")
-    message.ClearField("model_warmup")
-    write_config(message, plain / "config.pbtxt", comment="Without batches.")
-    return repository
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(repository, tmp_path_factory.mktemp("service") / "log") as running:
-        yield running
 
 
 @pytest.fixture(params=[(model, way) for model in MODELS for way in WAYS], ids="-".join)
@@ -419,17 +385,12 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
 
 def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
     assert service.process.stdout is not None
+    names = ["INT32", "UINT32", "llamav2", "llamav2.plain", "llm", "llm-hf", "llm_bls", "llm_onnx", "tiny-onnx"]
     commands: list[list[str]] = []
-    while len(commands) < 5:
+    while len(commands) < len(names):
         line = service.process.stdout.readline().split()
         commands += [line[1:]] if line[:2] == ["shoal", "infer"] else []
-    assert sorted(command[command.index("--model") + 1] for command in commands) == [
-        "llamav2",
-        "llamav2.plain",
-        "llm",
-        "llm-hf",
-        "llm_bls",
-    ]
+    assert sorted(command[command.index("--model") + 1] for command in commands) == names
     for command in commands:
         assert shoal(*shlex.split(" ".join(command)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,28 +13,14 @@ from typing import Any
 import pytest
 
 from shoal import AsyncClient, Client, Pipeline, load
-from shoal.authoring.composition.compose import compose
 from shoal.clients.llm.client import AsyncLlm, Llm
 from shoal.clients.llm.dialects import Messages
 from shoal.errors import InputError
 from shoal.kit.generation.pieces import Piece
-from shoal.lab.tiny_llm import make_tiny
 from tests.support.commands import Shoal
 from tests.support.service import Service
 
 PROMPTS = ["A cat", "The fish", "Ein Fisch", "A river", "Why?", "Once"]
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("clients")
-    return compose(["llm", "llm_bls", "llamav2"], place / "repository", weights=make_tiny(place / "weights"))
-
-
-@pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
-    with Service(repository, repository.parent / "log") as running:
-        yield running
 
 
 @pytest.mark.parametrize("model", ["llm", "llm_bls"])

@@ -1,0 +1,58 @@
+"""All planted mistakes."""
+
+from __future__ import annotations
+
+from tests.support import (
+    planted_apis,
+    planted_artifacts,
+    planted_checkpoints,
+    planted_code,
+    planted_engines,
+    planted_ensembles,
+    planted_environments,
+    planted_fields,
+    planted_folders,
+    planted_forest,
+    planted_modules,
+    planted_names,
+    planted_own_backends,
+    planted_placement,
+    planted_requests,
+    planted_scheduling,
+    planted_security,
+    planted_streams,
+    planted_targets,
+    planted_tensors,
+    planted_torchscript,
+    planted_trtllm,
+    planted_warmups,
+    planted_wiring,
+)
+from tests.support.planted import Plant
+
+PLANTS: tuple[Plant, ...] = (
+    *planted_fields.PLANTS,
+    *planted_folders.PLANTS,
+    *planted_tensors.PLANTS,
+    *planted_apis.PLANTS,
+    *planted_scheduling.PLANTS,
+    *planted_ensembles.PLANTS,
+    *planted_wiring.PLANTS,
+    *planted_placement.PLANTS,
+    *planted_environments.PLANTS,
+    *planted_forest.PLANTS,
+    *planted_torchscript.PLANTS,
+    *planted_code.PLANTS,
+    *planted_names.PLANTS,
+    *planted_security.PLANTS,
+    *planted_warmups.PLANTS,
+    *planted_artifacts.PLANTS,
+    *planted_requests.PLANTS,
+    *planted_modules.PLANTS,
+    *planted_streams.PLANTS,
+    *planted_engines.PLANTS,
+    *planted_targets.PLANTS,
+    *planted_checkpoints.PLANTS,
+    *planted_own_backends.PLANTS,
+    *planted_trtllm.PLANTS,
+)
