@@ -1,4 +1,4 @@
-"""What a repository is composed for: placement, target server, precision, GPUs, and the settings of single models."""
+"""Plan of a repository: placement, target server, precision, GPUs, and the settings of single models."""
 
 from __future__ import annotations
 
