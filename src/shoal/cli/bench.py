@@ -92,9 +92,8 @@ def bench(
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     settings = BenchSettings(protocol, seconds or times[0], times[1], repeats or times[2])
     of_rows = {"--inputs": rows, "--batches": batches, "--callers": callers, "--report": is_report}
-    of_tokens = {
-        "--url": url, "--input-tokens": input_tokens, "--output-tokens": output_tokens, "--streams": streams,
-    }  # fmt: skip
+    sizes = {"--input-tokens": input_tokens, "--output-tokens": output_tokens}
+    of_tokens = {"--url": url, **sizes, "--streams": streams}
     if wrong := [name for name, value in (of_tokens if repositories else of_rows).items() if value]:
         raise InputError(
             f"{wrong[0]} is {'not ' if repositories else ''}for repositories.",

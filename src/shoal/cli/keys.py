@@ -48,9 +48,8 @@ def new(
     """Make a key and show it, once: the file has only its digest."""
     keys = KeyFile(file or default_file())
     acts = [act.strip() for act in may.split(",")]
-    limits = {
-        "requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "at_once": at_once,
-    }  # fmt: skip
+    rates = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+    limits = {**rates, "at_once": at_once}
     text = keys.new(name, models or ("*",), acts, read_span("--expires", expires) if expires else None, limits)
     _show(keys, name, text, as_json=as_json)
 
@@ -109,9 +108,7 @@ def _show(keys: KeyFile, name: str, text: str, *, as_json: bool) -> None:
 def _describe(key: Key) -> dict[str, Any]:
     now = datetime.now(UTC)
     expires = key.secrets[-1].expires
-    return {
-        "name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may],
-        "limits": {name: limit for name, limit in key.limits._asdict().items() if limit},
-        "expires": show_time(expires),
-        "valid": sum(secret.is_valid(now) for secret in key.secrets),
-    }  # fmt: skip
+    rights = {"name": key.name, "id": key.id, "models": [*key.models], "may": [*key.may]}
+    limits = {name: limit for name, limit in key.limits._asdict().items() if limit}
+    valid = sum(secret.is_valid(now) for secret in key.secrets)
+    return {**rights, "limits": limits, "expires": show_time(expires), "valid": valid}

@@ -176,10 +176,8 @@ def add_model(
     if Path(source).suffix.lower() == ".pt":
         ERR.print(f"{plain(source)} is a program, and is run now, as you: add files that you trust.", soft_wrap=True)
     with show_progress() as show:
-        paths = add(
-            source, name, project=project, is_decoder=is_decoder, is_dry=is_dry, tell=said.append, on_progress=show,
-            **options,
-        )  # fmt: skip
+        options |= {"project": project, "is_decoder": is_decoder, "is_dry": is_dry}
+        paths = add(source, name, tell=said.append, on_progress=show, **options)
     for line in said:
         _print(line)
     _print_paths(paths, is_dry=is_dry)

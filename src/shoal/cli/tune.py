@@ -41,12 +41,14 @@ def tune(
         refuse_ignored(context, "--text-column --target-column", "without --data")
     if artifacts is not None:
         refuse_ignored(context, "--output", "with --artifacts")
+    named = {"text_column": text_column, "target_column": target_column}
     with show_progress() as show:
         if artifacts is not None:
-            texts = read_texts(data, text_column=text_column, target_column=target_column, on_progress=show)
+            texts = read_texts(data, **named, on_progress=show)
             plan = tune_artifacts(artifacts, texts, out, seconds=seconds, on_progress=show)
         else:
-            plan = _tune_repository(repository or Path(), data, text_column, target_column, output, out, seconds, show)
+            options: dict[str, Any] = {"output": output, "seconds": seconds, "on_progress": show}
+            plan = _tune_repository(repository or Path(), data, out, named, **options)
     if as_json:
         print_json(plan)
         return
@@ -70,9 +72,8 @@ def tune(
 
 
 def _tune_repository(
-    repository: Path, data: Path | None, text_column: str | None, target_column: str | None, output: str, out: Path,
-    seconds: float, show: Any,
-) -> dict[str, Any]:  # fmt: skip
+    repository: Path, data: Path | None, out: Path, columns: dict[str, str | None], **options: Any
+) -> dict[str, Any]:
     """Tune a repository on texts of which a quarter, at most 128, are for calibration."""
     import numpy as np
 
@@ -82,11 +83,11 @@ def _tune_repository(
     from shoal.lab.tune import tune as tune_repository
 
     targets: Any = None
-    if target_column is not None:
-        corpus = read_texts(data, text_column=text_column, target_column=target_column, on_progress=show)
+    if columns["target_column"] is not None:
+        corpus = read_texts(data, **columns, on_progress=options["on_progress"])
         texts, targets = list(corpus.texts), corpus.targets
     elif data is not None:
-        found = read_inputs(find_graph(repository).config.spec, data, text_column or "")
+        found = read_inputs(find_graph(repository).config.spec, data, columns["text_column"] or "")
         texts = [text.decode() for text in next(iter(found.arrays.values())).ravel()]
     else:
         texts = list(sample_texts()[1])
@@ -94,7 +95,5 @@ def _tune_repository(
     order = np.random.default_rng(0).permutation(len(texts))
     first = {texts[row] for row in order[: min(NUM_CALIBRATED, len(texts) // 4)]}
     rest = [row for row in order if texts[row] not in first]
-    return tune_repository(
-        repository, out, [texts[row] for row in rest], targets=None if targets is None else targets[rest].tolist(),
-        calibration=sorted(first), output=output, seconds=seconds, on_progress=show,
-    )  # fmt: skip
+    measured, known = [texts[row] for row in rest], None if targets is None else targets[rest].tolist()
+    return tune_repository(repository, out, measured, targets=known, calibration=sorted(first), **options)
