@@ -131,7 +131,7 @@ def test_a_full_disk_while_composing(artifacts: Path, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shoal.authoring.composition.compose.write_config", full)
+    monkeypatch.setattr("shoal.authoring.composition.writing.write_config", full)
     with pytest.raises(SetupError, match="repository cannot be written: No space left on device"):
         compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from shoal.cli.console import (
     refuse_ignored,
     show_progress,
 )
+from shoal.cli.records import takes_record
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,48 +36,53 @@ if TYPE_CHECKING:
 QUICK = (1, 8, 32)  # rows per request
 
 
-def bench(
-    context: typer.Context,
+@dataclass(frozen=True)
+class BenchAsked:
+    """Options of one ``shoal bench``, as they were given."""
+
     repositories: Annotated[
         list[Path] | None,
         typer.Argument(
             help="Repositories of one pipeline, such as build/cpu build/gpu. Default: a running language model."
         ),
-    ] = None,
-    model: Annotated[str, typer.Option(help="The ensemble, if a repository has several; or the language model.")] = "",
+    ] = None
+    model: Annotated[str, typer.Option(help="The ensemble, if a repository has several; or the language model.")] = ""
     rows: Annotated[
         Path | None,
         typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
-    ] = None,
+    ] = None
     text_column: Annotated[
         str, typer.Option(help="The column of texts. Default: `text`, or the column of the input's name.")
-    ] = "",
-    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
-    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
+    ] = ""
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc"
+    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = ""
     callers: Annotated[
         str, typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests.")
-    ] = "",
-    url: Url = "",
-    api_key: ApiKey = "",
-    ca_cert: CaCert = "",
-    client_cert: ClientCert = "",
-    input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = "",
-    output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = "",
-    streams: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")
-    ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="How often each load is measured. Default: 3.")] = None,
+    ] = ""
+    url: Url = ""
+    api_key: ApiKey = ""
+    ca_cert: CaCert = ""
+    client_cert: ClientCert = ""
+    input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = ""
+    output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = ""
+    streams: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = ""
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")] = (
+        None
+    )
+    repeats: Annotated[int | None, typer.Option(min=1, help="How often each load is measured. Default: 3.")] = None
     is_quick: Annotated[
         bool,
         typer.Option("--quick", help="A first look: requests of 1, 8 and 32 rows, each measured twice for 1 second."),
-    ] = False,
+    ] = False
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write bench-DATE.json, .md and pictures to this folder.")] = None,
-    as_json: Json = False,
-) -> None:
+    ] = False
+    out: Annotated[Path | None, typer.Option(help="Write bench-DATE.json, .md and pictures to this folder.")] = None
+    as_json: Json = False
+
+
+@takes_record(BenchAsked)
+def bench(context: typer.Context, asked: BenchAsked) -> None:
     """Measure pipelines on a real server: latency, throughput, and the time of each step.
 
     Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
@@ -87,56 +94,61 @@ def bench(
     from shoal.lab.bench.run import BATCHES, make_folder, write
     from shoal.lab.bench.run import bench as run_bench
 
-    if out:
-        make_folder(out)  # fail before measuring if it cannot be written
-    times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
-    settings = BenchSettings(protocol, seconds or times[0], times[1], repeats or times[2])
-    of_rows = {"--inputs": rows, "--batches": batches, "--callers": callers, "--report": is_report}
-    sizes = {"--input-tokens": input_tokens, "--output-tokens": output_tokens}
-    of_tokens = {"--url": url, **sizes, "--streams": streams}
-    if wrong := [name for name, value in (of_tokens if repositories else of_rows).items() if value]:
+    if asked.out:
+        make_folder(asked.out)  # fail before measuring if it cannot be written
+    times = (1.0, 0.3, 2) if asked.is_quick else (4.0, 1.0, 3)
+    settings = BenchSettings(asked.protocol, asked.seconds or times[0], times[1], asked.repeats or times[2])
+    of_rows = {
+        "--inputs": asked.rows,
+        "--batches": asked.batches,
+        "--callers": asked.callers,
+        "--report": asked.is_report,
+    }
+    sizes = {"--input-tokens": asked.input_tokens, "--output-tokens": asked.output_tokens}
+    of_tokens = {"--url": asked.url, **sizes, "--streams": asked.streams}
+    if wrong := [name for name, value in (of_tokens if asked.repositories else of_rows).items() if value]:
         raise InputError(
-            f"{wrong[0]} is {'not ' if repositories else ''}for repositories.",
+            f"{wrong[0]} is {'not ' if asked.repositories else ''}for repositories.",
             "Measure a running server: shoal serve REPOSITORY; then shoal bench --output-tokens 32"
-            if repositories
+            if asked.repositories
             else f"Name one: shoal bench build/repository {wrong[0]} ...",
         )
-    if repositories:
+    if asked.repositories:
         refuse_ignored(
             context, "--api-key-file --ca-cert --client-cert", "with repositories, whose servers want no key"
         )
-    if not rows:
+    if not asked.rows:
         refuse_ignored(context, "--text-column", "without --inputs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
-        if repositories:
+        if asked.repositories:
             record = run_bench(
-                repositories,
+                asked.repositories,
                 settings,
-                rows=rows or sample_texts,
-                model=model,
-                text_column=text_column,
-                batches=_parse_numbers(batches, "--batches", "1,8,64"),
-                callers=_parse_numbers(callers, "--callers", "1,16"),
-                usual=QUICK if is_quick else BATCHES,
+                rows=asked.rows or sample_texts,
+                model=asked.model,
+                text_column=asked.text_column,
+                batches=_parse_numbers(asked.batches, "--batches", "1,8,64"),
+                callers=_parse_numbers(asked.callers, "--callers", "1,16"),
+                usual=QUICK if asked.is_quick else BATCHES,
                 on_progress=show,
             )
         else:
             lengths = (
-                _parse_numbers(input_tokens or "32", "--input-tokens", "32"),
-                _parse_numbers(output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
-                _parse_numbers(streams or "1,16", "--streams", "1,16"),
+                _parse_numbers(asked.input_tokens or "32", "--input-tokens", "32"),
+                _parse_numbers(asked.output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
+                _parse_numbers(asked.streams or "1,16", "--streams", "1,16"),
             )
-            access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
+            access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
             cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-            record = bench_tokens(url, cells, settings, model=model, on_progress=show, **access)
-    files, missing = write(record, out) if out else ([], "")
-    if as_json:
+            record = bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
+    files, missing = write(record, asked.out) if asked.out else ([], "")
+    if asked.as_json:
         print_json(record)
         if missing:
             ERR.print(plain(missing), soft_wrap=True)
         return
-    _print(record, is_report=is_report)
+    _print(record, is_report=asked.is_report)
     for path in files:
         OUT.print(f"written: {path}", soft_wrap=True, markup=False)
     if missing:

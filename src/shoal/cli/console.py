@@ -160,7 +160,7 @@ def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
 COMMON = "Common options"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=COMMON)]
 Placement = Annotated[
-    Literal["cpu", "hybrid", "gpu"],
+    Literal["cpu", "hybrid", "gpu"] | None,
     typer.Option(
         help="Where the models run, instead of where each one's own configuration says; hybrid: pre- and postprocessing"
         " in the client, the models on the GPU."

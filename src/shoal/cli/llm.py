@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.text import Text
 
 from shoal.cli.console import OUT, ApiKey, CaCert, ClientCert, Json, Protocol, Url, print_json, refuse_ignored
+from shoal.cli.records import takes_record
 from shoal.errors import InputError, suggest
 from shoal.kit.generation.sampling import SETTINGS, VARIABLES, read_variables
 
@@ -22,51 +24,56 @@ _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
 _OTHERS = ", ".join([*(name for name in _ROWS if name not in _OPTIONS), VARIABLES])
 
 
-def generate(
-    context: typer.Context,
+@dataclass(frozen=True)
+class GenerateAsked:
+    """Options of one ``shoal generate``, as they were given."""
+
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
-    ] = None,
+    ] = None
     is_chat: Annotated[
         bool, typer.Option("--chat", help="Send the text as a user's message, in the model's chat template.")
-    ] = False,
-    system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = "",
-    is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help=_ROWS["max_tokens"].says)] = None,
-    temperature: Annotated[float | None, typer.Option(help=_ROWS["temperature"].says)] = None,
-    top_p: Annotated[float | None, typer.Option(help=_ROWS["top_p"].says)] = None,
-    seed: Annotated[int | None, typer.Option(help=_ROWS["seed"].says)] = None,
+    ] = False
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = ""
+    is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False
+    max_tokens: Annotated[int | None, typer.Option(help=_ROWS["max_tokens"].says)] = None
+    temperature: Annotated[float | None, typer.Option(help=_ROWS["temperature"].says)] = None
+    top_p: Annotated[float | None, typer.Option(help=_ROWS["top_p"].says)] = None
+    seed: Annotated[int | None, typer.Option(help=_ROWS["seed"].says)] = None
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; may be repeated.")
-    ] = None,
+    ] = None
     others: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help=f"Another setting; may be repeated. Names: {_OTHERS}."),
-    ] = None,
-    url: Url = "",
-    api_key: ApiKey = "",
-    ca_cert: CaCert = "",
-    client_cert: ClientCert = "",
-    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
+    ] = None
+    url: Url = ""
+    api_key: ApiKey = ""
+    ca_cert: CaCert = ""
+    client_cert: ClientCert = ""
+    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc"
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; with --stream, of each piece.")
-    ] = 120.0,
-    model: Annotated[str, typer.Option(metavar="NAME", help="The model. Default: the only pipeline.")] = "",
-    is_local: Annotated[
-        bool, typer.Option("--local", help="Run the repository in this process, without a server.")
-    ] = False,
-    repository: Annotated[Path, typer.Option(help="For --local.")] = Path("build/repository"),
-    as_json: Json = False,
-) -> None:
+    ] = 120.0
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model. Default: the only pipeline.")] = ""
+    is_local: Annotated[bool, typer.Option("--local", help="Run the repository in this process, without a server.")] = (
+        False
+    )
+    repository: Annotated[Path, typer.Option(help="For --local.")] = Path("build/repository")
+    as_json: Json = False
+
+
+@takes_record(GenerateAsked)
+def generate(context: typer.Context, asked: GenerateAsked) -> None:
     """Continue a text, or answer a chat's message."""
     from shoal.clients.client.client import Client
     from shoal.clients.llm.client import Llm
     from shoal.clients.local import load
     from shoal.kit.generation.pieces import join_pieces
 
-    if system and not is_chat:
+    if asked.system and not asked.is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
-    if is_local:
+    if asked.is_local:
         refuse_ignored(
             context,
             "--url --api-key-file --ca-cert --client-cert --protocol --timeout",
@@ -74,42 +81,54 @@ def generate(
         )
     else:
         refuse_ignored(context, "--repository", "without --local")
-    text = _read_prompt(prompt)
-    asked: Any = text
-    if is_chat:
-        asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop_words": stop}
+    text = _read_prompt(asked.prompt)
+    prompt: Any = text
+    if asked.is_chat:
+        prompt = [
+            *([{"role": "system", "content": asked.system}] if asked.system else []),
+            {"role": "user", "content": text},
+        ]
+    given = {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "stop_words": asked.stop,
+    }
     given = {name: value for name, value in given.items() if value is not None}
-    settings: Any = _read_settings(others)
+    settings: Any = _read_settings(asked.others)
     if twice := sorted(settings.keys() & given.keys()):
         raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
     settings |= given
-    if settings.get("top_logprobs") and not as_json:
+    if settings.get("top_logprobs") and not asked.as_json:
         raise InputError("--set top_logprobs changes nothing in the text.", "Add --json, which shows what it gives.")
     with ExitStack() as held:
-        if is_local:
-            pipeline = load(repository / model if model else repository)
+        if asked.is_local:
+            pipeline = load(asked.repository / asked.model if asked.model else asked.repository)
             held.callback(pipeline.close)
             llm = Llm(pipeline)
         else:
-            access: Access = {"api_key": api_key, "ca_cert": ca_cert, "client_cert": client_cert}
-            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout, **access)), model)
-        if not is_stream:
-            _print(llm.generate(asked, **settings)._asdict(), as_json=as_json)
+            access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
+            llm = Llm(
+                held.enter_context(Client(asked.url, protocol=asked.protocol, timeout=asked.timeout, **access)),
+                asked.model,
+            )
+        if not asked.is_stream:
+            _print(llm.generate(prompt, **settings)._asdict(), as_json=asked.as_json)
             return
         pieces = []
         try:
-            with closing(llm.stream(asked, **settings)) as answers:
+            with closing(llm.stream(prompt, **settings)) as answers:
                 for piece in answers:
                     pieces.append(piece)
-                    if not as_json:
+                    if not asked.as_json:
                         typer.echo(piece.text, nl=False)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         finally:
-            if pieces and not as_json:
+            if pieces and not asked.as_json:
                 typer.echo()
-        if as_json:
+        if asked.as_json:
             _print(join_pieces(pieces)._asdict(), as_json=True)
 
 

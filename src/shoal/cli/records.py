@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Any, TypeVar, get_type_hints
 
@@ -16,11 +16,13 @@ _Record = TypeVar("_Record")
 def takes_record(record: type[_Record]) -> Callable[[Callable[[typer.Context, _Record], None]], Callable[..., None]]:
     """Give a command the fields of ``record``, whose types have typer's annotations, as its options."""
     hints = get_type_hints(record, include_extras=True)
-    added = [
-        inspect.Parameter(
-            entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=hints[entry.name]
-        )
+    defaults = {
+        entry.name: inspect.Parameter.empty if entry.default is MISSING else entry.default
         for entry in fields(record)  # type: ignore[arg-type]
+    }
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in defaults.items()
     ]
 
     def decorate(command: Callable[[typer.Context, _Record], None]) -> Callable[..., None]:

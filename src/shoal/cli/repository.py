@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +22,7 @@ from shoal.cli.console import (
     print_json,
     refuse_ignored,
 )
+from shoal.cli.records import takes_record
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,104 +45,111 @@ Quantize = Annotated[
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
-def compose(
-    context: typer.Context,
+@dataclass(frozen=True)
+class ComposeAsked:
+    """Options of one ``shoal compose``, as they were given."""
+
     ensembles: Annotated[
         list[str], typer.Argument(help="Names of ensembles or single models, which are the names of their folders.")
-    ],
-    repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
+    ]
+    repository: Annotated[Path, typer.Argument(help="The model repository to write.")]
     artifacts: Annotated[
         Path | None,
         typer.Option(
             help="Files that model folders lack, such as those of `shoal train`; build/artifacts if it exists."
         ),
-    ] = None,
-    placement: Placement | None = None,
-    target: Target = "embedded",
+    ] = None
+    placement: Placement = None
+    target: Target = "embedded"
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option(
             help="The arithmetic of encoders and engines; auto: the plan's, or an encoder's is bf16 if the CPU has it."
         ),
-    ] = "auto",
+    ] = "auto"
     tuned: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `shoal tune` chose for these encoders: tuned.json.")
-    ] = None,
+    ] = None
     accepts_error: Annotated[
         bool, typer.Option("--accept-error", help="Use INT8 although its error is large, or unknown.")
-    ] = False,
-    gpu: Gpu = "",
-    reserved: Reserved = 16,
+    ] = False
+    gpu: Gpu = ""
+    reserved: Reserved = 16
     projects: Annotated[
         list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
-    ] = None,
+    ] = None
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="[MODEL=]PATH", help="An execution environment for all Python models, or for one."),
-    ] = None,
+    ] = None
     stub: Annotated[
         list[str] | None,
         typer.Option(metavar="[MODEL=]PATH", help="The stub of an environment, if built apart from it."),
-    ] = None,
+    ] = None
     swap: Annotated[
         list[str] | None,
         typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; may be repeated."),
-    ] = None,
-    weights: Weights = None,
-    quantize: Quantize = None,
+    ] = None
+    weights: Weights = None
+    quantize: Quantize = None
     instances: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODEL=COUNT[@GPUS]", help="Instances of a model, on each of GPUS if given; may be repeated."
         ),
-    ] = None,
+    ] = None
     place: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODEL=gpu:NUMBERS|cpu", help="Place one model, whatever --placement says; may be repeated."
         ),
-    ] = None,
+    ] = None
     preferred_batch: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL=ROWS", help="Preferred batch sizes of a model, such as 2,4,8; may be repeated."),
-    ] = None,
+    ] = None
     queue_delay: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL=US", help="Microseconds that requests wait for a larger batch; may be repeated."),
-    ] = None,
-) -> None:
+    ] = None
+
+
+@takes_record(ComposeAsked)
+def compose(context: typer.Context, asked: ComposeAsked) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.authoring.composition.compose import compose as compose_repository
     from shoal.authoring.repository.manifest import read_manifest
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.authoring.repository.plan import Plan
 
-    plan = Plan(placement or "", target, dtype, _parse_gpus(gpu), reserved)
-    if placement == "cpu" and not place:
+    plan = Plan(asked.placement or "", asked.target, asked.dtype, _parse_gpus(asked.gpu), asked.reserved)
+    if asked.placement == "cpu" and not asked.place:
         refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
-    if tuned is None:
+    if asked.tuned is None:
         refuse_ignored(context, "--accept-error", "without --tuned")
     path = compose_repository(
-        ensembles,
-        repository,
-        artifacts=artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
+        asked.ensembles,
+        asked.repository,
+        artifacts=asked.artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
-        projects=projects or (),
-        environments=_by_model(env),
-        stubs=_by_model(stub),
-        swap=parse_pairs("--swap", swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
-        weights=weights,
-        tuning=_parse_tuning(instances, preferred_batch, queue_delay, place),
-        tuned=tuned,
-        accepts_error=accepts_error,
-        quantize=quantize or "",
+        projects=asked.projects or (),
+        environments=_by_model(asked.env),
+        stubs=_by_model(asked.stub),
+        swap=parse_pairs("--swap", asked.swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
+        weights=asked.weights,
+        tuning=_parse_tuning(asked.instances, asked.preferred_batch, asked.queue_delay, asked.place),
+        tuned=asked.tuned,
+        accepts_error=asked.accepts_error,
+        quantize=asked.quantize or "",
     )
     manifest = read_manifest(path)
     for note in manifest["notes"]:
         OUT.print(f"note: {plain(note)}", soft_wrap=True)
-    if artifacts and not any(config.artifacts for config in read_configs(path).values()):
+    if asked.artifacts and not any(config.artifacts for config in read_configs(path).values()):
         ERR.print(
-            f"No model takes files from {artifacts}: none has the parameter artifacts.", soft_wrap=True, markup=False
+            f"No model takes files from {asked.artifacts}: none has the parameter artifacts.",
+            soft_wrap=True,
+            markup=False,
         )
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
@@ -149,7 +157,7 @@ def compose(
         ERR.print(f"Model {model} starts cold, without a warm-up request: {plain(reason)}", soft_wrap=True)
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
-    OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+    OUT.print(f"next: {serve_it if asked.target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
 
 
 def _parse_tuning(
@@ -197,7 +205,7 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 def plan(
     context: typer.Context,
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
-    placement: Placement | None = None,
+    placement: Placement = None,
     target: Target = "embedded",
     gpu: Gpu = "",
     reserved: Reserved = 16,
