@@ -32,7 +32,7 @@ from shoal.kit.generation.sampling import Sampling
 from shoal.kit.generation.contract import TokenRequest
 from shoal.kit.generation.prompts import stack
 from shoal.kit.generation.engines.onnx import OnnxEngine
-from shoal.clients.llm.client import Settings
+from shoal.clients.llm.client import GenerationSettings
 from shoal.clients.llm.dialects import Dialect
 
 def fault(call):
@@ -44,7 +44,7 @@ print(json.dumps({
     "check": fault(Sampling(typical_p=3.0).check),
     "engine": fault(lambda: TokenRequest.read(request, Limits(9, 9, 1)).sampling.check_applied(OnnxEngine.settings)),
     "client": str(Dialect([]).to_inputs("a", {"typical_p": 0.5}, is_streaming=True)["typical_p"]),
-    "types": str(Settings.__annotations__.get("typical_p")),
+    "types": str(GenerationSettings.__annotations__.get("typical_p")),
     "command": CliRunner().invoke(cli.app, ["generate", "--help"], env={"COLUMNS": "400"}).output,
 }))
 """

@@ -214,7 +214,7 @@ def test_an_input_that_is_also_an_output_may_be_left_out(base: str, tmp_path: Pa
     """An example is an engine's carry. If it is given, the component's own output is the answer, not the input."""
     code = f"""
 import numpy as np
-from shoal.kit.component import {base}
+from shoal import {base}
 
 class Echo({base}):
     def run(self, batch):

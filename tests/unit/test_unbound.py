@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSequenceClassification, BertModel
 
-import shoal
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.project.importing.encoders import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load
 from shoal.errors import ArtifactError
+from shoal.kit.backends import BACKENDS
 from shoal.kit.component.files import sha256
 from shoal.kit.encoders import export
 from shoal.kit.encoders.encoder import Trunked
@@ -39,7 +39,7 @@ from tests.support.published import BERT, publish, publish_roberta
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # TorchScript is deprecated, and what Triton serves
-BACKEND = Path(shoal.__file__).parent / "server" / "backends" / "pytorch" / "model.py"
+BACKEND = BACKENDS / "pytorch" / "model.py"
 Make = Callable[[Path, Path, str], Trunked]
 
 
