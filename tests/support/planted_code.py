@@ -6,6 +6,7 @@ from tests.support.planted import MODEL, Plant
 
 CODE = "first/1/model.py"
 RETURN = "        return responses\n"
+OURS = "from shoal import Component\n"
 START = "    def execute(self, requests):\n"
 COMPLETE = """    @staticmethod
     def auto_complete_config(auto_complete_model_config):
@@ -144,5 +145,21 @@ PLANTS = (
         "open(",
         {CODE: (', encoding="utf-8"', "")},
         {CODE: (START, READ + START)},
+    ),
+    Plant(
+        "a part of shoal from before it moved",
+        "import-not-in-shoal",
+        CODE,
+        "shoal.component",
+        {CODE: (OURS, OURS.replace("from shoal", "from shoal.component"))},
+        {CODE: OURS + MODEL},
+    ),
+    Plant(
+        "a name that shoal lacks",
+        "import-not-in-shoal",
+        CODE,
+        "Componend",
+        {CODE: (OURS, OURS.replace("ent", "end"))},
+        {CODE: OURS + MODEL},
     ),
 )

@@ -9,12 +9,22 @@ from functools import cache
 from pathlib import Path
 
 import shoal
+from shoal.errors import ArtifactError
 
+IMPORT_FIX = "Import from shoal itself, such as: from shoal import Component"
 _ROOT = Path(shoal.__file__).parent
 
 
 def copy_package(folder: Path, *modules: str) -> None:
-    """Copy ``modules`` of shoal, and the part of shoal that the code in ``folder`` imports, to ``folder/shoal``."""
+    """Copy ``modules`` of shoal, and the part of shoal that the code in ``folder`` imports, to ``folder/shoal``.
+
+    Raises:
+        ArtifactError: the code imports what this version of shoal does not have.
+    """
+    for path in sorted(folder.glob("**/*.py")):
+        for line, name in find_unknown(path):
+            where = f"{'/'.join(path.parts[-3:])}:{line}"  # MODEL/VERSION/model.py
+            raise ArtifactError(f"{where}: shoal {shoal.__version__} has no {name}.", IMPORT_FIX)
     for source in find_carried(sorted(folder.glob("**/*.py")), *modules):
         copy = folder / "shoal" / source.relative_to(_ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -36,6 +46,19 @@ def find_carried(sources: Iterable[Path], *modules: str) -> list[Path]:
     return sorted(found)
 
 
+def find_unknown(source: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the dotted name of each import from shoal in ``source`` that this version does not have."""
+    found = dict[tuple[int, str], None]()
+    for line, module, name in _find_imports(source):
+        place = _ROOT.joinpath(*module.split(".")[1:])
+        if not place.is_dir():
+            if not place.with_suffix(".py").is_file():
+                found[line, module] = None
+        elif name and place == _ROOT and not (place / name).is_dir() and name not in {*shoal.__all__, *vars(shoal)}:
+            found[line, f"{module}.{name}"] = None
+    yield from found
+
+
 @cache  # shoal's own files stay as they are while it runs
 def _find_used_by_own(source: Path) -> frozenset[Path]:
     data = {path.name: path for path in source.parent.iterdir() if path.suffix not in ("", ".py")}
@@ -44,17 +67,23 @@ def _find_used_by_own(source: Path) -> frozenset[Path]:
 
 
 def _find_used(source: Path) -> Iterator[Path]:
+    for _, module, name in _find_imports(source):
+        yield from (path for path in _find_files(module, name) if path.is_file())
+
+
+def _find_imports(source: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield each import from shoal in ``source``: its line, the module, and the name that is imported from it."""
     try:
         tree = ast.parse(source.read_bytes())
-    except SyntaxError:  # `shoal check` reports it
+    except (SyntaxError, ValueError, RecursionError):  # `shoal check` reports it
         return
     for node in _walk(tree):
+        found: list[tuple[int, str, str]] = []
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _find_files(alias.name)
+            found = [(node.lineno, alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                yield from _find_files(node.module, alias.name)
+            found = [(node.lineno, node.module, alias.name) for alias in node.names]
+        yield from (each for each in found if each[1].partition(".")[0] == "shoal")
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -73,8 +102,6 @@ def _find_files(module: str, name: str = "") -> Iterator[Path]:
     that defines it.
     """
     parts = module.split(".")
-    if parts[0] != "shoal":
-        return
     for number in range(1, len(parts)):
         yield _ROOT.joinpath(*parts[1:number], "__init__.py")
     place = _ROOT.joinpath(*parts[1:])

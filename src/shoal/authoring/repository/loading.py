@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from shoal.authoring.vendoring import IMPORT_FIX
 from shoal.errors import ArtifactError
 from shoal.kit.component.base import Component
 
@@ -33,7 +34,10 @@ def component_class(path: Path) -> type[Component]:
     try:
         spec.loader.exec_module(module)
     except ImportError as error:  # a Python model without shoal imports modules that only Triton's stubs provide
-        raise ArtifactError(f"{short} is not a shoal component that loads in this process: {error}.", _FIX) from None
+        what, fix = f"{short} is not a shoal component that loads in this process: {error}.", _FIX
+        if (error.name or "").partition(".")[0] == "shoal":
+            fix = f"{IMPORT_FIX}. If another version of shoal composed it, compose it again."
+        raise ArtifactError(what, fix) from None
     finally:
         sys.path[:] = before
     component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)

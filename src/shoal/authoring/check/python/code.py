@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+import shoal
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.check.python.source import (
@@ -17,6 +18,7 @@ from shoal.authoring.check.python.source import (
     served_sources,
     walk_within,
 )
+from shoal.authoring.vendoring import IMPORT_FIX, find_unknown
 from shoal.system.files import read_bytes
 
 SYNTAX = Rule("model-py-syntax", Severity.ERROR, is_core=True)
@@ -24,6 +26,7 @@ NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
 SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
 CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
 ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
+UNKNOWN = Rule("import-not-in-shoal", Severity.ERROR)
 READS = Rule("reads-unknown-input", Severity.WARNING)
 CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 
@@ -45,6 +48,9 @@ def find(model: Model, repository: Repository) -> Findings:
     del repository
     for path, text in served_sources(model):
         yield from _check_syntax(Place(path), text)
+        if "shoal" in text and not (path.parent / "shoal").is_dir():  # the package that is installed, or a copy of it
+            for line, name in find_unknown(path):
+                yield UNKNOWN.at(Place(path, line), f"shoal {shoal.__version__} has no {name}.", f"{IMPORT_FIX}.")
 
     def look(source: SourceFile) -> Findings:
         found = [node for node in source.nodes if isinstance(node, Function | ast.ClassDef) and node.name == CLASS]
