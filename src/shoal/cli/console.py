@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
-from rich import progress as bars
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -52,6 +51,8 @@ def show_progress() -> Iterator[OnProgress]:
     On a terminal, each stage has a bar. Elsewhere, a line is printed for each stage, and one per minute in a long
     stage.
     """
+    from rich import progress as bars  # takes long to import
+
     if not ERR.is_terminal:
         yield _Lines().show
         return
