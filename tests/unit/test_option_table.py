@@ -99,7 +99,7 @@ def test_every_option_has_an_entry() -> None:
 def test_a_planted_option_without_an_entry_is_found() -> None:
     command = typer.main.get_command(app)
     group: Any = command
-    fit = group.commands["env"].commands["fit"]
+    fit = group.commands.get("env").commands["fit"]
     planted = copy.copy(fit.params[-1])
     planted.opts = ["--planted"]
     fit.params.append(planted)

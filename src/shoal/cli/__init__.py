@@ -18,7 +18,7 @@ from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.cli.llm import generate, tokens
 from shoal.cli.tune import tune
-from shoal.cli.usage import Command, Root
+from shoal.cli.usage import Root, Waiting
 from shoal.errors import ShoalError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, of a quota, and of a limit of the process
@@ -48,7 +48,14 @@ def options(
 
 
 _PANELS: dict[str, tuple[Any, ...]] = {
-    "Serve and ask: start a server, and send requests to it.": (serving.serve, infer, generate, tokens, serving.copies),
+    "Serve and ask: start a server, and send requests to it.": (
+        serving.serve,
+        infer,
+        generate,
+        tokens,
+        serving.copies,
+        ("shards", shards.app),
+    ),
     "Author: make, check and draw repositories, without a server.": (
         repository.compose,
         repository.plan,
@@ -57,18 +64,21 @@ _PANELS: dict[str, tuple[Any, ...]] = {
         graph,
         describe,
     ),
-    "Models: take in those that you have, and write new ones.": (project.add_model,),
+    "Models: take in those that you have, and write new ones.": (project.add_model, ("new", project.app)),
     "Measure: find out what is fast and exact on this machine.": (bench, tune),
-    "Keys and environments: what a service needs around it.": (serving.doctor,),
+    "Keys and environments: what a service needs around it.": (
+        serving.doctor,
+        ("keys", keys.app),
+        ("env", environment.app),
+    ),
 }
-_SERVE, _, _MODELS, _, _AROUND = _PANELS
-for panel, commands in _PANELS.items():
-    for command in commands:
-        app.command(cls=Command, rich_help_panel=panel)(command)
-app.add_typer(shards.app, name="shards", rich_help_panel=_SERVE)
-app.add_typer(project.app, name="new", rich_help_panel=_MODELS)
-app.add_typer(keys.app, name="keys", rich_help_panel=_AROUND)
-app.add_typer(environment.app, name="env", rich_help_panel=_AROUND)
+Root.own = [
+    Waiting(each[0], each[1], panel)
+    if isinstance(each, tuple)
+    else Waiting(each.__name__.replace("_", "-"), each, panel)
+    for panel, commands in _PANELS.items()
+    for each in commands
+]
 
 
 def main() -> None:

@@ -6,12 +6,10 @@ Each entry point leads to one object: ``shoal.commands`` to a ``typer.Typer`` wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
-
-import typer
 
 from shoal.errors import InputError, needs
 from shoal.system.progress import OnProgress
@@ -23,15 +21,6 @@ class Texts(Protocol):
     name: str
     texts: Sequence[str]
     targets: Any
-
-
-def find_commands() -> Iterator[Any]:
-    """Yield the applications' commands, each with its application's help as the heading."""
-    for entry in entry_points(group="shoal.commands"):
-        group = typer.main.get_group(entry.load())
-        for command in group.commands.values():
-            command.rich_help_panel = group.help  # type: ignore[attr-defined]
-            yield command
 
 
 def _load(group: str, fix: str) -> Any:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
 
+from typer import Typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
@@ -37,14 +43,60 @@ class Group(TyperGroup):
         return _name_kinds(super().get_params(ctx), ctx)
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """Command that is made of its function, or of the app of a group, when it is asked for."""
+
+    name: str
+    source: Callable[..., None] | Typer
+    panel: str
+
+    def make(self) -> Any:
+        """Return the command, with all its options."""
+        if isinstance(self.source, Typer):
+            command = get_command(self.source)
+        else:
+            alone = Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(self.name, cls=Command)(self.source)
+            command = get_command(alone)
+        command.name, command.rich_help_panel = self.name, self.panel  # type: ignore[attr-defined]
+        return command
+
+    def sketch(self) -> Any:
+        """Return what the list of commands shows."""
+        text = self.source.info.help if isinstance(self.source, Typer) else inspect.getdoc(self.source)
+        return TyperCommand(self.name, help=text, rich_help_panel=self.panel)
+
+
+class _OnDemand(dict[str, Any]):
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if isinstance(found, Waiting):
+            found = self[key] = found.make()
+        return found
+
+
 class Root(Group):
-    """Group of shoal's own commands and those of applications, which are imported when they are needed."""
+    """Group of shoal's own commands and those of applications, which are imported when they are needed.
+
+    To make all commands takes longer than to run one. So each is made when it is asked for, and the help makes none.
+    """
+
+    own: ClassVar[Sequence[Waiting]] = ()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _OnDemand({each.name: each for each in self.own})
 
     def _add_applications(self) -> None:
-        from shoal.cli.applications import find_commands
-
-        for command in find_commands():
-            self.commands.setdefault(command.name, command)
+        """Add the applications' commands, each under its application's help."""
+        for entry in entry_points(group="shoal.commands"):
+            app: Typer = entry.load()
+            for each in app.registered_commands:
+                if each.callback is not None:
+                    name = each.name or each.callback.__name__.replace("_", "-")
+                    made = Waiting(name, each.callback, str(app.info.help))
+                    self.commands.setdefault(name, made)  # type: ignore[arg-type]
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -56,3 +108,13 @@ class Root(Group):
         if cmd_name not in self.commands:
             self._add_applications()
         return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        self._add_applications()
+        whole: Any = self.commands
+        self.commands = {name: each.sketch() if isinstance(each, Waiting) else each for name, each in whole.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = whole
