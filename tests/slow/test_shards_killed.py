@@ -295,7 +295,7 @@ from pathlib import Path
 from shoal.clients.bulk.shards.folders import open_folder
 from shoal.clients.bulk.shards.plan import ShardReader, make_plan
 from shoal.clients.bulk.shards.report import read_status
-from shoal.clients.bulk.shards.shard_task import Record, record_name
+from shoal.clients.bulk.shards.shard_task import ShardRecord, record_name
 import msgspec
 start = time.monotonic()
 folder = open_folder({str(tmp_path / "out")!r})
@@ -303,7 +303,7 @@ plan = make_plan(folder, {str(tmp_path / "in" / "*.parquet")!r}, 25_000, {{}})
 seconds = time.monotonic() - start
 most = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 for number in range(plan.shards - 1):
-    record = Record(plan.digest(), plan.file(number), 25_000, 0, "0" * 64, "0" * 64)
+    record = ShardRecord(plan.digest(), plan.file(number), 25_000, 0, "0" * 64, "0" * 64)
     folder.put(record.file, b"")
     folder.put(record_name(number), msgspec.json.encode(record))
 start = time.monotonic()

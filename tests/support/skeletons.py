@@ -96,7 +96,13 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     settings = ("--config", ROOT / "pyproject.toml", "--no-cache", ".")
     # A method has the parameters of the one that it overrides, whether it uses them or not.
     _run(folder, "ruff", "check", "--ignore", "ARG002", *settings)
-    _run(folder, "ruff", "format", "--check", *settings)
+    commas = (
+        "--config",
+        "format.skip-magic-trailing-comma=false",
+        "--config",
+        "lint.isort.split-on-trailing-comma=true",
+    )
+    _run(folder, "ruff", "format", "--check", *settings, *commas)  # skeletons have a value a line, to be edited
     flat = tmp_path_factory.mktemp("modules")  # under names of their own: mypy takes no two of one name
     for number, path in enumerate(sorted(folder.rglob("*.py"))):
         shutil.copy(path, flat / f"file_{number}_{path.name}")

@@ -137,7 +137,7 @@ class AsyncClient(BaseClient):
         loop = asyncio.get_running_loop()
         if self._transport is None:
             make = AsyncGrpc if self.protocol == "grpc" else AsyncHttp
-            self._transport, self._loop = make(self.url, self._api_key, self._options.tls), loop
+            self._transport, self._loop = self._connect(make), loop
         if self._loop is not loop:
             raise InputError("This client belongs to another event loop.", "Make a client in each loop.")
         return self._transport

@@ -47,7 +47,7 @@ class Client(BaseClient):
 
     def _open(self) -> None:
         make = Grpc if self.protocol == "grpc" else Http
-        self._transport: Grpc | Http = make(self.url, self._api_key, self._options.tls)
+        self._transport: Grpc | Http = self._connect(make)
         self._senders = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="shoal-client")
         self._streams: WeakSet[Replies] = WeakSet()
 

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from shoal.authoring.repository.default_model import find_top
@@ -325,7 +325,9 @@ class BaseClient:
         self.url, tls = read_url(url, protocol, ca_cert, client_cert)
         self.protocol, self.timeout = protocol, timeout
         self._options = ClientOptions(self.url, protocol, timeout, concurrency, retries, is_repeatable, tls)
-        self._api_key = check_key(api_key) if api_key else ""
+        key = check_key(api_key) if api_key else ""
+        # In a closure, where no listing of the client's attributes shows the key.
+        self._connect: Callable[[Callable[..., Any]], Any] = lambda make: make(self.url, key, self._options.tls)
         self._flows, self._is_closed = Flows(), False
         self._open()
 
