@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a mutant stands in a checkout."""
+    """Place of a mutant in a checkout."""
 
     path: Path
     line: int

@@ -51,11 +51,14 @@ if TYPE_CHECKING:
     from shoal.kit.component.tensors import Device as Device
     from shoal.kit.component.tensors import namespace as namespace
     from shoal.kit.generation.completions import Completions as Completions
+    from shoal.kit.generation.contract import TokenRequest as TokenRequest
     from shoal.kit.generation.contract import read_streaming as read_streaming
     from shoal.kit.generation.pieces import Piece as Piece
     from shoal.kit.generation.prompts import Prompts as Prompts
+    from shoal.kit.generation.sampling import Sampling as Sampling
     from shoal.kit.generation.trtllm import Postprocessing as Postprocessing
     from shoal.kit.generation.trtllm import Preprocessing as Preprocessing
+    from shoal.kit.generation.weights import find_weights as find_weights
     from shoal.kit.text.tokenizer_files import read_tokenizer as read_tokenizer
     from shoal.kit.text.tokens import WordPiece as WordPiece
     from shoal.kit.text.tokens import check_texts as check_texts

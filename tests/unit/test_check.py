@@ -40,7 +40,7 @@ def test_the_dims_that_fit_a_graph_are_said(tmp_path: Path) -> None:
 
 
 def test_pages_show_what_is_found() -> None:
-    """Of these rules, the page's own diff is planted; the diffs of the others leave parts out, or are of files."""
+    """The page's own diff is planted for these rules; the other diffs leave parts out, or are of files."""
     proved = {plant.rule for plant in PLANTS if ON_PAGE in plant.bad.values()}
     assert len(proved) >= 27
 

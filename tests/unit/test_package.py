@@ -85,7 +85,7 @@ NOT_OF_THE_SERVICE = (
 
 
 def test_the_service_loads_nothing_that_makes_or_checks_repositories() -> None:
-    """Of shoal's lines, at most ``most``: each one is memory, and time at the start."""
+    """At most ``most`` of shoal's lines are loaded: each one is memory, and time at the start."""
     most = 16_500
     code = "import shoal.serving.gateway.run, sys; print(*(n for n in sys.modules if n.split('.')[0] == 'shoal'))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -150,12 +150,12 @@ def test_files_stay_short() -> None:
     """A habit with reasons: one file, one thing; a model.py is its own documentation."""
     for path in tracked("*.py"):
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        limit = 62 if path.parent.name == "1" else 500
+        limit = 60 if path.parent.name == "1" else 500
         assert lines <= limit, f"{path} has {lines} lines"
 
 
 def test_no_test_imports_another() -> None:
-    """What two of them need is in ``tests/support``; the test of the option table reads the tables where they are."""
+    """Helpers of two tests are in ``tests/support``; the test of the option table reads the tables where they are."""
     for path in tracked("tests/**/*.py"):
         used = find_imports(ast.parse(path.read_text(encoding="utf-8")))
         tests = [name for name in used if re.match(r"tests\.(\w+\.)*test_", name)]

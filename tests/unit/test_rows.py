@@ -133,7 +133,7 @@ def test_refused_rows() -> None:
 
 
 def test_rows_are_joined_and_split_again() -> None:
-    """Of two rows, the shorter one is padded, and so is what a row did not ask for."""
+    """The shorter one of two rows is padded, and so is what a row did not ask for."""
     ids = [np.array([[[5, 6]]], np.int32), np.array([[[7]]], np.int32)]
     first = {
         "output_ids": ids[0],

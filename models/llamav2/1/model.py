@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal import Arrays, Component, Context, InputError, Parameters, Prompts
+from shoal import Arrays, Component, Context, InputError, Parameters, Prompts, Sampling, TokenRequest, find_weights
 from shoal.kit.generation.chats import llama2, read_messages
-from shoal.kit.generation.contract import TokenRequest, as_python
+from shoal.kit.generation.contract import as_python
 from shoal.kit.generation.engines.loading import DTYPES, load_model
 from shoal.kit.generation.engines.rows import continue_rows
-from shoal.kit.generation.sampling import Sampling
 from shoal.kit.generation.tokenizer import read_model_tokenizer
-from shoal.kit.generation.weights import find_weights
 
 
 class Llamav2(Component):

@@ -114,7 +114,7 @@ class Asked:
 
     @property
     def where(self) -> str:
-        """Where the models run: ``local``, ``server`` or ``client``."""
+        """Return the place where the models run: ``local``, ``server`` or ``client``."""
         return "local" if self.is_local else self.placement
 
     @property
