@@ -124,13 +124,18 @@ def test_a_long_parquet_file_is_read_in_batches(tmp_path: Path) -> None:
     [
         ("x.csv", 'text;"a;b"\n"The cat; the dog";1\n'),
         ("x.csv", "text\ta;b\nThe cat; the dog\t1\n"),
-        ("x.tsv", "text\ta;b\nThe cat; the dog\t1\n"),
+        ("x.TSV", "text\ta;b\nThe cat; the dog\t1\n"),
         ("x.csv", 'text,"a;b"\nThe cat; the dog,1\n'),
     ],
 )
 def test_separators_of_columns(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert read(tmp_path / name) == [(2, {"text": "The cat; the dog", "a;b": "1"})]
+
+
+def test_commas_in_names_of_a_tsv(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("text, raw\tprice\nThe cat, the dog\t1\n", encoding="utf-8")
+    assert read(tmp_path / "x.tsv") == [(2, {"text, raw": "The cat, the dog", "price": "1"})]
 
 
 def test_a_quoted_header_of_one_column(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def open_csv(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
 
 def _find_separator(header: str, source: RowSource) -> str:
     """Return what separates the columns of a header, outside of its quotes: commas, or else tabs, or semicolons."""
+    if source.name.lower().endswith(".tsv"):
+        return "\t"
     bare = re.sub(r'"[^"]*"?', "", header)
     if "|" in bare and not set(bare) & set(_SEPARATORS):
         said = f"{source.name} has {shorten(header.strip())} as its header: | separates no columns."
@@ -336,9 +338,10 @@ STREAM_KINDS = (".txt", ".jsonl", ".csv")
 def scan_table(path: Path) -> Iterator[Table[Row]]:
     """Open the table in ``path``, according to its file ending; rows are read as they are iterated.
 
-    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, or tabs or semicolons if its header has no
-      commas; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without a
-      name is called by its number: ``column 1``.
+    * ``.csv``: UTF-8 with or without a byte-order mark; commas, or tabs or semicolons if its header has no commas;
+      quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without a name is
+      called by its number: ``column 1``.
+    * ``.tsv``: the same, with tabs.
     * ``.jsonl``: one object per line. ``columns`` are the keys of the first object; other objects may have more or
       fewer.
     * ``.parquet``: values of any type, as Python objects.

@@ -36,7 +36,7 @@ from shoal.serving.server.launch import find_ports
 from shoal.serving.server.orphans import clean_up
 
 SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
-COLLECT_SECONDS = 1.0
+_COLLECT_SECONDS = 1.0  # between two looks whether nothing is in flight
 _SELDOM = 1000  # collections of young objects, each of thousands of allocations, for a full one
 OpenFronts = Callable[
     [Gate, Mapping[str, ModelConfig], Options, Addresses, Certificates | None], AbstractAsyncContextManager[None]
@@ -188,7 +188,7 @@ async def _collect_when_idle(traffic: Traffic) -> None:
     gc.set_threshold(young, middle, _SELDOM)
     try:
         while True:
-            await asyncio.sleep(COLLECT_SECONDS)
+            await asyncio.sleep(_COLLECT_SECONDS)
             if gc.get_count()[2] > usual and not traffic.num_requests:
                 gc.collect()
     finally:
