@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -123,6 +124,28 @@ def test_a_signal_while_it_starts(bench: Bench) -> None:
     assert bench.run() == 0
     assert bench.ready == []
     assert bench.is_closed
+
+
+def test_garbage_is_collected_while_nothing_is_in_flight(bench: Bench) -> None:
+    full, usual = list[str](), gc.get_threshold()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            full.append("busy" if bench.gate and bench.gate.traffic.num_requests else "idle")
+
+    def make_old() -> None:
+        for _ in range(usual[2] + 1):
+            gc.collect(1)
+
+    bench.schedule = {20.0: bench.admit, 21.0: make_old, 29.0: bench.release, 40.0: send("SIGTERM")}
+    gc.callbacks.append(note)
+    try:
+        assert bench.run() == 0
+    finally:
+        gc.callbacks.remove(note)
+    assert full
+    assert set(full) == {"idle"}
+    assert gc.get_threshold() == usual
 
 
 def test_a_server_that_does_not_start(bench: Bench) -> None:

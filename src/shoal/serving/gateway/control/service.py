@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Container, Mapping
@@ -35,6 +36,8 @@ from shoal.serving.server.launch import find_ports
 from shoal.serving.server.orphans import clean_up
 
 SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
+COLLECT_SECONDS = 1.0
+_SELDOM = 1000  # collections of young objects, each of thousands of allocations, for a full one
 OpenFronts = Callable[
     [Gate, Mapping[str, ModelConfig], Options, Addresses, Certificates | None], AbstractAsyncContextManager[None]
 ]
@@ -141,7 +144,9 @@ class Service:
             listen(health.app, at.metrics, options, tls, most=HEALTH_CONNECTIONS),
             self._open_fronts(gate, configs, options, at, tls),
         ):
-            following = [asyncio.create_task(tls.follow())] if tls else []
+            following = [asyncio.create_task(_collect_when_idle(gate.traffic))]
+            if tls:
+                following.append(asyncio.create_task(tls.follow()))
             if isinstance(keys := gate.callers.keys, KeyRing):
                 following.append(asyncio.create_task(keys.follow(gate.callers.end_invalid)))
             try:
@@ -171,3 +176,20 @@ class Service:
         for task in done:
             task.result()
         return not self._signalled.is_set()
+
+
+async def _collect_when_idle(traffic: Traffic) -> None:
+    """Make full collections of garbage while no request is in flight.
+
+    One stops the event loop for half a microsecond an object: for 80 ms while 40 answers of 2,048 documents are made.
+    The interpreter itself makes them only if the service is never idle.
+    """
+    young, middle, usual = gc.get_threshold()
+    gc.set_threshold(young, middle, _SELDOM)
+    try:
+        while True:
+            await asyncio.sleep(COLLECT_SECONDS)
+            if gc.get_count()[2] > usual and not traffic.num_requests:
+                gc.collect()
+    finally:
+        gc.set_threshold(young, middle, usual)
