@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from shoal.cli import app
 from shoal.cli.serving import _print_pipelines
-from shoal.errors import InputError
+from shoal.errors import ArtifactError, InputError
 from tests.support.apis import write_apis
 from tests.support.counting import write_counting
 from tests.support.planted import Plant
@@ -58,11 +58,27 @@ def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.M
     MISTAKE.write(tmp_path / "r", is_bad=False)
     (tmp_path / "empty").mkdir()
     for path, message in (
-        ("nowhere", "nowhere does not exist. Make one: shoal compose"),
+        ("nowhere", "There is no nowhere. Name a file, a folder, or a repository"),
         ("r/first", "r/first is the folder of one model. Name the repository that holds it: "),
-        ("empty", "empty is not a model repository: it holds no MODEL/config.pbtxt."),
+        ("empty", "empty holds neither a model repository nor a model's config.json. Make a repository: shoal compose"),
     ):
         assert message in str(serve(path).exception)
+
+
+def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").write_bytes(b"no model")
+    error = serve("net.onnx").exception
+    assert isinstance(error, ArtifactError)
+    assert "net.onnx" in error.what
+    assert error.fix
+    assert not (tmp_path / "build/net").exists()
+
+
+def test_a_task_is_for_models(tmp_path: Path) -> None:
+    MISTAKE.write(tmp_path / "r", is_bad=False)
+    for option in ("--task", "--name"):
+        assert f"{option} predict has no effect" in str(serve(str(tmp_path / "r"), option, "predict").exception)
 
 
 def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from shoal.cli.console import (
     print_json,
     refuse_ignored,
 )
+from shoal.cli.making import find_or_make
 from shoal.cli.serve_options import read_options, takes_options
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.serving.gateway.options import Addresses, Options
@@ -60,7 +61,7 @@ def copies(
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
 
 
-_NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "target", "help")
+_NOT_IN_FILES = ("thing", "task", "name", "config", "is_printed", "is_config_printed", "target", "help")
 _PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
 
 
@@ -121,7 +122,14 @@ def _tell_left_out(context: typer.Context) -> None:
 @takes_options(Options)
 def serve(
     context: typer.Context,
-    repository: Annotated[Path, typer.Argument(help="A model repository.")],
+    thing: Annotated[
+        Path,
+        typer.Argument(help="A model repository; or a model's file or folder, or its name on the Hugging Face hub."),
+    ],
+    task: Annotated[
+        str, typer.Option(help="A model's, if its files do not say it: embeddings, classify, generate or predict.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="A model's, for clients. Default: the name of its file or folder.")] = "",
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -145,9 +153,10 @@ def serve(
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
+    """Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised, and restarted when necessary.
 
-    The metrics port also has /health/live and /health/ready.
+    A model's repository is made in build/NAME, and found there the next time. The metrics port also has /health/live
+    and /health/ready.
     """
     if target and not is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
@@ -155,10 +164,15 @@ def serve(
     if is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
-    elif is_printed:
-        _print_container(context, repository, target, options)
-    else:
-        _run(repository, options, log, is_checked=is_checked)
+        return
+    made = find_or_make(thing, task=task, name=name)
+    if is_printed:
+        _print_container(context, made.repository, target, options)
+        return
+    if made.alias:
+        other, _, model = made.alias.partition("=")
+        options = replace(options, aliases={other: model, **options.aliases})
+    _run(made.repository, options, log, is_checked=is_checked)
 
 
 def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:

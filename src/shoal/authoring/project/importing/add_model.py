@@ -43,17 +43,20 @@ _ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
 _FOREST = _Kind("a forest", "forests", "draft_forest")
 _ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
 _DECODER = _Kind("a decoder", "decoders", "draft_decoder", "train")
-_KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
+KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
 _PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
 _TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head."
 _XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
 _TENSORFLOW = "Convert it to ONNX, with tf2onnx."
-_ADVICE = {
+ADVICE = {
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
     **dict.fromkeys((".pth", ".ckpt", ".bin"), _TORCH_SAVE),
     ".safetensors": "Name the folder with this file and config.json, and give the head.",
     **dict.fromkeys((".model", ".bst"), _XGBOOST),
     **dict.fromkeys((".h5", ".keras", ".pb"), _TENSORFLOW),
+    ".cbm": 'Save it as JSON: model.save_model("model.json", format="json").',
+    ".gguf": "Convert it to safetensors: from_pretrained(FOLDER, gguf_file=FILE), then save_pretrained.",
+    ".pt2": "Save the same module with torch.jit.trace and torch.jit.save, as .pt, or as ONNX: torch.onnx.export.",
 }
 # Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
@@ -125,17 +128,17 @@ def _find_kind(source: Any) -> _Kind:
         return _kind_of_object(source)
     path = Path(source)
     suffix = path.suffix.lower()
-    if path.is_dir() or (not path.exists() and suffix not in {**_KINDS, **_ADVICE}):
+    if path.is_dir() or (not path.exists() and suffix not in {**KINDS, **ADVICE}):
         return _ENCODER  # a folder, or a name on a hub
-    if suffix not in _KINDS:
-        known = ", ".join(_KINDS)
+    if suffix not in KINDS:
+        known = ", ".join(KINDS)
         raise InputError(
             f"{path} is not a model that can be added. Known suffixes: {known}.",
-            _ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
+            ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
         )
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
-    return _KINDS[suffix]
+    return KINDS[suffix]
 
 
 def _kind_of_object(source: Any) -> _Kind:

@@ -1,0 +1,66 @@
+"""``shoal serve MODEL``: the repository of a model that someone has, by the commands that make it by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.authoring.repository.model_folders import find_repository
+from shoal.cli.console import ERR
+from shoal.errors import InputError
+
+
+class Made(NamedTuple):
+    """A repository, and a further name of its pipeline, NAME=MODEL, or an empty text."""
+
+    repository: Path
+    alias: str = ""
+
+
+def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
+    """Return the repository ``thing``, the composed one in it, or one that is made now of the model ``thing``.
+
+    A forked process makes it: what is loaded for this is not in the process that serves afterwards.
+
+    Raises:
+        InputError: there is no such thing, or it is none that can be served.
+    """
+    found = find_repository(thing)
+    if found is None:
+        with ProcessPoolExecutor(1, get_context("fork")) as maker:
+            return maker.submit(_make, str(thing), task, name).result()
+    if task or name:
+        given = f"--task {task}" if task else f"--name {name}"
+        raise InputError(f"{given} has no effect: {found} is a repository already.", "Leave it out.")
+    return Made(found)
+
+
+def _make(thing: str, task: str, name: str) -> Made:
+    from shoal import cli
+    from shoal.authoring.project.recipes import RECORD, find_recipe
+
+    recipe = find_recipe(thing, task=task, name=name)
+    made = Made(recipe.repository, recipe.alias)
+    if recipe.is_made:
+        return made
+    recipe.folder.mkdir(parents=True)
+    try:
+        for command in recipe.commands:
+            with contextlib.redirect_stdout(io.StringIO()):  # what to type next
+                cli.app(command, standalone_mode=False)
+        (recipe.folder / RECORD).write_text(json.dumps(recipe.record, indent=1), encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(recipe.folder)
+        raise
+    serve = ("serve", str(recipe.repository), *(("--alias", recipe.alias) if recipe.alias else ()))
+    ERR.print(f"{recipe.repository} was made by these commands:", soft_wrap=True, markup=False)
+    for command in (*recipe.commands, serve):
+        ERR.print(f"  shoal {shlex.join(command)}", soft_wrap=True, markup=False)
+    return made

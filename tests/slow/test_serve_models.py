@@ -1,0 +1,103 @@
+"""``shoal serve MODEL`` in an empty folder: the answers are those of the model's own library."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, save
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForSequenceClassification
+from xgboost import XGBClassifier
+
+import shoal
+from shoal.kit.encoders.encoder import _locate
+from shoal.kit.encoders.packaged import SMALL_ENCODER
+from shoal.lab.tiny_llm import make_tiny
+from tests.support.encoders import embed
+from tests.support.service import Service
+
+TEXTS = ["The cat sat on the mat.", "A red fish swims below the quiet sea."]
+ROWS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def post(service: Service, path: str, **body: Any) -> Any:
+    url, content = f"http://{service.http}{path}", json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, content, {"Content-Type": "application/json"})) as reply:
+        return json.load(reply)
+
+
+def test_a_file_in_onnx_twice() -> None:
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12, dtype=np.float32).tolist())
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", n]) for name, n in (("x", 4), ("y", 3))]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net", tensors[:1], tensors[1:], [weights]
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "net.onnx")
+    logs = [Path("first"), Path("second")]
+    for log in logs:
+        with Service(Path("net.onnx"), log) as service, shoal.Client(service.grpc) as client:
+            answer = client.infer("net", {"x": ROWS})["y"]
+        np.testing.assert_allclose(answer, ROWS @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-6)
+    lines = [line.strip() for line in logs[0].read_text(encoding="utf-8").splitlines() if line.startswith("  shoal ")]
+    assert lines == [
+        "shoal add-model net.onnx net --project build/net",
+        "shoal compose net build/net/repository --project build/net",
+        "shoal serve build/net/repository",
+    ]
+    assert "made by these commands" not in logs[1].read_text(encoding="utf-8")
+
+
+def test_a_forest() -> None:
+    model = XGBClassifier(n_estimators=5, max_depth=3).fit(ROWS, [0, 1, 2, 0, 1])
+    model.save_model("trees.json")
+    with Service(Path("trees.json"), Path("log")) as service, shoal.Client(service.grpc) as client:
+        answer = client.infer("trees", {"input__0": ROWS})["output__0"]
+    np.testing.assert_allclose(answer, model.predict_proba(ROWS), atol=1e-6)
+
+
+def test_an_encoder_of_sentence_transformers() -> None:
+    place = _locate(SMALL_ENCODER, None)[0]
+    with Service(Path(place), Path("log"), "--name", "minilm") as service:
+        answer = post(service, "/v1/embeddings", model="minilm", input=TEXTS)
+    tokens = AutoTokenizer.from_pretrained(place)(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = AutoModel.from_pretrained(place)(**tokens).last_hidden_state
+    wanted = embed(hidden, tokens["attention_mask"].numpy(), "mean", is_normalised=True)
+    np.testing.assert_allclose([each["embedding"] for each in answer["data"]], wanted, atol=1e-5)
+
+
+def test_a_classifier_with_its_labels() -> None:
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(_locate(SMALL_ENCODER, None)[0])
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    names = {0: "sea", 1: "sky", 2: "land"}
+    config = BertConfig(**sizes, id2label=names, label2id={name: number for number, name in names.items()})
+    model = BertForSequenceClassification(config).eval()
+    for each in (model, tokenizer):
+        each.save_pretrained("topics")
+    with Service(Path("topics"), Path("log")) as service:
+        answer = post(service, "/v1/classify", model="topics", input=TEXTS)
+    with torch.inference_mode():
+        wanted = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.softmax(-1).numpy()
+    np.testing.assert_allclose([each["probs"] for each in answer["data"]], wanted, atol=1e-5)
+    assert [each["label"] for each in answer["data"]] == [names[row.argmax()] for row in wanted]
+
+
+def test_a_language_model_under_its_own_name() -> None:
+    make_tiny(Path("tiny"), steps=20)
+    with Service(Path("tiny"), Path("log")) as service:
+        answer = post(service, "/v1/completions", model="tiny", prompt=TEXTS[0], max_tokens=8, temperature=0)
+    tokenizer, model = AutoTokenizer.from_pretrained("tiny"), AutoModelForCausalLM.from_pretrained("tiny")
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    made = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert answer["choices"][0]["text"] == tokenizer.decode(made, skip_special_tokens=True)
