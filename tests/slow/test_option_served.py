@@ -32,16 +32,18 @@ KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_
 TABLE: Table = {
     **{
         f"{command} --{option}": Elsewhere("unit/test_option_keys.py::test_commands_read_certificates")
-        for command in ("copies", "infer", "generate", "tokens", "bench")
+        for command in ("copies", "status", "infer", "generate", "tokens", "bench")
         for option in ("ca-cert", "client-cert")
     },
     "copies --api-key-file": KEY,
+    "status --api-key-file": KEY,
     "infer --api-key-file": KEY,
     "generate --api-key-file": KEY,
     "tokens --api-key-file": KEY,
     "bench --api-key-file": KEY,
     "copies --url": Both("copies repository/all", "--url {metrics}", "--url 127.0.0.1:1"),
     "copies --json": Both("copies repository/all --url {metrics}", "", "--json"),
+    "status --json": Both("status {metrics}", "", "--json"),
     "infer --protocol": Both(f"{INFER} --url {{grpc}}", "--protocol grpc", "--protocol http"),
     "infer --timeout": Both(f"{INFER} --url {{grpc}}", "--timeout 30", "--timeout 0.000000001"),
     "infer --placement": Both("infer hello --model all --url {grpc}", "", "--placement client --repository changed"),

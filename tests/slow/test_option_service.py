@@ -215,6 +215,8 @@ TABLE: dict[str, Seen | Elsewhere] = {
     ),
     "serve --log": Seen("plain", "other", lambda s: (s.home / "log.jsonl").exists()),
     "serve --max-wait": Seen("plain", "other", look_at_waiting),
+    "serve --task": Elsewhere("unit/test_recipes.py::test_a_folder_says_its_task"),
+    "serve --name": Elsewhere("unit/test_recipes.py::test_a_file_is_a_model_of_its_name"),
     "serve --check": Seen("plain", "plain", look_at_start("--check"), look_at_start("--no-check")),
     "serve --load-seconds": Seen(
         "plain", "plain", look_at_start("--no-check --load-seconds 0.1"), look_at_start("--no-check")

@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertCon
 from xgboost import XGBClassifier
 
 import shoal
+from shoal.clients.client.operators import read_states
 from shoal.kit.encoders.encoder import _locate
 from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.lab.tiny_llm import make_tiny
@@ -47,6 +48,7 @@ def test_a_file_in_onnx_twice() -> None:
     for log in logs:
         with Service(Path("net.onnx"), log) as service, shoal.Client(service.grpc) as client:
             answer = client.infer("net", {"x": ROWS})["y"]
+            assert read_states(service.metrics) == [("net", "ready", 0)]
         np.testing.assert_allclose(answer, ROWS @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-6)
     lines = [line.strip() for line in logs[0].read_text(encoding="utf-8").splitlines() if line.startswith("  shoal ")]
     assert lines == [

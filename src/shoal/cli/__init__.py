@@ -53,6 +53,7 @@ _PANELS: dict[str, tuple[Any, ...]] = {
         infer,
         generate,
         tokens,
+        serving.status,
         serving.copies,
         ("shards", shards.app),
     ),

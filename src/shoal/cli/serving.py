@@ -1,4 +1,4 @@
-"""``shoal serve``, ``shoal copies`` and ``shoal doctor``."""
+"""``shoal serve``, ``status``, ``copies`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from shoal.errors import InputError, ShoalError, suggest
 from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
 
+_METRICS = "127.0.0.1:8002"
+
 
 def copies(
     folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
-    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = "127.0.0.1:8002",
+    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = _METRICS,
     api_key: ApiKey = "",
     ca_cert: CaCert = "",
     client_cert: ClientCert = "",
@@ -59,6 +61,33 @@ def copies(
         print_copies(read)
     if beyond:
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
+
+
+def status(
+    url: Annotated[str, typer.Argument(help="The metrics address of a running service.")] = _METRICS,
+    api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
+    as_json: Json = False,
+) -> None:
+    """Show the models of a running `shoal serve`: ready, or why not, and their requests in flight.
+
+    The exit code is 1 if a model is not ready.
+    """
+    from rich.table import Column, Table
+
+    from shoal.clients.client.operators import read_states
+
+    states = read_states(url, api_key, ca_cert, client_cert)
+    if as_json:
+        print_json([state._asdict() for state in states])
+    else:
+        table = Table("model", "state", Column("in flight", justify="right"))
+        for each in states:
+            table.add_row(plain(each.model), plain(each.state), str(each.in_flight))
+        OUT.print(table)
+    if any(each.state != "ready" for each in states):
+        raise typer.Exit(1)
 
 
 _NOT_IN_FILES = ("thing", "task", "name", "config", "is_printed", "is_config_printed", "target", "help")
@@ -165,6 +194,8 @@ def serve(
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
         return
+    if is_printed:
+        refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
     made = find_or_make(thing, task=task, name=name)
     if is_printed:
         _print_container(context, made.repository, target, options)
@@ -179,7 +210,6 @@ def _print_container(context: typer.Context, repository: Path, target: str, opti
     """Print the command that serves a repository in NVIDIA's container."""
     from shoal.serving.server.container import container_command
 
-    refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
     if options.tls_cert:
         raise InputError(
             "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",

@@ -13,6 +13,33 @@ from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+# Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
+_HABITS = {
+    "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
+    "benchmark": "shoal bench REPOSITORY",
+    "chat": "shoal generate --chat MESSAGE",
+    "convert": "shoal add-model FILE NAME",
+    "deploy": "shoal serve REPOSITORY",
+    "embed": "shoal infer --model NAME TEXT",
+    "explain": "shoal describe REPOSITORY/ENSEMBLE; for a rule: shoal check --explain RULE",
+    "export": "shoal add-model FILE NAME",
+    "help": "shoal --help, or shoal COMMAND --help",
+    "import": "shoal add-model FILE NAME",
+    "init": "shoal new pipeline NAME",
+    "list": "shoal status, of what is served",
+    "logs": "shoal serve REPOSITORY --log FILE",
+    "ls": "shoal status, of what is served",
+    "models": "shoal status, of what is served",
+    "predict": "shoal infer --model NAME VALUE",
+    "ps": "shoal status",
+    "run": "shoal serve REPOSITORY, or without a server: shoal infer --local --repository REPOSITORY TEXT",
+    "start": "shoal serve REPOSITORY",
+    "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
+    "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
+    "up": "shoal serve REPOSITORY",
+    "validate": "shoal check REPOSITORY",
+    "version": "shoal --version",
+}
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -108,6 +135,12 @@ class Root(Group):
         if cmd_name not in self.commands:
             self._add_applications()
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for; one of other tools is refused with what to type instead."""
+        if args and args[0] in _HABITS and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. Type: {_HABITS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
