@@ -185,7 +185,6 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 
     from shoal.serving.gateway.logs import configure
     from shoal.serving.gateway.logs import log as told
-    from shoal.serving.gateway.run import run_service
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
     os.umask(0o077)  # texts of clients are in shared memory and logs
@@ -194,6 +193,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
     if is_checked:
         _check(repository)
+    from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
@@ -206,13 +206,19 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 def _check(repository: Path) -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
+    A forked process finds them: what it loads for this is not in the process that serves afterwards.
+
     Raises:
         InputError: there are such mistakes.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     from shoal.cli.check import find_mistakes, print_findings
 
     try:
-        errors = find_mistakes(repository)
+        with ProcessPoolExecutor(1, get_context("fork")) as checker:
+            errors = checker.submit(find_mistakes, repository).result()
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:

@@ -12,7 +12,8 @@ import numpy as np
 
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.kit.component.provenance import dump_ties
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.forests.treelite import round_forest
 from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from shoal.readability.batches import OnStep
