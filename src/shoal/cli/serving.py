@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from shoal.cli.console import (
     print_json,
     refuse_ignored,
 )
-from shoal.cli.serve_options import read_options, takes_options
+from shoal.cli.records import takes_record
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
@@ -118,17 +118,19 @@ def _tell_left_out(context: typer.Context) -> None:
         ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
-@takes_options(Options)
-def serve(
-    context: typer.Context,
-    repository: Annotated[Path, typer.Argument(help="A model repository.")],
-    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
+@dataclass(frozen=True)
+class ServeAsked:
+    """Options of one ``shoal serve``, as they were given."""
+
+    repository: Annotated[Path, typer.Argument(help="A model repository.")]
+    options: Options
+    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
-    ] = True,
-    is_printed: Annotated[
-        bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
-    ] = False,
+    ] = True
+    is_printed: Annotated[bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")] = (
+        False
+    )
     target: Annotated[
         str,
         typer.Option(
@@ -136,29 +138,30 @@ def serve(
             help="With --print, the release for a repository that was not composed; by default the newest known.",
             callback=check_target,
         ),
-    ] = "",
-    config: Annotated[  # noqa: ARG001  # its callback reads it
+    ] = ""
+    config: Annotated[
         Path | None, typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True)
-    ] = None,
+    ] = None
     is_config_printed: Annotated[
         bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
-    ] = False,
-    **given: Any,
-) -> None:
+    ] = False
+
+
+@takes_record(ServeAsked)
+def serve(context: typer.Context, asked: ServeAsked) -> None:
     """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
 
     The metrics port also has /health/live and /health/ready.
     """
-    if target and not is_printed:
+    if asked.target and not asked.is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
-    options = read_options(Options, given)
-    if is_config_printed:
+    if asked.is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
-    elif is_printed:
-        _print_container(context, repository, target, options)
+    elif asked.is_printed:
+        _print_container(context, asked.repository, asked.target, asked.options)
     else:
-        _run(repository, options, log, is_checked=is_checked)
+        _run(asked.repository, asked.options, asked.log, is_checked=asked.is_checked)
 
 
 def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:

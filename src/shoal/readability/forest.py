@@ -124,9 +124,13 @@ def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int)
     from cuml.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
-        n_estimators=num_trees, max_depth=MAX_DEPTH, random_state=seed, n_streams=1, output_type="numpy",
+        n_estimators=num_trees,
+        max_depth=MAX_DEPTH,
+        random_state=seed,
+        n_streams=1,
+        output_type="numpy",
         n_bins=min(128, len(features)),  # 128 is its default, of which it warns where there are fewer rows
-    )  # fmt: skip
+    )
     return forest.fit(features, np.asarray(targets, np.float32))
 
 
