@@ -18,8 +18,8 @@ from shoal.authoring.repository.loading import component_class
 from shoal.errors import ShoalError
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
-from shoal.kit.component.spec import TensorSpec
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array, TensorSpec
+from shoal.kit.component.tensors import Device
 from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from shoal.authoring.check.families import check
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.base import Component
-from shoal.kit.component.tensors import Arrays
+from shoal.kit.component.spec import Arrays
 from shoal.kit.generation.completions import Completions, TextStream
 from shoal.kit.generation.pieces import Piece, join_pieces
 from tests.conftest import Scale

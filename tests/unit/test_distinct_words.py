@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.kit.component.ledger import EXACT_ROWS
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.text import device as on_device
 from shoal.kit.text import tokens
 from shoal.kit.text.device import DeviceCoder, Words, count_tokens, upload

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kit.blocks import normalise
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, count_tokens
 from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.support.emulation import ragged

@@ -17,7 +17,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.base import Component
 from shoal.kit.component.ledger import UP, CopyEdge
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.kit.text.words import BasicTokenizer
 from tests.conftest import as_bytes
 from tests.support.pieces import ask, examples, start, vocabulary

@@ -170,26 +170,24 @@ def add_model(
     options: dict[str, Any] = {
         "inputs": inputs, "mask": mask, "labels": labels, "head": head, "pooling": pooling,
         "normalise": normalise, "tokenizer": tokenizer, "max_length": max_length, "revision": revision, "format": form,
-        "max_batch_size": max_batch_size,
+        "max_batch_size": max_batch_size, "project": project, "is_decoder": is_decoder, "is_dry": is_dry,
     }  # fmt: skip
     said: list[str] = []
     if Path(source).suffix.lower() == ".pt":
         ERR.print(f"{plain(source)} is a program, and is run now, as you: add files that you trust.", soft_wrap=True)
     with show_progress() as show:
-        options |= {"project": project, "is_decoder": is_decoder, "is_dry": is_dry}
         paths = add(source, name, tell=said.append, on_progress=show, **options)
     for line in said:
         _print(line)
     _print_paths(paths, is_dry=is_dry)
-    if not is_dry:
+    if is_decoder and not is_dry:
+        weights = project / "models" / name / "1"
+        compose = ["shoal", "compose", "llm", project / "build" / "llm", "--project", project, "--weights", weights]
+        _print_next(["shoal", "check", project], [*compose, "--swap", f"llm-hf={name}"])
+    elif not is_dry:
         steps = [part for step in (tokenizer, name) if step for part in ("--step", step)]
         at = ["--project", project] if project != Path() else []
-        then = ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at]
-        if is_decoder:
-            weights = project / "models" / name / "1"
-            then = ["shoal", "compose", "llm", project / "build" / "llm", "--project", project, "--weights", weights]
-            then += ["--swap", f"llm-hf={name}"]
-        _print_next(["shoal", "check", project], then)
+        _print_next(["shoal", "check", project], ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at])
 
 
 def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from shoal.cli.console import (
     refuse_ignored,
 )
 from shoal.cli.making import find_or_make
-from shoal.cli.serve_options import read_options, takes_options
+from shoal.cli.records import takes_record
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
@@ -148,24 +148,26 @@ def _tell_left_out(context: typer.Context) -> None:
         ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
-@takes_options(Options)
-def serve(
-    context: typer.Context,
+@dataclass(frozen=True)
+class ServeAsked:
+    """Options of one ``shoal serve``, as they were given."""
+
     thing: Annotated[
         Path,
         typer.Argument(help="A model repository; or a model's file or folder, or its name on the Hugging Face hub."),
-    ],
+    ]
+    options: Options
     task: Annotated[
         str, typer.Option(help="A model's, if its files do not say it: embeddings, classify, generate or predict.")
-    ] = "",
-    name: Annotated[str, typer.Option(help="A model's, for clients. Default: the name of its file or folder.")] = "",
-    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
+    ] = ""
+    name: Annotated[str, typer.Option(help="A model's, for clients. Default: the name of its file or folder.")] = ""
+    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
-    ] = True,
-    is_printed: Annotated[
-        bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
-    ] = False,
+    ] = True
+    is_printed: Annotated[bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")] = (
+        False
+    )
     target: Annotated[
         str,
         typer.Option(
@@ -173,37 +175,38 @@ def serve(
             help="With --print, the release for a repository that was not composed; by default the newest known.",
             callback=check_target,
         ),
-    ] = "",
-    config: Annotated[  # noqa: ARG001  # its callback reads it
+    ] = ""
+    config: Annotated[
         Path | None, typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True)
-    ] = None,
+    ] = None
     is_config_printed: Annotated[
         bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
-    ] = False,
-    **given: Any,
-) -> None:
+    ] = False
+
+
+@takes_record(ServeAsked)
+def serve(context: typer.Context, asked: ServeAsked) -> None:
     """Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised, and restarted when necessary.
 
     A model's repository is made in build/NAME, and found there the next time. The metrics port also has /health/live
     and /health/ready.
     """
-    if target and not is_printed:
+    if asked.target and not asked.is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
-    options = read_options(Options, given)
-    if is_config_printed:
+    if asked.is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
         return
-    if is_printed:
+    if asked.is_printed:
         refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
-    made = find_or_make(thing, task=task, name=name)
-    if is_printed:
-        _print_container(context, made.repository, target, options)
+    made, options = find_or_make(asked.thing, task=asked.task, name=asked.name), asked.options
+    if asked.is_printed:
+        _print_container(context, made.repository, asked.target, options)
         return
     if made.alias:
         other, _, model = made.alias.partition("=")
         options = replace(options, aliases={other: model, **options.aliases})
-    _run(made.repository, options, log, is_checked=is_checked)
+    _run(made.repository, options, asked.log, is_checked=asked.is_checked)
 
 
 def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
@@ -229,7 +232,6 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 
     from shoal.serving.gateway.logs import configure
     from shoal.serving.gateway.logs import log as told
-    from shoal.serving.gateway.run import run_service
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
     os.umask(0o077)  # texts of clients are in shared memory and logs
@@ -238,6 +240,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
     if is_checked:
         _check(repository)
+    from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
@@ -250,13 +253,19 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 def _check(repository: Path) -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
+    A forked process finds them: what it loads for this is not in the process that serves afterwards.
+
     Raises:
         InputError: there are such mistakes.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     from shoal.cli.check import find_mistakes, print_findings
 
     try:
-        errors = find_mistakes(repository)
+        with ProcessPoolExecutor(1, get_context("fork")) as checker:
+            errors = checker.submit(find_mistakes, repository).result()
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:

@@ -20,8 +20,7 @@ from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all
 from shoal.clients.bulk.tables import TEXT, Table
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
-from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
 from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_text
 
 

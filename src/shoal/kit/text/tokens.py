@@ -20,7 +20,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.context import Context
 from shoal.kit.component.files import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.kit.text.tokenizer_files import read_tokenizer
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")

@@ -84,15 +84,12 @@ def draft_encoder(
             or does not fit the others.
         ArtifactError: the exported model's answers differ from the encoder's by more than 1e-5.
     """
-    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
-        if value is not None and value not in known:
-            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    head = _check_head(head, pooling, normalise)
+    head = _check_head(head, pooling, normalise, format)
     if max_length is not None and tokenizer is None:
         raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
-    backend, file = FORMATS[format]
+    _, file = FORMATS[format]
     with stage(on_progress, f"loading {source}"):
         encoder = _load(str(source), revision, head)
     made = _embed(encoder, pooling, normalise) if head == EMBEDDING else _classify(encoder, head)
@@ -100,13 +97,7 @@ def draft_encoder(
     with stage(on_progress, f"exporting {file} and comparing its answers"):
         export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
-    inputs = [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)]
-    outputs = [TensorSpec(out, "TYPE_FP32", (made.width,))]
-    parameters = {ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"}
-    parameters |= {"api": "embeddings"} if head == EMBEDDING else {}
-    message = make_config(
-        name, backend, inputs, outputs, artifact=file, max_batch_size=max_batch_size, parameters=parameters
-    )
+    message = _configure(name, f"{encoder.title}, {made.what}", made.width, head, format, max_batch_size)
     proof = f"the file was read again: its answers match the published model, within {TOLERANCE:g}"
     said = [encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes, proof]
     beside: Mapping[str, str | bytes | Path] = {}
@@ -118,7 +109,27 @@ def draft_encoder(
     return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
 
 
-def _check_head(head: str | None, pooling: str | None, normalise: bool | None) -> str:
+def _configure(name: str, content: str, width: int, head: str, form: str, max_batch_size: int) -> Any:
+    """Return the configuration of the exported encoder, whose answers have size ``width``."""
+    (ids, mask), (out,) = NAMES
+    backend, file = FORMATS[form]
+    parameters = {ATTENTION_MASK: mask, "content": content} | ({"api": "embeddings"} if head == EMBEDDING else {})
+    return make_config(
+        name,
+        backend,
+        [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
+        [TensorSpec(out, "TYPE_FP32", (width,))],
+        artifact=file,
+        max_batch_size=max_batch_size,
+        parameters=parameters,
+    )
+
+
+def _check_head(head: str | None, pooling: str | None, normalise: bool | None, form: str) -> str:
+    """Return ``head``, if the options are known and fit each other."""
+    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", form, FORMATS)):
+        if value is not None and value not in known:
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
     if head is None:
         raise InputError(
             "The encoder's head is not given.",
