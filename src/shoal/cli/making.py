@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
+from shoal.cli.usage import Root
 from shoal.errors import InputError
 
 
@@ -43,7 +44,6 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
 
 
 def _make(thing: str, task: str, name: str) -> Made:
-    from shoal import cli
     from shoal.authoring.project.recipes import RECORD, find_recipe
 
     recipe = find_recipe(thing, task=task, name=name)
@@ -54,7 +54,7 @@ def _make(thing: str, task: str, name: str) -> Made:
     try:
         for command in recipe.commands:
             with contextlib.redirect_stdout(io.StringIO()):  # what to type next
-                cli.app(command, standalone_mode=False)
+                Root().main([*command], standalone_mode=False)
         (recipe.folder / RECORD).write_text(json.dumps(recipe.record, indent=1), encoding="utf-8")
     except BaseException:
         shutil.rmtree(recipe.folder)

@@ -33,7 +33,7 @@ _TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that f
 
 
 class Recipe(NamedTuple):
-    """How a repository is made: ``commands`` are the arguments of ``shoal``, one after the other.
+    """Way to make a repository: ``commands`` are the arguments of ``shoal``, one after the other.
 
     ``folder`` is new, and holds all that is made; ``repository`` is in it. ``alias`` is a name, NAME=MODEL, under which
     clients also reach the pipeline; empty if its own name says what it is.
