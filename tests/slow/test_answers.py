@@ -94,7 +94,7 @@ def repository(folder: Path, tmp_path: Path, request: pytest.FixtureRequest, sca
     if not scale.is_full and kind % len(ENGINES) != ENGINES.index(request.param):
         pytest.skip("by turns; all with --verify")
     if request.param == "onnx":
-        add(tmp_path / "project", folder, "tiny-onnx", is_decoder=True)
+        add(tmp_path / "project", folder, "tiny-onnx", task="generate")
         swap = {"llm-hf": "tiny-onnx"}
         return compose(
             ["llm", "llm_bls"], tmp_path / "made", projects=[tmp_path / "project"], weights=folder, swap=swap

@@ -112,7 +112,7 @@ def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory
     place = tmp_path_factory.mktemp("engines")
     weights = make_tiny(place / "large", hidden=512, layers=6) if scale.is_full else folder
     own = place / "own" / "models"
-    add(own.parent, weights, "tiny-onnx", is_decoder=True)
+    add(own.parent, weights, "tiny-onnx", task="generate")
     static = Path(shutil.copytree(ROOT / "models" / "llm-hf", own / "llm-static")) / "config.pbtxt"
     static.write_text(static.read_text(encoding="utf-8").replace('"llm-hf"', '"llm-static"'), encoding="utf-8")
     repository = compose(

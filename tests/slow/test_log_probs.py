@@ -81,7 +81,7 @@ def repository(engine: str, folder: Path, tmp_path_factory: pytest.TempPathFacto
     if engine == "vllm":
         return make_repository(folder, home)
     if engine == "onnx":
-        add(home / "project", folder, "tiny-onnx", is_decoder=True)
+        add(home / "project", folder, "tiny-onnx", task="generate")
         swap = {"llm-hf": "tiny-onnx"}
         return compose(["llm", "llm_bls"], home / "made", projects=[home / "project"], weights=folder, swap=swap)
     write(home / "models" / "rows" / "config.pbtxt", make_config().replace('"llm-hf"', '"rows"'))

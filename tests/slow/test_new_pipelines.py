@@ -128,7 +128,7 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     assert "tagger.INPUT__0 reads words.input_ids.\ntagger.INPUT__1 reads words.attention_mask.\n" in printed
     assert "np.testing.assert_allclose(" in (here / "tests" / "test_tagged.py").read_text(encoding="utf-8")
     assert check(here) == []
-    result = run("add-model", "tagger.pt", "second", "--head", "embedding")
+    result = run("add-model", "tagger.pt", "second", "--task", "embeddings")
     assert isinstance(result.exception, InputError)
     assert "Unknown option for a TorchScript model: head. It takes: inputs, mask" in str(result.exception)
 

@@ -50,7 +50,7 @@ def tiny() -> Path:
 @pytest.fixture(scope="module")
 def project(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
-    _, said = add(folder, tiny, "tiny-onnx", is_decoder=True)
+    _, said = add(folder, tiny, "tiny-onnx", task="generate")
     assert said[0].startswith("LlamaForCausalLM from ")
     assert "its tokens are the model's" in said[1]
     return folder
@@ -197,7 +197,7 @@ def test_it_needs_neither_torch_nor_transformers(project: Path) -> None:
 
 
 def test_the_command(tiny: Path, tmp_path: Path) -> None:
-    result = run("add-model", tiny, "tiny", "--decoder", "--project", tmp_path)
+    result = run("add-model", tiny, "tiny", "--task", "generate", "--project", tmp_path)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "models" / "tiny"
     assert f"--weights {folder}/1 --swap llm-hf=tiny" in result.stdout
@@ -220,7 +220,7 @@ def test_weights_of_another_model(project: Path, tmp_path: Path) -> None:
 def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path) -> None:
     def refuse(source: Path, error: type[ShoalError], match: str, **options: Any) -> None:
         with pytest.raises(error, match=match):
-            add_model(source, "m", project=tmp_path / "project", is_decoder=True, **options)
+            add_model(source, "m", project=tmp_path / "project", task="generate", **options)
         assert not (tmp_path / "project").exists()
 
     bert = tmp_path / "bert"
@@ -244,11 +244,11 @@ def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path)
     refuse(other, ArtifactError, "it is another model's")
     refuse(project / "models" / "tiny-onnx" / "1", InputError, r"has decoder\.onnx, and no safetensors")
     refuse(tmp_path / "nowhere", ArtifactError, "is not a folder")
-    refuse(tiny, InputError, "Unknown option for a decoder: head. It takes: none", head="embedding")
+    refuse(tiny, InputError, "Unknown option for a decoder: head. It takes: none", task="embeddings")
 
 
 def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"has no decoder\.onnx.* shoal add-model .* NAME --decoder"):  # noqa: SIM117
+    with pytest.raises(ArtifactError, match=r"has no decoder\.onnx.* shoal add-model .* NAME --task generate"):  # noqa: SIM117
         with open_engine(tiny, SHIPPED):
             pass
     folder = tmp_path / "weights"

@@ -126,7 +126,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
     for seed, name in enumerate(("one", "two")):
         make_tiny(root / name, hidden=16, layers=1, seed=seed)
-        add(root / "project", root / name, name, is_decoder=True)
+        add(root / "project", root / name, name, task="generate")
     return root
 
 

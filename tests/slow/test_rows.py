@@ -65,7 +65,7 @@ def repository(engine: str, folder: Path, scale: Scale, tmp_path_factory: pytest
     home = tmp_path_factory.mktemp(engine)
     own = home / "project" / "models"
     if engine == "llm-onnx":
-        add(home / "made", folder, "made", is_decoder=True)
+        add(home / "made", folder, "made", task="generate")
     for dtype in DTYPES:
         config = make_config(dtype, engine=engine).replace(f'"{engine}"', f'"{dtype}"') + FORM
         if engine == "llm-vllm":

@@ -82,7 +82,7 @@ def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path
         ("infer", "a", "--format", "xml"),
         ("env", "build", "--engine", "poetry"),
         ("new", "component", "x", "--category", "middle"),
-        ("add-model", "x", "y", "--head", "tail"),
+        ("add-model", "x", "y", "--task", "tail"),
     ],
 )
 def test_choices_are_checked_and_listed(arguments: tuple[str, ...]) -> None:
@@ -153,5 +153,5 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.stderr.splitlines()[-2:] == [
         "error: There is no /nowhere.",
         "  Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
-        " --task embeddings, --task classify, --task generate, --task predict",
+        " --task embeddings, --task classify, --task predict, --task generate",
     ]

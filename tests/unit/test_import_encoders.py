@@ -34,13 +34,13 @@ def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "triage": ("triage", {"head": "classification"}),
-    "triage_onnx": ("triage", {"head": "classification", "format": "onnx"}),
-    "score": ("score", {"head": "regression"}),
-    "many": ("many", {"head": "classification"}),
-    "mean": ("triage", {"head": "embedding", "pooling": "mean", "normalise": True}),
-    "cls": ("score", {"head": "embedding", "pooling": "cls"}),
-    "cls_onnx": ("score", {"head": "embedding", "pooling": "cls", "format": "onnx"}),
+    "triage": ("triage", {"task": "classify"}),
+    "triage_onnx": ("triage", {"task": "classify", "format": "onnx"}),
+    "score": ("score", {"task": "predict"}),
+    "many": ("many", {"task": "classify"}),
+    "mean": ("triage", {"task": "embeddings", "pooling": "mean", "normalise": True}),
+    "cls": ("score", {"task": "embeddings", "pooling": "cls"}),
+    "cls_onnx": ("score", {"task": "embeddings", "pooling": "cls", "format": "onnx"}),
 }
 
 
@@ -92,7 +92,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["wordpiece", "tokenizer.json"])
 def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: Path) -> None:
     folder = published / "triage" if kind == "wordpiece" else roberta
-    config, _ = add(tmp_path, folder, "topic", head="classification", tokenizer="tokens", max_length=16)
+    config, _ = add(tmp_path, folder, "topic", task="classify", tokenizer="tokens", max_length=16)
     file = "vocab.txt" if kind == "wordpiece" else "tokenizer.json"
     assert (tmp_path / "preprocess" / "tokens" / "1" / file).is_file()
     assert set(read_archive(tmp_path / "models" / "topic" / "1" / "model.pt")) == {file}
@@ -111,7 +111,7 @@ def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: P
 
 
 def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
-    add(tmp_path, published / "triage", "topic", head="classification", tokenizer="tokens")
+    add(tmp_path, published / "triage", "topic", task="classify", tokenizer="tokens")
     pipeline(tmp_path, "topic", "tokens", "triage")
     vocabulary = tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt"
     vocabulary.write_text(vocabulary.read_text(encoding="utf-8") + "more\n", encoding="utf-8")

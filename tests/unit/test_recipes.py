@@ -59,10 +59,8 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         assert first == "compose llm_bls build/m/repository --weights m"
         assert recipe.alias == "m=llm_bls"
         return
-    head = {"": "embedding", "embeddings": "embedding", "predict": "regression"}[task]
-    if "id2label" in config and not task:
-        head = "classification"
-    assert first == f"add-model m m_encoder --head {head} --tokenizer m_tokenizer --project build/m"
+    found = task or ("classify" if config else "embeddings")
+    assert first == f"add-model m m_encoder --task {found} --tokenizer m_tokenizer --project build/m"
     assert recipe.commands[1] == tuple("new pipeline m --step m_tokenizer --step m_encoder --project build/m".split())
     assert recipe.commands[2][:3] == ("compose", "m", "build/m/repository")
 
@@ -74,9 +72,14 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         ("BertForTokenClassification", {}, "", "which labels each token: shoal has no pipeline for that"),
         ("ViTForImageClassification", {}, "classify", "which classifies images"),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
-        ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model. Leave it out"),
-        ("BertModel", {}, "generate", "--task generate does not fit m: it is none that writes text"),
-        ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, generate, predict"),
+        (
+            "LlamaForCausalLM",
+            {},
+            "classify",
+            "--task classify does not fit m: it is a language model",
+        ),
+        ("BertModel", {}, "generate", "m is not a decoder: its architecture is BertModel"),
+        ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, predict, generate"),
     ],
 )
 def test_folders_that_are_refused(architecture: str, config: dict[str, Any], task: str, message: str) -> None:

@@ -44,7 +44,7 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = make_config(name, has_prompt=name == "UINT32").replace('"llm-hf"', f'"{name}"')
         write(home / "models" / name / "config.pbtxt", config)
         write(home / "models" / name / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
-    add(home, folder, "tiny-onnx", is_decoder=True)
+    add(home, folder, "tiny-onnx", task="generate")
     message = read_config(ROOT / "ensembles" / "llm").message
     message.name, message.ensemble_scheduling.step[1].model_name = "llm_onnx", "tiny-onnx"
     (home / "ensembles" / "llm_onnx" / "1").mkdir(parents=True)

@@ -298,7 +298,7 @@ def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer)
 
 
 def swap_onnx(folder: Path, place: Path) -> Path:
-    add(place / "project", folder, "tiny-onnx", is_decoder=True)
+    add(place / "project", folder, "tiny-onnx", task="generate")
     swap = {"llm-hf": "tiny-onnx"}
     return compose(MODELS, place / "repository", projects=[place / "project"], weights=folder, swap=swap)
 

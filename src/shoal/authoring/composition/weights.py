@@ -103,7 +103,7 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
             if _ONNX_ENGINE in read_code(model) and not decoders and not (found.folder / DECODER).is_file():
                 raise ArtifactError(
                     f"Model {model.name} runs {DECODER}, and {found.folder} has none.",
-                    f"Make it: shoal add-model {found.folder} NAME --decoder; then --weights models/NAME/1",
+                    f"Make it: shoal add-model {found.folder} NAME --task generate; then --weights models/NAME/1",
                 )
             message = type(model.message)()
             message.CopyFrom(model.message)

@@ -9,27 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.authoring.project.importing.add_model import ADVICE, KINDS
+from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, TASKS, check_file, check_task, read_task
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
-EMBEDDINGS, CLASSIFY, GENERATE, PREDICT = TASKS = ("embeddings", "classify", "generate", "predict")
 RECORD = "made-from.json"  # in the folder of a recipe: what the repository was made from
-_HEADS = {EMBEDDINGS: "embedding", CLASSIFY: "classification", PREDICT: "regression"}
 _LANGUAGE = "llm_bls"
-_MODULES, _ADAPTER = "modules.json", "adapter_config.json"
-# What the class of a checkpoint's architecture is for, by the end of its name.
-_ENDS = {"ForCausalLM": GENERATE, "LMHeadModel": GENERATE, "ForSequenceClassification": CLASSIFY}
-_FOREIGN = {  # tasks for which shoal has no pipeline
-    "ForTokenClassification": "labels each token",
-    "ForQuestionAnswering": "finds answers in a text",
-    "ForMultipleChoice": "chooses between texts",
-    "ForImageClassification": "classifies images",
-    "ForConditionalGeneration": "is an encoder with a decoder, or takes pictures or sound",
-    "ForSpeechSeq2Seq": "writes down speech",
-    "ForCTC": "writes down speech",
-    "ForObjectDetection": "finds objects in images",
-}
-_TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that file: shoal add-model model.pt NAME"
 
 
 class Recipe(NamedTuple):
@@ -75,15 +60,16 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
         InputError: the model is of a kind that cannot be served, the task does not fit it, or has to be said.
     """
     path = Path(thing)
-    if task and task not in TASKS:
-        raise InputError(f"Unknown task {task!r:.40}.", f"Known: {', '.join(TASKS)}.")
+    check_task(task)
     name = name or _name(path)
     folder = Path("build") / name
     project = ("--project", str(folder))
     if path.is_dir():
-        found = _read_task(path, task)
+        _check_whole(path)
+        found = read_task(path, task)
     elif path.suffix.lower() in {**KINDS, **ADVICE} or path.exists():
-        _check_file(path, task)
+        _check_kind(path)
+        check_file(f"the file {path}", task)
         found = PREDICT
     elif task and thing.count("/") <= 1 and not thing.startswith((".", "/", "~")):
         found = task  # a name on the hub
@@ -105,7 +91,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     else:
         tokens, encoder = f"{name}_tokenizer", f"{name}_encoder"
         commands = [
-            ("add-model", thing, encoder, "--head", _HEADS[found], "--tokenizer", tokens, *project),
+            ("add-model", thing, encoder, "--task", found, "--tokenizer", tokens, *project),
             ("new", "pipeline", name, "--step", tokens, "--step", encoder, *project),
             compose,
         ]
@@ -119,60 +105,26 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-").lstrip("0123456789_-")[:50] or "model"
 
 
-def _check_file(path: Path, task: str) -> None:
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is no model of a known kind."""
     suffix = path.suffix.lower()
     if suffix not in KINDS:
         fix = ADVICE.get(suffix, f"Known: {', '.join(KINDS)}, and folders of Hugging Face's layout.")
         raise InputError(f"{path} is not a model that can be served.", fix)
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
-    if task not in ("", PREDICT):
-        raise InputError(
-            f"--task {task} needs a tokenizer, and the file {path} has none.",
-            "Name the folder of the whole model, or serve its tensors: --task predict",
-        )
 
 
-def _read_task(folder: Path, task: str) -> str:
-    """Return the task of a folder in Hugging Face's layout, from its files, or ``task`` if they fit it."""
-    if (folder / _ADAPTER).is_file():
-        raise InputError(
-            f"{folder} holds an adapter, not a whole model.",
-            "Merge it into its model (merge_and_unload of PEFT), save both with save_pretrained, and name that folder.",
-        )
-    try:
-        config = read_json(folder / "config.json")
-        architectures = [str(each) for each in config.get("architectures") or ()]
-    except (OSError, ValueError, AttributeError):
-        files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in KINDS)
-        make = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
-        fix = f"Name the file: shoal serve {folder / files[0]}" if files else make
-        raise InputError(f"{folder} holds neither a model repository nor a model's config.json.", fix) from None
-    for each in architectures:
-        if what := next((what for end, what in _FOREIGN.items() if each.endswith(end)), ""):
-            raise InputError(f"{folder} is a {each}, which {what}: shoal has no pipeline for that.", _TRACE)
-    has_modules = (folder / _MODULES).is_file()
-    kinds = {kind for each in architectures for end, kind in _ENDS.items() if each.endswith(end)}
-    if CLASSIFY in kinds and len(config.get("id2label") or (0, 1)) == 1:
-        if not task:
-            raise InputError(
-                f"{folder} gives one score, and its files do not say whether of one text or of two (a cross-encoder).",
-                "Of one text: --task predict. For two: see docs/add-model.md, which makes a pipeline for them by hand.",
-            )
-        kinds = {PREDICT}
-    found = EMBEDDINGS if has_modules else next(iter(kinds), "")
-    if not (task or found):
-        raise InputError(
-            f"{folder} does not say what it is for: its architecture is {' '.join(architectures) or 'not given'}.",
-            "Say it: --task embeddings",
-        )
-    if GENERATE in (task, found) and task not in ("", found):
-        what = "a language model" if found == GENERATE else "none that writes text"
-        raise InputError(
-            f"--task {task} does not fit {folder}: it is {what}.",
-            f"Leave it out: --task {found} is what its files say." if found else "Say --task embeddings.",
-        )
-    return task or found
+def _check_whole(folder: Path) -> None:
+    """Refuse a folder that is neither a repository nor a model, with what it holds."""
+    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return
+    files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in KINDS)
+    make = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
+    raise InputError(
+        f"{folder} holds neither a model repository nor a model's config.json.",
+        f"Name the file: shoal serve {folder / files[0]}" if files else make,
+    )
 
 
 def _describe_files(path: Path) -> dict[str, list[int]] | None:

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.authoring.composition.validation import check_made
 from shoal.authoring.project.draft import Draft
 from shoal.authoring.project.importing.imported import Imported, stage
+from shoal.authoring.project.importing.tasks import GENERATE, check_file, check_task, read_task
 from shoal.authoring.project.scaffold.names import check_name, find_project_folders
 from shoal.authoring.repository.config import CONFIG, as_config, write_config
 from shoal.errors import InputError, needs, printable
@@ -71,7 +72,7 @@ def add_model(
     name: str,
     *,
     project: Path | str = ".",
-    is_decoder: bool = False,
+    task: str | None = None,
     is_dry: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -81,10 +82,11 @@ def add_model(
 
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
     Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or the
-    Hugging Face name or the folder of an encoder. With ``is_decoder``, it is the Hugging Face name or the folder of a
-    language model, which ``draft_decoder`` exports to ONNX. ``options`` are the keyword arguments of the function for
-    the kind of model: ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option
-    that is None counts as not given.
+    Hugging Face name or the folder of an encoder or a language model. ``task`` is what it is for: ``embeddings``,
+    ``classify``, ``predict`` or ``generate``; a folder's files say it, if they can. A model that generates is exported
+    to ONNX by ``draft_decoder``. ``options`` are the keyword arguments of the function for the kind of model:
+    ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option that is None counts
+    as not given.
 
     Nothing is written if ``shoal check`` reports an error, and no file is overwritten. ``is_dry``: only return the
     paths. ``tell`` is called with each note for the user. The notes say what was derived, and from what; they are also
@@ -100,7 +102,14 @@ def add_model(
     root = Path(project)
     available = find_project_folders(root)
     check_name(name, available)
-    kind = _DECODER if is_decoder else _find_kind(source)
+    check_task(task)
+    kind = _find_kind(source)
+    if kind is not _ENCODER:
+        check_file(f"{source}" if isinstance(source, str | Path) else f"a {type(source).__name__}", task)
+    elif (task := read_task(Path(source), task) if Path(source).is_dir() else task) == GENERATE:
+        kind = _DECODER
+    else:
+        options["task"] = task
     with stage(on_progress, f"loading the libraries for {kind.what}"):
         draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shoal.authoring.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage, write_labels
 from shoal.authoring.project.importing.sentences import Sentences, read_sentences
+from shoal.authoring.project.importing.tasks import CLASSIFY, EMBEDDINGS, PREDICT
 from shoal.authoring.project.scaffold.clone import draft_like
 from shoal.errors import InputError, needs
 from shoal.kit.component.files import sha256
@@ -35,7 +36,6 @@ from shoal.kit.encoders.length_bucketing import ATTENTION_MASK
 from shoal.kit.text.tokens import LENGTHS
 from shoal.system.progress import OnProgress
 
-EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""  # activations of heads
@@ -53,7 +53,7 @@ def draft_encoder(
     source: Path | str,
     name: str,
     *,
-    head: str | None = None,
+    task: str | None = None,
     pooling: str | None = None,
     normalise: bool | None = None,
     revision: str | None = None,
@@ -66,12 +66,12 @@ def draft_encoder(
 ) -> Imported:
     """Draft a model folder that runs an encoder. Its inputs are token ids and attention mask, INT64 ``[-1]`` each.
 
-    The output is FP32; ``head`` chooses it. ``embedding`` returns ``[size]``: the mean of the tokens' last
+    The output is FP32; ``task`` chooses it. ``embeddings`` returns ``[size]``: the mean of the tokens' last
     hidden states (``pooling`` is ``mean``) or the last hidden state of the first token (``cls``), scaled to length 1 if
     ``normalise`` is true. The defaults of ``pooling`` and ``normalise``, and dense layers after the pooling, are read
     from the encoder's files for sentence-transformers; without these files ``pooling`` must be given, and
-    ``normalise`` is false. ``classification`` returns ``[num_classes]``, the probabilities from the checkpoint's own
-    trained head; the class names become the parameter ``labels``, and the file of ``label_filename``. ``regression``
+    ``normalise`` is false. ``classify`` returns ``[num_classes]``, the probabilities from the checkpoint's own
+    trained head; the class names become the parameter ``labels``, and the file of ``label_filename``. ``predict``
     returns ``[1]``, the score from that head.
 
     ``format`` is ``torchscript`` or ``onnx``. If ``tokenizer`` is given, a second model folder of that name is drafted,
@@ -80,24 +80,24 @@ def draft_encoder(
     default is the commit that shoal has pinned for this name, if any.
 
     Raises:
-        InputError: the encoder cannot be loaded or has no trained head for ``head``, or an option is missing, unknown
+        InputError: the encoder cannot be loaded or has no trained head for ``task``, or an option is missing, unknown
             or does not fit the others.
         ArtifactError: the exported model's answers differ from the encoder's by more than 1e-5.
     """
-    head = _check_head(head, pooling, normalise, format)
+    task = _check_task(task, pooling, normalise, format)
     if max_length is not None and tokenizer is None:
         raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
     _, file = FORMATS[format]
     with stage(on_progress, f"loading {source}"):
-        encoder = _load(str(source), revision, head)
-    made = _embed(encoder, pooling, normalise) if head == EMBEDDING else _classify(encoder, head)
+        encoder = _load(str(source), revision, task)
+    made = _embed(encoder, pooling, normalise) if task == EMBEDDINGS else _classify(encoder, task)
     tokens = _write_tokens(encoder, scratch)
     with stage(on_progress, f"exporting {file} and comparing its answers"):
         export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
-    message = _configure(name, f"{encoder.title}, {made.what}", made.width, head, format, max_batch_size)
+    message = _configure(name, f"{encoder.title}, {made.what}", made.width, task, format, max_batch_size)
     proof = f"the file was read again: its answers match the published model, within {TOLERANCE:g}"
     said = [encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes, proof]
     beside: Mapping[str, str | bytes | Path] = {}
@@ -109,11 +109,11 @@ def draft_encoder(
     return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
 
 
-def _configure(name: str, content: str, width: int, head: str, form: str, max_batch_size: int) -> Any:
+def _configure(name: str, content: str, width: int, task: str, form: str, max_batch_size: int) -> Any:
     """Return the configuration of the exported encoder, whose answers have size ``width``."""
     (ids, mask), (out,) = NAMES
     backend, file = FORMATS[form]
-    parameters = {ATTENTION_MASK: mask, "content": content} | ({"api": "embeddings"} if head == EMBEDDING else {})
+    api = {} if task == PREDICT else {"api": task}
     return make_config(
         name,
         backend,
@@ -121,24 +121,25 @@ def _configure(name: str, content: str, width: int, head: str, form: str, max_ba
         [TensorSpec(out, "TYPE_FP32", (width,))],
         artifact=file,
         max_batch_size=max_batch_size,
-        parameters=parameters,
+        parameters={ATTENTION_MASK: mask, "content": content, **api},
     )
 
 
-def _check_head(head: str | None, pooling: str | None, normalise: bool | None, form: str) -> str:
-    """Return ``head``, if the options are known and fit each other."""
-    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", form, FORMATS)):
+def _check_task(task: str | None, pooling: str | None, normalise: bool | None, form: str) -> str:
+    """Return ``task``, if the options are known and fit each other."""
+    for option, value, known in (("pooling", pooling, HEADS), ("format", form, FORMATS)):
         if value is not None and value not in known:
             raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    if head is None:
+    if not task:
         raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+            "The model's task is not given.",
+            "Add --task embeddings, --task classify or --task predict, of which the last two use the checkpoint's own"
+            " trained head; or --task generate.",
         )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
+    if task != EMBEDDINGS and (pooling is not None or normalise is not None):
         given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
-    return head
+        raise InputError(f"{given} is for embeddings; a trained head pools as it was.", f"Leave {given} out.")
+    return task
 
 
 # --- what was published ------------------------------------------------------------------------------------------
@@ -160,27 +161,27 @@ class _Encoder:
     sentences: Sentences
 
 
-def _load(name: str, revision: str | None, head: str) -> _Encoder:
+def _load(name: str, revision: str | None, task: str) -> _Encoder:
     with needs("train"):
         from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-    kind = AutoModel if head == EMBEDDING else AutoModelForSequenceClassification
+    kind = AutoModel if task == EMBEDDINGS else AutoModelForSequenceClassification
     with published(name, revision) as (place, pinned), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old settings; missing weights are checked below
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
         model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
         sentences = read_sentences(place, pinned)
     other = next((kind for kind in model.config.architectures or () if _OTHER_TASK.search(str(kind))), None)
-    if other and head != EMBEDDING:
+    if other and task != EMBEDDINGS:
         raise InputError(
-            f"{name} has no trained {head} head for texts: it is a {other}.",
-            "Take a checkpoint that was trained for it, or --head embedding. For its own answers, trace it"
+            f"{name} has no trained head for {task}: it is a {other}.",
+            "Take a checkpoint that was trained for it, or --task embeddings. For its own answers, trace it"
             " (torch.jit.trace), and add that file: shoal add-model model.pt NAME --input INT64:-1 --input INT64:-1",
         )
-    missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
-    if missing and head != EMBEDDING:
+    missing = sorted(key for key in report["missing_keys"] if task != EMBEDDINGS or not key.startswith("pooler."))
+    if missing and task != EMBEDDINGS:
         raise InputError(
-            f"{name} has no trained {head} head: its checkpoint lacks {_few(missing)}.",
-            "Take a checkpoint that was trained for it, or --head embedding.",
+            f"{name} has no trained head for {task}: its checkpoint lacks {_few(missing)}.",
+            "Take a checkpoint that was trained for it, or --task embeddings.",
         )
     if missing or not hasattr(model.config, "max_position_embeddings"):
         why = f"its checkpoint lacks {_few(missing)}" if missing else "its configuration has no max_position_embeddings"
@@ -269,18 +270,16 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     return _Made(module, width, what, tuple(notes))
 
 
-def _classify(encoder: _Encoder, head: str) -> _Made:
+def _classify(encoder: _Encoder, task: str) -> _Made:
     config = encoder.model.config
     width, problem = int(config.num_labels), config.problem_type
     pairs = (_ONE_TEXT,) if getattr(config, "type_vocab_size", 0) > 1 else ()
-    if head == REGRESSION and width != 1:
-        raise InputError(
-            f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --head classification."
-        )
-    if head == CLASSIFICATION and (width == 1 or problem == "regression"):
+    if task == PREDICT and width != 1:
+        raise InputError(f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --task classify.")
+    if task == CLASSIFY and (width == 1 or problem == "regression"):
         what = "a score" if width == 1 else f"{width} scores"
-        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --head regression.")
-    if head == REGRESSION:
+        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --task predict.")
+    if task == PREDICT:
         return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head", pairs)
     activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
     labels = tuple(str(config.id2label.get(index, "")) for index in range(width))
