@@ -130,7 +130,7 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     assert check(here) == []
     result = run("add-model", "tagger.pt", "second", "--task", "embeddings")
     assert isinstance(result.exception, InputError)
-    assert "Unknown option for a TorchScript model: head. It takes: inputs, mask" in str(result.exception)
+    assert "--task embeddings needs a tokenizer, and tagger.pt has none." in str(result.exception)
 
 
 def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -> None:

@@ -244,7 +244,7 @@ def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path)
     refuse(other, ArtifactError, "it is another model's")
     refuse(project / "models" / "tiny-onnx" / "1", InputError, r"has decoder\.onnx, and no safetensors")
     refuse(tmp_path / "nowhere", ArtifactError, "is not a folder")
-    refuse(tiny, InputError, "Unknown option for a decoder: head. It takes: none", task="embeddings")
+    refuse(tiny, InputError, "Unknown option for a decoder: pooling. It takes: none", pooling="mean")
 
 
 def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Path) -> None:
