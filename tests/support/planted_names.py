@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant
+from tests.support.planted import MODEL, change, changes
 
 FIRST, CODE = "first/config.pbtxt", "first/1/model.py"
 START = "    def execute(self, requests):\n"
@@ -14,15 +14,18 @@ ASKS = """    def initialize(self, args):
 """
 
 PLANTS = (
-    Plant("an input of another name", "reads-unknown-input", CODE, '"x"', {CODE: ('"X"', '"x"')}),
-    Plant("an input that only the article has", "reads-unknown-input", CODE, '"TEXT"', {CODE: ('"X"', '"TEXT"')}),
-    Plant(
-        "a misspelt input in a method",
-        "reads-unknown-input",
+    *changes(
         CODE,
+        ("reads-unknown-input", "an input of another name", '"X"', '"x"'),
+        ("reads-unknown-input", "an input that only the article has", '"X"', '"TEXT"'),
+    ),
+    change(
+        CODE,
+        "reads-unknown-input",
+        "a misspelt input in a method",
+        '"TEXT"',
         '"TXET"',
-        {CODE: ('"TEXT"', '"TXET"')},
-        {
+        good={
             FIRST: ('"X"', '"TEXT"'),
             "all/config.pbtxt": ('{ key: "X" value: "IN" }', '{ key: "TEXT" value: "IN" }'),
             CODE: MODEL.replace('"X"', '"TEXT"').replace(
@@ -30,14 +33,14 @@ PLANTS = (
             ),
         },
     ),
-    Plant(
-        "the dtype of another name",
-        "wrong-config-name",
+    change(
         CODE,
-        '"y"',
-        {CODE: ('model_config, "Y"', 'model_config, "y"')},
-        {CODE: "import json\n\n" + MODEL.replace(START, ASKS + START)},
-        core="'NoneType' object is not subscriptable",
+        "wrong-config-name",
+        "the dtype of another name",
+        'model_config, "Y"',
+        'model_config, "y"',
+        "'NoneType' object is not subscriptable",
+        good={CODE: "import json\n\n" + MODEL.replace(START, ASKS + START)},
         model="first",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Link, Plant, config
+from tests.support.planted import MODEL, Link, Plant, change, config
 
 FIRST = "first/config.pbtxt"
 
@@ -16,14 +16,14 @@ PLANTS = (
         core="UnicodeEncodeError: 'ascii' codec can't encode character",
         model="modèle",
     ),
-    Plant(
-        "an instance group of two words",
-        "unsafe-name",
+    change(
         FIRST,
-        "name: ",
-        {FIRST: ('name: "on-cpu"', 'name: "on cpu"')},
-        {FIRST: ("kind: KIND_CPU", 'name: "on-cpu" kind: KIND_CPU')},
-        core="No module named 'model'",
+        "unsafe-name",
+        "an instance group of two words",
+        'name: "on-cpu"',
+        'name: "on cpu"',
+        "No module named 'model'",
+        good={FIRST: ("kind: KIND_CPU", 'name: "on-cpu" kind: KIND_CPU')},
         model="first",
     ),
     Plant("a link out", "symlink-leaves-repository", "first/1/hosts", "", {"first/1/hosts": Link("/etc/hostname")}),
