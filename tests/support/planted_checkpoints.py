@@ -38,10 +38,8 @@ def faster(name: str, rule: str, line: str, bad: dict[str, Edit]) -> Plant:
 PLANTS = (
     *(page(f"checkpoint-{part}", CONFIG, GOOD) for part in ("parallel", "dtype")),
     page("weights-path-relative", "engine/config.pbtxt", {"engine/config.pbtxt": TRT, "engine/1/.gitkeep": ""}),
-
     faster("a config.ini for two GPUs", "checkpoint-parallel", "tensor_para_size",
            {INI: ("tensor_para_size = 1", "tensor_para_size = 2")}),
-
     faster("weights beside the server", "weights-path-relative", "model_checkpoint_path",
            {CONFIG: ('"/model_repository/', '"./')}),
 

@@ -21,7 +21,6 @@ READ = """    def initialize(self, args):
 
 """
 TENSOR = 'pb_utils.Tensor("Y", x * np.float32(2))'
-SHARED = 'pb_utils.Tensor.from_dlpack("Y", x * np.float32(2))'
 
 PLANTS = (
     page("model-py-syntax", CODE, core=r"SyntaxError: expected ':'", model="first"),

@@ -99,26 +99,15 @@ PLANTS = (
     page("vllm-instances", CONFIG, {**VLLM, ARGS: dump(tensor_parallel_size=2)}),
     page("engine-quantize", ENGINE, {ENGINE: QUANTIZED, "engine/1/model.py": CODE}),
     # The listings of the first tutorials, and of RBLN's.
-
     plant(
         "generated_text for it", "vllm-tensors", "generated_text", {CONFIG: ("text_output", "generated_text")},
         file=CONFIG,
     ),
-
-
     plant("a compiled model that is another", "engine-args-value", "compiled_model_dir",
           {ARGS: json.dumps(NPU | {"model": "/weights/rbln-Llama-2-7b"}, indent=1)}),
-    plant("tokens beside the compiled length", "engine-args-value", "max_num_batched_tokens",
-          {ARGS: json.dumps(NPU | {"max_num_batched_tokens": 2048}, indent=1)}),
-    plant("blocks beside the compiled length", "engine-args-value", "block_size",
-          {ARGS: json.dumps(NPU | {"block_size": 4000}, indent=1)}),
     argument("engine-args-removed", device="cuda"),
     # Names and values.
-    argument("engine-args-misspelt", max_num_seq=4),
-    argument("engine-args-misspelt", **{"--max-model-len": 4096}),
-    argument("engine-args-text", gpu_memory_utilization="0.9"),
     argument("engine-args-text", enable_prefix_caching="false"),
-    argument("engine-args-text", enforce_eager="True"),
     argument("engine-args-text", max_num_seqs="4"),
     argument("engine-args-value", max_num_seqs=4.5),
     argument("engine-args-value", max_model_len="long"),
@@ -128,15 +117,12 @@ PLANTS = (
     argument("engine-args-value", gpu_memory_utilization=90),
     argument("engine-args-value", gpu_memory_utilization=0),
     argument("engine-args-value", max_num_active_seqs=9, max_num_seqs=8),
-    argument("engine-args-value", enable_chunked_prefill=False, max_model_len=8192, max_num_batched_tokens=4096),
     plant("arguments in Python", "engine-args-value", "enforce_eager", {ARGS: dump().replace("true", "True")}),
     plant("arguments in a list", "engine-args-value", "", {ARGS: "[]"}),
     plant("no model in the arguments", "engine-args-missing", "", {ARGS: dump(model=None)}),
     plant("adapters without their list", "engine-args-missing", "enable_lora", {"llama/1/multi_lora.json": None},
           {ARGS: dump(enable_lora="true"), "llama/1/multi_lora.json": "{}"}),
     # The configuration.
-
-
     plant("pipeline stages on one GPU", "vllm-instances", "instance_group", {CONFIG: ("KIND_MODEL", "KIND_GPU")},
           {ARGS: dump(pipeline_parallel_size=2)}, file=CONFIG),
     plant("two instances on the same GPUs", "vllm-instances", "count: 2", {CONFIG: ("count: 1", "count: 2")},
@@ -145,7 +131,6 @@ PLANTS = (
           {CONFIG: TEXTS.replace("KIND_MODEL", "KIND_GPU gpus: [ 1 ]")}, file=CONFIG),
     # shoal's engines on transformers and ONNX Runtime.
     ours("three bits", "engine-quantize", "int3", ("int8", "int3"), QUANTIZED),
-
     ours("a cache beyond all memory", "engine-memory", "instance_group", ('"16"', '"1000000000000"'), CAUSAL, DECODER),
     # The parameter of shoal's engine.
     ours("two engines on one GPU", "vllm-instances", "KIND", ("kind: KIND_CPU", "count: 2 kind: KIND_GPU gpus: [ 1 ]")),

@@ -109,15 +109,6 @@ PLANTS = (
         GOOD,
     ),
     Plant(
-        "an environment of another Python",
-        "environment-misfit",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        {ARCHIVE: lambda: environment(python="3.9")},
-        GOOD,
-        target="embedded",
-    ),
-    Plant(
         "NumPy 2 under an old stub",
         "environment-misfit",
         FIRST,

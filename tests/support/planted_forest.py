@@ -170,14 +170,5 @@ PLANTS = (
         GOOD,
         target="24.11",
     ),
-    Plant("half a checkpoint", "forest-unreadable", FILE, "", {FILE: lambda: checkpoint()[:2000]}, GOOD),
     Plant("a pickled forest", "forest-unreadable", FILE, "", {FILE: b"\x80\x04\x95" + bytes(200)}, GOOD),
-    Plant(
-        "half of a JSON",
-        "forest-unreadable",
-        "forest/1/xgboost.json",
-        "",
-        {"forest/1/xgboost.json": lambda: xgboost()[:-9]},
-        BOOSTED,
-    ),
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tests.support.planted import MODEL, change, changes
 
-FIRST, CODE = "first/config.pbtxt", "first/1/model.py"
+CODE = "first/1/model.py"
 START = "    def execute(self, requests):\n"
-METHOD = "    def answer(self, requests):\n"
 ASKS = """    def initialize(self, args):
         model_config = json.loads(args["model_config"])
         self.dtype = pb_utils.get_output_config_by_name(model_config, "Y")["data_type"]
@@ -18,20 +17,6 @@ PLANTS = (
         CODE,
         ("reads-unknown-input", "an input of another name", '"X"', '"x"'),
         ("reads-unknown-input", "an input that only the article has", '"X"', '"TEXT"'),
-    ),
-    change(
-        CODE,
-        "reads-unknown-input",
-        "a misspelt input in a method",
-        '"TEXT"',
-        '"TXET"',
-        good={
-            FIRST: ('"X"', '"TEXT"'),
-            "all/config.pbtxt": ('{ key: "X" value: "IN" }', '{ key: "TEXT" value: "IN" }'),
-            CODE: MODEL.replace('"X"', '"TEXT"').replace(
-                START, f"{START}        return self.answer(requests)\n\n{METHOD}"
-            ),
-        },
     ),
     change(
         CODE,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tests.support.page_plants import page
 from tests.support.planted import MODEL, Edit, Plant, config
-from tests.support.streams import DECOUPLED, FILES
+from tests.support.streams import FILES
 
 COUNTS, ADDS, ASKS = "counts/1/model.py", "adds/1/model.py", "asks/1/model.py"
 SUMS = "sums/config.pbtxt"
@@ -45,11 +45,7 @@ TritonPythonModel = Counts.for_triton()
 """
 TAKES_ID = 'input { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] optional: true }\n'
 UNNUMBERED = "".join(line for line in FILES[SUMS].splitlines(keepends=True) if "stream_id" not in line)
-SINGLE = (DECOUPLED, "")
 NO_ENSEMBLE: dict[str, Edit] = {SUMS: None, "sums/1/.gitkeep": None}
-LATE = """        last = pb_utils.InferenceResponse([], pb_utils.TritonError("late"))
-        sender.send(last, flags=FINAL)
-"""
 ASKED_FIRST = """        has_left = sender.is_cancelled()
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -127,14 +123,6 @@ PLANTS = (
         NESTED,
     ),
     plant(
-        "one of two calls to a model that is not there",
-        "calls-unknown",
-        "asks/config.pbtxt",
-        "calls",
-        {"asks/config.pbtxt": ('"counts adds"', '"counts  adder"')},
-        {"asks/config.pbtxt": ('"counts"', '"counts adds"')},
-    ),
-    plant(
         "a decoupled ensemble on an old server",
         "leaving-client",
         SUMS,
@@ -152,28 +140,6 @@ PLANTS = (
         NO_ENSEMBLE,
     ),
     plant(
-        "a sender that is asked in a test when it has ended",
-        "cancelled-after-final",
-        COUNTS,
-        "if sender.is_cancelled()",
-        {
-            COUNTS: (
-                FINAL,
-                "        sender.send(None, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
-                "        print(number)\n"
-                "        if sender.is_cancelled():\n            print(1)\n",
-            )
-        },
-    ),
-    plant(
-        "a component that answers once, decoupled",
-        "decoupled-mismatch",
-        COUNTS,
-        "class Counts",
-        {COUNTS: ("(StreamingComponent)", "(Component)")},
-        {COUNTS: COMPONENT},
-    ),
-    plant(
         "many answers, awaited",
         "async-exec-decoupled",
         ASKS,
@@ -188,5 +154,4 @@ PLANTS = (
         "FINAL",
         {COUNTS: ("(str(error))))", "(str(error))), flags=FINAL)")},
     ),
-    plant("an error by name that ends the answers", "error-with-final", ASKS, "flags=FINAL", {ASKS: (FINAL, LATE)}),
 )

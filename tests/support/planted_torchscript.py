@@ -73,7 +73,6 @@ PLANTS = (
     page("torchscript-outputs", CONFIG, good(), line="output"),
     page("torchscript-dtype", CONFIG, good(more=IN_PYTHON)),
     Plant("a state_dict", "torchscript-foreign", FILE, "", {FILE: weights}, good()),
-    Plant("half an archive of torch", "torchscript-foreign", FILE, "", {FILE: lambda: archive()[:-500]}, good()),
     Plant("a web page", "torchscript-foreign", FILE, "", {FILE: b"<!DOCTYPE html><html></html>"}, good()),
     Plant(
         "an input too many, traced",
@@ -127,25 +126,8 @@ PLANTS = (
         {FILE: partial(traced, "placed")},
         {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
     ),
-    Plant(
-        "a device in a script",
-        "torchscript-device",
-        FILE,
-        "",
-        {FILE: partial(archive, "on host")},
-        {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
-    ),
-    Plant(
-        "a constant tensor, put on a device",
-        "torchscript-device",
-        FILE,
-        "",
-        {FILE: partial(traced, "listed")},
-        {**good(partial(traced, "buffered")), CONFIG: config().replace(*ON_GPU)},
-    ),
     Plant("a GPU on the host", "torchscript-device", FILE, "", {FILE: partial(archive, "on gpu")}, good()),
     Plant("a trace for the host alone", "torchscript-bound", FILE, "", {FILE: partial(traced, "placed")}, good()),
-    Plant("a device as an attribute", "torchscript-bound", FILE, "", {FILE: partial(archive, "held")}, good()),
     change(
         CONFIG,
         "kind-unsupported",

@@ -98,7 +98,6 @@ PLANTS = (
     *(page(f"trtllm-{part}", BLS, ENGINE) for part in ("batch-size", "decoupled")),
     *(page(f"trtllm-{part}", PRE, ENGINE) for part in ("swapped", "queue-delay", "tokenizer", "tokenizer-type")),
     *(page(f"llmapi-{part}", YAML, YAML_GOOD) for part in ("config", "misspelt")),
-
     engine("a batching strategy that is none", "trtllm-value", LLM, "gpt_model_type", "fused_batching", "batch"),
     engine("an address for a folder", "trtllm-value", PRE, "tokenizer_dir", '"/weights/llama"', '"hf://meta/llama"'),
     engine("a path left out", "template-leftover-in-text", PRE, "tokenizer_dir", '"/weights/llama"',
@@ -115,18 +114,10 @@ PLANTS = (
            **{ABOUT: about(max_seq_len=512)}),
     engine("an engine for fewer rows", "trtllm-engine-limit", LLM, "max_batch_size",
            **{ABOUT: about(max_batch_size=1)}),
-
-
     engine("an engine that does not stream", "trtllm-decoupled", BLS, "decoupled", **{LLM: (DECOUPLED, "")}),
-
-
-
     engine("a folder without a tokenizer", "trtllm-tokenizer", POST, "tokenizer_dir", "/weights/llama", "/usr",
            **{PRE: ("/weights/llama", "/usr")}),
-
-
     texts("a misspelt field of Triton", "llmapi-config", "triton_config", "  decoupled", "  decoupld"),
-
     texts("a word for a size", "llmapi-config", "parallel", "size: 2", "size: two"),
     texts("an address for a model", "llmapi-config", "model:", "meta-llama", "hf://meta-llama"),
     texts("rows that its code does not take", "llmapi-config", "max_batch", "size: 0", "size: 4"),
