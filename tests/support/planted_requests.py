@@ -100,19 +100,6 @@ OPTIONALS = (
         },
     ),
 )
-SEQUENCES = tuple(
-    Plant(
-        f"sequences in step {name}",
-        "sequence-in-ensemble",
-        ALL,
-        f'model_name: "{name}"',
-        {f"{name}/config.pbtxt": (UNBOUNDED if name == "right" else BATCHING, batching)},
-    )
-    for name, batching in (
-        ("right", SEQUENCE.replace("batching {", "batching { oldest { max_candidate_sequences: 4 }")),
-        ("join", "sequence_batching { max_sequence_idle_microseconds: 5000000 }\n"),
-    )
-)
 SEQUENCE_WITHIN = Plant(
     "sequences in a step of an ensemble within",
     "sequence-in-ensemble",
@@ -135,7 +122,6 @@ PLANTS = (
     page("sequence-in-ensemble", at=ALL, line='model_name: "first"'),
     page("input-twice"),
     *OPTIONALS,
-    *SEQUENCES,
     SEQUENCE_WITHIN,
     TWICE,
 )
