@@ -1,7 +1,7 @@
 """The mistakes of the pages under docs/rules: each rule's diff, applied to a repository.
 
 A diff's lines are of the file that the row names, or of the one that a line ``# folder/file`` before them does. Lines
-that are paths alone are files that are there or not.
+that are paths alone are files that are there or not, and ``path -> path`` is a link.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cache
 from typing import TypeAlias
 
 from shoal.authoring.check.reports import read_pages, split_entries
-from tests.support.planted import BASE, MODEL, Edit, Plant, config, edited
+from tests.support.planted import BASE, MODEL, Edit, Link, Plant, config, edited
 
 FIRST, CODE, ALONE = "first/config.pbtxt", "first/1/model.py", "alone/config.pbtxt"
 # Of each line its sign and its text.
 Diff: TypeAlias = "list[tuple[str, str]]"
 Files: TypeAlias = "dict[str, Edit]"
-PATH = re.compile(r"(\.\./)?[\w.-]+(/[\w.-]+)+")
+PATH = re.compile(r"((?:\.\./)?[\w.-]+(?:/[\w.-]+)+)(?: -> (\S+))?")
 TENSORS = ("input", "output")
 
 
@@ -48,11 +48,11 @@ def page(
     wrong: Files = {}
     for path, diff in parts.items():
         right[path], wrong[path] = apply(diff, files.get(path), path)
-    paths = [(sign, text) for sign, text in read_diff(rule) if PATH.fullmatch(text)]
-    right |= {text: fill(text, files) for sign, text in paths if sign == "+"}
+    paths = [(sign, *match.groups()) for sign, text in read_diff(rule) if (match := PATH.fullmatch(text))]
+    right |= {path: fill(path, files) for sign, path, _ in paths if sign == "+"}
     moved = next(iter(right.values()), "") if paths and not parts else ""
-    wrong |= {text: None for sign, text in paths if sign == "+"}
-    wrong |= {text: moved or fill(text, files) for sign, text in paths if sign == "-"}
+    wrong |= {path: None for sign, path, _ in paths if sign == "+"}
+    wrong |= {path: Link(to) if to else moved or fill(path, files) for sign, path, to in paths if sign == "-"}
     if line is None:
         line = next((text.strip() for sign, text in parts.get(file, ()) if sign == "-"), "")
     return Plant(
@@ -85,7 +85,7 @@ def split_files(diff: Diff, file: str) -> dict[str, Diff]:
     for sign, text in diff:
         if text.startswith("# "):
             named = PATH.match(text[2:])
-            file = named[0] if named else file
+            file = named[1] if named else file
         elif not PATH.fullmatch(text):
             parts.setdefault(file, []).append((sign, text))
     return parts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Link, Plant, change, config
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Plant, change, config
 
 FIRST = "first/config.pbtxt"
 
@@ -26,12 +27,6 @@ PLANTS = (
         good={FIRST: ("kind: KIND_CPU", 'name: "on-cpu" kind: KIND_CPU')},
         model="first",
     ),
-    Plant("a link out", "symlink-leaves-repository", "first/1/hosts", "", {"first/1/hosts": Link("/etc/hostname")}),
-    Plant(
-        "a link to nowhere",
-        "dangling-link",
-        "first/1/weights.pt",
-        "",
-        {"first/1/weights.pt": Link("../../../runs/7/weights.pt")},
-    ),
+    page("symlink-leaves-repository", at="first/1/weights.pt"),
+    page("dangling-link", at="first/1/weights.pt"),
 )

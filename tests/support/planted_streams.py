@@ -76,6 +76,7 @@ PLANTS = (
     page("vllm-batch-size", "vllm/config.pbtxt", {"vllm/config.pbtxt": VLLM, "vllm/1/model.json": '{"model": "m"}'}),
     page("engine-batched-twice", "counts/config.pbtxt", FILES),
     page("cancelled-after-final", COUNTS, {**FILES, COUNTS: FILES[COUNTS].replace(FINAL, ASKED_FIRST)}),
+    page("async-exec-decoupled", ASKS, {**FILES, ASKS: FILES[ASKS].replace("def pass_on", "async def pass_on")}),
     page("decoupled-mismatch", at=COUNTS, line="class Counts", good={**FILES, COUNTS: COMPONENT}),
     plant(
         "state on two GPUs",
@@ -138,14 +139,6 @@ PLANTS = (
         "sequence_batching",
         {"counts/config.pbtxt": ("instance_group", "sequence_batching { }\ninstance_group")},
         NO_ENSEMBLE,
-    ),
-    plant(
-        "many answers, awaited",
-        "async-exec-decoupled",
-        ASKS,
-        "async_exec",
-        {ASKS: ("for answer in asked.exec(decoupled=True)", "for answer in await asked.async_exec(decoupled=True)")},
-        {ASKS: ("def pass_on", "async def pass_on")},
     ),
     plant(
         "an error that ends the answers",

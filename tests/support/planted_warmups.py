@@ -78,6 +78,12 @@ def plant(name: str, line: str, bad: dict[str, Edit], core: str, before: dict[st
 GOOD_FILE = good(FROM_FILE, content=ROW)
 GOOD_TEXT = of_text(text(b"abc"))
 PLANTS = (
+    page(
+        "warm-up-data",
+        good={FIRST: config("first") + LINES.replace(ZEROS, FROM_FILE), FILE: ROW},
+        core="warmup setting expects all",
+    ),
+    page("warm-up-mismatch", good=IN_LINES),
     page("warm-up-input", good=IN_LINES, core="unexpected shape"),
     page("warm-up-batch-size", good={FIRST: config("first") + LINES.replace("size: 1", "size: 8")}),
     page("warm-up-skipped", good=IN_LINES, line="model_warmup"),
@@ -93,9 +99,6 @@ PLANTS = (
     ),
     plant(
         "a warm-up of five", "dims", edit("      dims: [ 4 ]", "      dims: [ 5 ]"), "unexpected shape for input 'X'"
-    ),
-    plant(
-        "a warm-up of any size", "dims", edit("      dims: [ 4 ]", "      dims: [ -1 ]"), "warmup setting expects all"
     ),
     plant("a warm-up from nowhere", "inputs", edit(f"      {ZEROS}\n", ""), "to have input_data_type set"),
     plant(
@@ -124,16 +127,6 @@ PLANTS = (
         )
     ),
     plant("a warm-up of an empty file", "input_data_file", {TEXT_FILE: b""}, "expected 1 string elements", GOOD_TEXT),
-    Plant(
-        "a warm-up of another input too",
-        "warm-up-mismatch",
-        FIRST,
-        "Z",
-        edit(
-            "  inputs {", f'  inputs {{ key: "Z" value {{ data_type: TYPE_FP32 dims: [ 4 ] {ZEROS} }} }}\n  inputs {{'
-        ),
-        good(),
-    ),
     Plant("a warm-up file of seven", "warm-up-mismatch", FIRST, "input_data_file", {FILE: ROW + ROW[:12]}, GOOD_FILE),
     Plant(
         "a warm-up file of a batch",
