@@ -28,8 +28,8 @@ PLANTS = (
     page("ensemble-carries", ALL, core="instance group should not be specified"),
     page("step-incomplete", ALL, line="{", core="must specify 'output_map'"),
     page("tensor-written-twice", ALL, core="can appear in an output map only once"),
-    page("ensemble-input-unused", ALL, line='"IN"', core="is not used|is not written|is unused"),
-    page("ensemble-output-unwritten", ALL, line='"OUT"', core="is not written|is unused"),
+    page("ensemble-input-unused", ALL, line='"IN"', core="ensemble input 'IN' .* is not used"),
+    page("ensemble-output-unwritten", ALL, line='"OUT"', core="ensemble output 'OUT' .* is not used"),
     page(
         "ensemble-tensor-unused",
         ALL,
