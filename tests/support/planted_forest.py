@@ -82,6 +82,7 @@ PLANTS = (
     *(page(rule, CONFIG, GOOD) for rule in ("fil-tensors", "fil-features", "fil-model-type", "fil-task")),
     *changes(
         CONFIG,
+        ("fil-tensors", "another name for the input", "input__0", "features"),
         (
             "fil-tensors",
             "a forest in double precision",
