@@ -31,13 +31,6 @@ pytestmark = pytest.mark.usefixtures("styles")
 BOTH = ["--input", "A:FP32:4", "--input", "NOTE:STRING:-1,2", "--output", "Y:FP16:2,-1", "--output", "WORDS:STRING:1"]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, in which the commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_component(here: Path) -> None:
     dry = new("component", "word-length", "--dry-run")
     assert files(here) == set()

@@ -19,13 +19,6 @@ from tests.support.skeletons import check_made, check_style, files, new, run, ru
 pytestmark = pytest.mark.usefixtures("styles")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, in which the commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_pipeline_with_a_new_component(here: Path) -> None:
     printed = new("pipeline", "triage")
     leaf, pipeline = "preprocess/triage_preprocess", "ensembles/triage"

@@ -90,11 +90,6 @@ def test_torch_arrays_give_the_same(texts: list[str]) -> None:
     assert np.array_equal(other.numpy(), make_features(*count_tokens(codes, LEXICON)))
 
 
-@given(st.lists(nasty_text, min_size=1, max_size=6))
-def test_a_batch_is_its_rows(texts: list[str]) -> None:
-    assert np.array_equal(count(texts), np.concatenate([count([text]) for text in texts]))
-
-
 def test_normalise() -> None:
     z = normalise(np.array([[3.0, 5.0]]), np.array([1.0, 5.0]), np.array([4.0, 1.0]))
     assert z.dtype == np.float32

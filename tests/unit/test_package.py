@@ -52,9 +52,6 @@ def test_importing_shoal_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(modules)
 
 
-LIGHT = {"authoring.repository": "default_model", "kit.generation": "pieces"}  # modules that import nothing else
-
-
 def test_a_client_imports_nothing_that_reads_repositories_or_runs_models() -> None:
     code = "import shoal, shoal.clients.llm, sys; shoal.Client, shoal.AsyncClient, shoal.Llm; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
