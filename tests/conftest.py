@@ -90,6 +90,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("without_keys")
     if mark is not None and os.environ.get(VARIABLE):
         pytest.skip(mark.args[0])
+    if item.get_closest_marker("verify") and not item.config.getoption("--verify"):
+        pytest.skip("with --verify")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,8 +30,8 @@ from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
 from tests.support.imports import add
-from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
-from tests.support.once import ROOT, once
+from tests.support.llm import count_open, find_trained, open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
 from tests.support.skeletons import run
 
 SHIPPED = ROOT / "models" / "llm-onnx"
@@ -42,9 +42,7 @@ LONG = 900  # tokens: two pieces of a prompt
 @pytest.fixture(scope="module")
 def tiny() -> Path:
     """A model that was trained to answer six questions."""
-    return once(
-        "tiny-llm", lambda folder: make_tiny(folder, steps=150), depends_on=[ROOT / "src/shoal/lab/tiny_llm.py"]
-    )
+    return find_trained()
 
 
 @pytest.fixture(scope="module")

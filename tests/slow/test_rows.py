@@ -52,16 +52,17 @@ def right(folder: Path) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["llm-hf", "llm-onnx", "llm-vllm"])
+VERIFIED = [pytest.param(name, marks=pytest.mark.verify) for name in ("llm-hf", "llm-vllm")]
+
+
+@pytest.fixture(scope="module", params=["llm-onnx", *VERIFIED])  # test_whole.py asks llm-hf
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def repository(engine: str, folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(engine: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model for each dtype of ids; the request chooses the form."""
-    if engine == "llm-vllm" and not scale.is_full:
-        pytest.skip("vLLM takes minutes to start twice: make verify")
     home = tmp_path_factory.mktemp(engine)
     own = home / "project" / "models"
     if engine == "llm-onnx":
