@@ -387,10 +387,14 @@ def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokeniz
             shoal("tokens", *arguments, *asked[:2])
 
 
+@pytest.mark.verify  # test_tutorial.py types it
 def test_quickstart(shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.lab.llm_quickstart._STEPS", 2)
     printed = shoal("quickstart", "--llm", "--out", tmp_path / "build")
     assert "What do fish do?" in printed
     assert f"next: shoal serve {tmp_path / 'build' / 'repository'}" in printed
+
+
+def test_quickstart_in_a_folder_that_triton_does_not_support(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises((InputError, ServerError), match="does not support"):
         shoal("quickstart", "--llm", "--out", tmp_path / "a b")
