@@ -66,7 +66,7 @@ VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/tes
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
 VERIFY_llm          := pytest --verify tests/slow/language $(addprefix tests/slow/test_,$(addsuffix .py,answers bls_lasts \
-                       engine engine_placed families onnx_engine rows tensorrt_llm vllm_backend))
+                       engine engine_placed families onnx_engine option_engines rows tensorrt_llm vllm_backend))
 VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile \
                        test_hostile_random openai/test_openai_whole test_option_served \
                        test_other_clients test_refused_memory test_rows test_service test_service_load test_stalled \

@@ -104,7 +104,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 # --- the engine --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", ["1", "5", "16"])
+@pytest.mark.parametrize("slots", ["5", *(pytest.param(number, marks=pytest.mark.verify) for number in ("1", "16"))])
 def test_mixed_lengths_equal_generate(slots: str, project: Path, oracle: Any) -> None:
     requests = make_requests(40)
     with open_engine("", project / "models" / "tiny-onnx", slots=slots) as component:
@@ -265,14 +265,19 @@ def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Pa
             pass
 
 
-# --- served ------------------------------------------------------------------------------------------------------
-
-
-def test_llm_with_swap_on_triton(tiny: Path, project: Path, oracle: Any, tmp_path: Path) -> None:
-    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves does not affect the others."""
+def test_a_swap_takes_the_place_of_the_engine(tiny: Path, project: Path, tmp_path: Path) -> None:
     repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
     assert (repository / "tiny-onnx" / "1" / "decoder.onnx").is_file()
     assert not (repository / "llm-hf").exists()
+
+
+# --- served ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.verify  # language/test_llm.py asks such an ensemble
+def test_llm_with_swap_on_triton(tiny: Path, project: Path, oracle: Any, tmp_path: Path) -> None:
+    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves does not affect the others."""
+    repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
     tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
     end = tokenizer.token_to_id("</s>")
     prompts = ["What do fish do?", "Hello", "A river", "Was ist das Meer?", "Once upon a time a", "cat", "x", "Tell me"]

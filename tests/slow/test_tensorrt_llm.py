@@ -63,6 +63,7 @@ def service(weights: Path) -> Iterator[Service]:
     place = weights.parent
     config = Path(shutil.copytree(ROOT / FOLDERS[1], place / "models" / "accumulating")) / "config.pbtxt"
     text = config.read_text(encoding="utf-8").replace('name: "tensorrt_llm_bls"', 'name: "accumulating"')
+    text = text.replace("max_batch_size: 64", "max_batch_size: 1")  # shared memory must hold 64 rows of each model
     for key, value in (("accumulate_tokens", "Yes"), ("tensorrt_llm_model_name", "${tensorrt_llm_model_name}")):
         begin, end = text.split(f'key: "{key}"')
         end = end.replace('string_value: ""', f'string_value: "{value}"', 1)
