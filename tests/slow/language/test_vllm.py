@@ -297,7 +297,7 @@ def test_environments_that_do_not_fit(contents: dict[str, str], words: str, fold
     ("arguments", "words"),
     [
         ('{"max_num_sequences": 4}', "has no argument 'max_num_sequences'.*Did you mean max_num_seqs"),
-        ('{"dtype": "auto"}', "dtype"),
+        pytest.param('{"dtype": "auto"}', "dtype", marks=pytest.mark.verify),
     ],
 )
 def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: Path, tmp_path: Path) -> None:
