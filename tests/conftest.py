@@ -104,6 +104,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def verified(*values: Any) -> list[Any]:
+    """Return further parameters, which are tried only with ``--verify``."""
+    return [pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.verify) for each in values]
+
+
 Record = Callable[..., None]
 
 

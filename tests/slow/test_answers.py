@@ -19,7 +19,7 @@ from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config, write_config
 from shoal.clients.llm.client import Llm
 from shoal.kit.generation.pieces import Piece, join_pieces
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.generate import TIE
 from tests.support.imports import add
 from tests.support.llm import cut
@@ -60,10 +60,7 @@ class Oracle:
         return text, "stop" if ids[-1] == self.end else reason, number
 
 
-USUAL, MORE = KINDS[: len(ENGINES)], KINDS[len(ENGINES) :]  # tests/unit/test_completion.py has all kinds
-
-
-@pytest.fixture(scope="module", params=[*USUAL, *(pytest.param(kind, marks=pytest.mark.verify) for kind in MORE)])
+@pytest.fixture(scope="module", params=[*KINDS[:3], *verified(*KINDS[3:])])  # unit/test_completion.py has all of them
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a seed of its own, whose end token is one that it writes now and then."""
     folder = tmp_path_factory.mktemp("weights")

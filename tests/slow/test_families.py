@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, ShoalError
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.families import ALONE, FAMILIES, NOT_EXPORTED, REFUSED, STATIC, make_family
 from tests.support.generate import check_equal, expect
 from tests.support.imports import add
@@ -27,12 +26,7 @@ USUAL = {
 EXPORTED = {"gpt2", "mixtral", "bloom", "jamba", "jetmoe", "apertus"}
 
 
-def usual(names: set[str]) -> list[Any]:
-    """All families: these, and the others with --verify."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.verify) for name in FAMILIES]
-
-
-@pytest.mark.parametrize("name", usual(USUAL))
+@pytest.mark.parametrize("name", sorted(USUAL) + verified(*sorted(FAMILIES.keys() - USUAL)))
 def test_families_give_the_tokens_of_generate_or_are_refused(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, scale: Scale
 ) -> None:
@@ -58,7 +52,7 @@ def test_families_give_the_tokens_of_generate_or_are_refused(
     assert f"is computed in {way}" in caplog.text
 
 
-@pytest.mark.parametrize("name", usual(EXPORTED))
+@pytest.mark.parametrize("name", sorted(EXPORTED) + verified(*sorted(FAMILIES.keys() - EXPORTED)))
 def test_decoders_in_onnx_give_the_tokens_of_generate_or_are_refused(name: str, tmp_path: Path) -> None:
     """The command compares the logits itself, prompts beside each other with a cache."""
     folder = make_family(name, tmp_path / "weights")

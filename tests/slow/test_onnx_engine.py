@@ -29,6 +29,7 @@ from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
+from tests.conftest import verified
 from tests.support.imports import add
 from tests.support.llm import count_open, find_trained, open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
@@ -104,7 +105,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 # --- the engine --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", ["5", *(pytest.param(number, marks=pytest.mark.verify) for number in ("1", "16"))])
+@pytest.mark.parametrize("slots", ["5", *verified("1", "16")])
 def test_mixed_lengths_equal_generate(slots: str, project: Path, oracle: Any) -> None:
     requests = make_requests(40)
     with open_engine("", project / "models" / "tiny-onnx", slots=slots) as component:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import shoal
 from shoal.authoring.composition.compose import compose
 from shoal.lab.tiny_llm import make_tiny
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.imports import add
 from tests.support.once import ROOT
 from tests.support.planted import write
@@ -52,10 +52,7 @@ def right(folder: Path) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-VERIFIED = [pytest.param(name, marks=pytest.mark.verify) for name in ("llm-hf", "llm-vllm")]
-
-
-@pytest.fixture(scope="module", params=["llm-onnx", *VERIFIED])  # test_whole.py asks llm-hf
+@pytest.fixture(scope="module", params=["llm-onnx", *verified("llm-hf", "llm-vllm")])  # test_whole.py asks llm-hf
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

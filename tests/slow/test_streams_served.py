@@ -21,7 +21,7 @@ from shoal.authoring.environment.embedded import served_model
 from shoal.clients.client.client import Client
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.system.processes import find_descendants, find_process, processes
-from tests.conftest import Record, Scale
+from tests.conftest import Record, Scale, verified
 from tests.support.counting import write_counting
 from tests.support.service import Service
 from tests.support.streams import MODELS, ask, expected
@@ -249,9 +249,7 @@ def test_no_more_streams_than_the_engine_has_slots_for(small: Home) -> None:
         assert read(client, "count_all", 1) == expected("count_all", 1)
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(each, marks=[] if each == "count_all" else [pytest.mark.verify]) for each in MODELS]
-)
+@pytest.mark.parametrize("model", ["count_all", *verified("engine", "count_bls")])
 def test_an_engine_that_is_killed(model: str, home: Home) -> None:
     """Each stream gets an error, and other answers come again."""
     with home.client("grpc", retries=0) as client:

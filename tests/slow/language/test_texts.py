@@ -19,6 +19,7 @@ from shoal import Client
 from shoal.authoring.repository.config import read_config
 from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
+from tests.conftest import verified
 from tests.support.commands import Shoal
 from tests.support.service import Service
 
@@ -195,10 +196,7 @@ def test_llamav2(way: str, service: Service) -> None:
     ("way", "model"),
     [
         ("grpc", "llm"), ("http", "llm_bls"), ("local", "llm_bls"),
-        *(
-            pytest.param(way, model, marks=pytest.mark.verify)
-            for way, model in (("grpc", "llm_bls"), ("http", "llm"), ("local", "llm"))
-        ),
+        *verified(("grpc", "llm_bls"), ("http", "llm"), ("local", "llm")),
     ],
 )  # fmt: skip
 def test_a_file_of_prompts(

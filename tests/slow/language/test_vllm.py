@@ -25,7 +25,7 @@ from shoal.kit.generation.contract import pack_words
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import Server, serve
 from shoal.system.processes import Process, find_descendants, find_process
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.environments import RUNNING
 from tests.support.generate import PENALTIES, check_equal, expect, expect_penalized, prompts, wait_for
 from tests.support.llm import find_trained, token_inputs, tokens_of
@@ -297,7 +297,7 @@ def test_environments_that_do_not_fit(contents: dict[str, str], words: str, fold
     ("arguments", "words"),
     [
         ('{"max_num_sequences": 4}', "has no argument 'max_num_sequences'.*Did you mean max_num_seqs"),
-        pytest.param('{"dtype": "auto"}', "dtype", marks=pytest.mark.verify),
+        *verified(('{"dtype": "auto"}', "dtype")),
     ],
 )
 def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: Path, tmp_path: Path) -> None:
@@ -309,10 +309,11 @@ def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: P
     ("arguments", "words"),
     [
         ({"kv_cache_memory_bytes": 10**13}, r"Available memory .* GiB\) .* less than requested memory for kv \(9313"),
-        pytest.param(
-            {"speculative_config": {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}},
-            r"draft model should have the same vocabulary size\. .* vocab_size=484\. Draft model vocab_size=500",
-            marks=pytest.mark.verify,
+        *verified(
+            (
+                {"speculative_config": {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}},
+                r"draft model should have the same vocabulary size\. .* vocab_size=484\. Draft model vocab_size=500",
+            )
         ),
     ],
 )
