@@ -1,4 +1,4 @@
-"""Decoders on ONNX Runtime: exported, equal to ``generate`` token by token, and served in the place of llm-hf."""
+"""Decoders on ONNX Runtime: exported, equal to ``generate`` token by token, and composed in the place of llm-hf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
-import shoal
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.project.importing.add_model import add_model
 from shoal.authoring.repository.config import read_config
-from shoal.clients.client.client import Client
-from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import verified
@@ -270,29 +265,3 @@ def test_a_swap_takes_the_place_of_the_engine(tiny: Path, project: Path, tmp_pat
     repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
     assert (repository / "tiny-onnx" / "1" / "decoder.onnx").is_file()
     assert not (repository / "llm-hf").exists()
-
-
-# --- served ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.verify  # language/test_llm.py asks such an ensemble
-def test_llm_with_swap_on_triton(tiny: Path, project: Path, oracle: Any, tmp_path: Path) -> None:
-    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves does not affect the others."""
-    repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
-    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
-    end = tokenizer.token_to_id("</s>")
-    prompts = ["What do fish do?", "Hello", "A river", "Was ist das Meer?", "Once upon a time a", "cat", "x", "Tell me"]
-
-    def expect(prompt: str, new: int) -> str:
-        tokens = oracle(tokenizer.encode(prompt).ids, new)
-        return str(tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens))
-
-    with shoal.serve(repository) as server, Client(server.grpc_url) as client, ThreadPoolExecutor(16) as pool:
-        llm = Llm(client, "llm")
-        leaver = llm.stream("Hello", max_tokens=900, temperature=0.0, min_tokens=900)
-        next(leaver)
-        leaver.close()
-        asked = [(prompt, new) for new in (8, 30, 60, 90) for prompt in prompts]
-        found = [*pool.map(lambda each: llm.generate(each[0], max_tokens=each[1], temperature=0.0).text, asked)]
-    for (prompt, new), text in zip(asked, found, strict=True):
-        assert text == expect(prompt, new), prompt
