@@ -72,12 +72,7 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         ("BertForTokenClassification", {}, "", "which labels each token: shoal has no pipeline for that"),
         ("ViTForImageClassification", {}, "classify", "which classifies images"),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
-        (
-            "LlamaForCausalLM",
-            {},
-            "classify",
-            "--task classify does not fit m: it is a language model",
-        ),
+        ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model"),
         ("BertModel", {}, "generate", "m is not a decoder: its architecture is BertModel"),
         ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, predict, generate"),
     ],
