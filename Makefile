@@ -55,9 +55,9 @@ verify-%: $(VENV)/.installed $(VENV)/.wheels
 
 VERIFY_claims       := pytest --verify tests/unit/test_claims.py tests/served/test_hosts.py tests/unit/test_import_forests.py
 VERIFY_encoder      := pytest --verify tests/slow/test_bert_large.py
-VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py
+VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py tests/unit/test_bulk_shards.py
 VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
-VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_definition_graphs.py
+VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_check_core.py tests/slow/test_definition_graphs.py
 VERIFY_training     := pytest --verify tests/slow/test_train.py
 VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py
 VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/test_faults_stay.py tests/slow/test_service.py
