@@ -100,9 +100,7 @@ def install(folder: Path, python: str | Path, lines: list[str]) -> Path:
     return folder
 
 
-def test_shellcheck_finds_nothing(
-    commands: Mapping[tuple[str, str], str], shellcheck: Path, scale: Scale
-) -> None:
+def test_shellcheck_finds_nothing(commands: Mapping[tuple[str, str], str], shellcheck: Path, scale: Scale) -> None:
     assert len(commands) == 12 * scale(2, full=3) + 2
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     scripts = [page.split("<<'END'\n")[1].partition("END\n")[0]]  # the program that compiles a stub

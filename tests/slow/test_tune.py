@@ -225,7 +225,8 @@ def test_every_option_is_obeyed(small: Path) -> None:
     assert isinstance(int8_labelled["error"], float)
     assert int8_encoder["rmse"] != int8_labelled["rmse"]
     assert "seen" not in plain
-    assert _run(small, "--artifacts a --seconds 1 --data rows.csv --target-column score")["seen"] in (True, False)
+    hasty = _run(small, "--artifacts a --seconds 0 --data rows.csv --target-column score")
+    assert (hasty["seen"] in (True, False), hasty["num_texts"]) == (True, 16)
 
 
 def _show(folder: Path, line: str) -> dict[str, Any]:
