@@ -7,9 +7,7 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,7 @@ from shoal.clients.client.client import Client
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.conftest import Scale
 from tests.support.projects import write_model
-from tests.support.shards import children, command, read_files, run, wait_until, write_inputs
+from tests.support.shards import command, read_files, run, write_inputs
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")
 
@@ -62,40 +60,6 @@ def test_each_row_is_there_once_in_order(kind: str, forest: Path, tmp_path: Path
     # A run of several workers, and one of which another command does the rest.
     assert run(forest, pattern, tmp_path / "two", "--workers", "2").returncode == 0
     assert read_files(tmp_path / "two") == read_files(tmp_path / "one")
-
-
-def test_workers_that_die_leave_no_half_and_lose_nothing(
-    forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
-) -> None:
-    """Random workers and whole runs are killed; two runs share the folder. Nor do temporary files stay."""
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    pattern = write_inputs(tmp_path / "in", ".jsonl", [4_000] * 5)
-    whole = run(forest, pattern, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    out, draw = tmp_path / "out", random.Random(3)
-    for kill in ("run", "worker", "run")[: scale(2, full=3)]:
-        runs = [
-            subprocess.Popen(command(forest, pattern, out, "--worker", f"{n}/2"), stderr=subprocess.DEVNULL)
-            for n in range(2)
-        ]
-        wait_for_a_part(out)
-        time.sleep(draw.uniform(0, 0.2))
-        assert not (out / SUCCESS).exists()
-        if kill == "worker":
-            for child in children(runs[0].pid):
-                os.kill(child, signal.SIGKILL)
-            wait_for_a_part(out)
-        for each in runs:
-            each.kill()
-            each.wait(120)
-        wait_until(lambda: not any(path.is_file() for path in scratch.rglob("*")))
-        for path in out.glob("part-*"):
-            assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
-    final = run(forest, pattern, out)
-    assert final.returncode == 0, final.stderr
-    assert read_files(out) == read_files(tmp_path / "whole")
 
 
 def test_two_runs_of_every_shard_write_the_same_bytes(forest: Path, tmp_path: Path) -> None:
@@ -442,8 +406,3 @@ def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
     assert isinstance(plan, ShardPlan)
     with pytest.raises(InputError, match="not complete"):
         list(find_faults(open_folder(str(tmp_path / "out"))))
-
-
-def wait_for_a_part(out: Path) -> None:
-    before = len([*out.glob("part-*")])
-    wait_until(lambda: len([*out.glob("part-*")]) > before)
