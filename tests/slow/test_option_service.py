@@ -35,7 +35,7 @@ SERVICES = {
     "plain": "",
     "other": "--allow-host gpu.example --host 127.0.0.2"
     " --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
-    " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1 --max-restarts 0"
+    " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1"
     " --log {home}/log.jsonl --audit {home}/audit.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1"
     " --alias nick=chain",
     "third": "--open --lenient --memory-mib 1 --client-share 0.02 --body-seconds 1",
@@ -138,15 +138,6 @@ def look_at_resending(s: Running) -> list[str]:
     return found
 
 
-def look_at_restarts(s: Running) -> bool:
-    """Whether a pause is announced after a server was killed."""
-    os.kill(s.service.servers()[0].pid, signal.SIGKILL)
-    s.service.wait(is_ready=False, seconds=10)
-    page = s.service.get("/health/ready")[1]
-    s.service.wait(is_ready=True, seconds=60)
-    return "after a pause" in page
-
-
 def look_at_grace(s: Running) -> str:
     """Stop the service with a request of 3 s in flight."""
     (s.home / "other").write_text("busy 3")
@@ -218,13 +209,13 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --lenient": Seen(
         "plain", "third", lambda s: s.post("/v2/models/count/generate", b'{"COUNT": 1, "more": 2}')
     ),
+    "serve --max-restarts": Elsewhere("slow/test_service.py::test_too_many_restarts_are_followed_by_pauses"),
     "serve --log": Seen("plain", "other", lambda s: (s.home / "log.jsonl").exists()),
     "serve --max-wait": Seen("plain", "other", look_at_waiting),
     "serve --check": Seen("plain", "plain", look_at_start("--check"), NOT_CHECKED),
     "serve --load-seconds": Seen("plain", "plain", look_at_start("--no-check --load-seconds 0.1"), NOT_CHECKED),
     # These end a model, a server or the service: the last ones.
     "serve --resend": Seen("plain", "other", look_at_resending),
-    "serve --max-restarts": Seen("plain", "other", look_at_restarts),
     "serve --grace": Seen("plain", "other", look_at_grace),
 }
 
