@@ -64,7 +64,7 @@ TABLE: Table = {
     "tune --output": Elsewhere("slow/test_tune.py::test_every_option_is_obeyed"),
     "tune --out": Elsewhere("slow/test_tune.py::test_every_option_is_obeyed"),
     "tune --json": Elsewhere("slow/test_tune.py::test_every_option_is_obeyed"),
-    "tune --seconds": Elsewhere("slow/test_tune.py::test_every_option_is_obeyed"),
+    "tune --seconds": Elsewhere("slow/test_tune.py::test_more_time_measures_more_texts"),
     "fill --in_place": Elsewhere("unit/test_fill.py::test_a_template_is_filled"),
     "fill --keep-unset": Both("fill blank.pbtxt rows:8", "", "--keep-unset"),
     "fill --dry-run": Both("fill blank.pbtxt rows:8,dir:/a", "", "--dry-run"),
