@@ -55,14 +55,14 @@ verify-%: $(VENV)/.installed $(VENV)/.wheels
 
 VERIFY_claims       := pytest --verify tests/unit/test_claims.py tests/served/test_hosts.py tests/unit/test_import_forests.py
 VERIFY_encoder      := pytest --verify tests/slow/test_bert_large.py
-VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py
+VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py tests/unit/test_bulk_shards.py
 VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
-VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_definition_graphs.py
+VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_check_core.py tests/slow/test_definition_graphs.py
 VERIFY_training     := pytest --verify tests/slow/test_train.py
-VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py
-VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/test_faults_stay.py tests/slow/test_service.py \
-                       tests/slow/test_own_servers.py tests/slow/test_turns_served.py
-VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
+VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py tests/slow/test_build.py
+VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served \
+                       own_servers turns_served))
+VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py tests/slow/test_stalled.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
 VERIFY_llm          := pytest --verify tests/slow/language $(addprefix tests/slow/test_,$(addsuffix .py,answers bls_lasts \

@@ -101,11 +101,11 @@ MEASURED: Table = {
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
     "bench --seconds": Measured(
-        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 8", lambda _, s: s > 8
+        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 5", lambda _, s: s > 5
     ),
-    "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 8", lambda _, s: s > 8),
+    "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 5", lambda _, s: s > 5),
     "bench --quick": Measured(
-        "bench --model llm --url {grpc} --output-tokens 2 --streams 1", "", "--quick", lambda _, s: s > 8
+        "bench --model llm --url {grpc} --output-tokens 2 --streams 1 --repeats 1", "", "--quick", lambda _, s: s > 5
     ),
     "bench --input-tokens": Measured(
         MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads

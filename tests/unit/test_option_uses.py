@@ -61,7 +61,7 @@ TABLE: Table = {
     "infer --shard-rows": Elsewhere("unit/test_bulk_shards.py::test_plans_that_are_refused"),
     "infer --workers": Elsewhere("unit/test_bulk_shards.py::test_each_row_is_there_once_in_order"),
     "infer --ray": Elsewhere("slow/test_shards_killed.py::test_killed_on_ray"),
-    "infer --worker": Elsewhere("unit/test_bulk_shards.py::test_workers_that_die_leave_no_half_and_lose_nothing"),
+    "infer --worker": Elsewhere("slow/test_shards_killed.py::test_killed_at_random_moments"),
     "shards status --json": Elsewhere("unit/test_bulk_shards.py::test_the_commands_that_look_at_a_folder"),
     "shards merge --output": Elsewhere("unit/test_bulk_shards.py::test_each_row_is_there_once_in_order"),
     "infer --stream": Both(f"{INFER} --model count COUNT=3", "", "--stream"),
