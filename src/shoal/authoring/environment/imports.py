@@ -59,7 +59,7 @@ def find_imports(folder: Path) -> Imports:
             new = {path for path in beside if path.is_file()}
             if not new:
                 (first if is_first else later).add(name)
-            if name == "shoal":
+            if name == "shoal" and not is_ours:
                 is_ours, new = True, new or {path for path in find_carried([model]) if path.suffix == ".py"}
             waiting += new - found
             found |= new
