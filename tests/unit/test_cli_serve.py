@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,18 +30,6 @@ def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "first/config.pbtxt:" in result.stdout
     assert "(tensor-dims)" in result.stdout
     assert "2 errors, 0 warnings." in result.stdout
-
-
-@pytest.mark.usefixtures("may_start_processes")
-def test_the_process_that_serves_has_not_loaded_what_checked(tmp_path: Path) -> None:
-    write_counting(tmp_path)
-    code = (
-        "import sys; from pathlib import Path; from shoal.cli.serving import _check; _check(Path(sys.argv[1]));"
-        "print(*sys.modules)"
-    )
-    run = [sys.executable, "-c", code, tmp_path]
-    loaded = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-    assert not [name for name in loaded if name.startswith("shoal.authoring.check.")]
 
 
 def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

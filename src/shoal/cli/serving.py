@@ -282,7 +282,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
     from shoal.authoring.repository.call_graph import mark_decoupled
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
-    from shoal.clients.bulk.inputs import show_example
+    from shoal.clients.bulk.rows import show_example
     from shoal.kit.component.spec import DTYPES, STRING
     from shoal.serving.gateway.core.models import find_exposed
 

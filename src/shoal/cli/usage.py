@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from typer import Typer
@@ -72,26 +73,37 @@ class Group(TyperGroup):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Command that is made of its function, or of the app of a group, when it is asked for."""
+    """Command that is made of its function, or of the app of a group, when it is asked for.
+
+    ``place`` is one of these, or a text ``module:name`` with the module to import for it.
+    """
 
     name: str
-    source: Callable[..., None] | Typer
+    place: Callable[..., None] | Typer | str
     panel: str
+
+    @property
+    def source(self) -> Callable[..., None] | Typer:
+        """The function, or the app."""
+        found: Callable[..., None] | Typer = resolve_name(self.place) if isinstance(self.place, str) else self.place
+        return found
 
     def make(self) -> Any:
         """Return the command, with all its options."""
-        if isinstance(self.source, Typer):
-            command = get_command(self.source)
+        source = self.source
+        if isinstance(source, Typer):
+            command = get_command(source)
         else:
             alone = Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(self.name, cls=Command)(self.source)
+            alone.command(self.name, cls=Command)(source)
             command = get_command(alone)
         command.name, command.rich_help_panel = self.name, self.panel  # type: ignore[attr-defined]
         return command
 
     def sketch(self) -> Any:
         """Return what the list of commands shows."""
-        text = self.source.info.help if isinstance(self.source, Typer) else inspect.getdoc(self.source)
+        source = self.source
+        text = source.info.help if isinstance(source, Typer) else inspect.getdoc(source)
         return TyperCommand(self.name, help=text, rich_help_panel=self.panel)
 
 
