@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from shoal.clients.client.calls import (
     make_answer,
 )
 from shoal.clients.client.failures import CallError, Kind, grpc_failure, stream_failure
-from shoal.clients.client.sources import AsyncSource, Looped, LoopSource
+from shoal.clients.client.sources import AsyncSource, WatchedSource
 from shoal.clients.client.tls import Tls
 
 CUT_SHORT = "the stream ended before its last answer"
@@ -211,11 +211,24 @@ class ChannelPool:
 # --- transports -----------------------------------------------------------------------------------------------------
 
 
-async def _read_rest(replies: Any) -> None:
+def _read_rest(replies: Any) -> None:
     """Read the rest of a stream after an error, up to its status.
 
     This takes at most ``_REST_SECONDS``, because the model may go on answering.
     """
+    import grpc
+
+    late = threading.Timer(_REST_SECONDS, replies.cancel)
+    late.daemon = True
+    late.start()
+    with suppress(grpc.RpcError):
+        for _ in replies:
+            pass
+    late.cancel()
+
+
+async def _read_rest_async(replies: Any) -> None:
+    """Read a stream after an error, as ``_read_rest`` does, in an event loop."""
     import grpc
 
     with suppress(grpc.RpcError, TimeoutError):
@@ -234,19 +247,13 @@ def _authorise(api_key: str) -> tuple[tuple[str, str], ...]:
 
 
 class Grpc:
-    """Blocking transport over gRPC; threads may share it.
-
-    Streams are those of an asynchronous transport: gRPC's own blocking ones have no time-out for each answer.
-    """
+    """Blocking transport over gRPC; threads may share it."""
 
     def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
         import grpc
 
         self._metadata = _authorise(api_key)
         self._channels = ChannelPool(url, _opener(grpc, tls))
-        self._open_streams: Callable[[], Looped] = lambda: Looped(lambda: AsyncGrpc(url, api_key, tls))
-        self._streams: Looped | None = None
-        self._lock = threading.Lock()
 
     def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
@@ -256,16 +263,33 @@ class Grpc:
             reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds, metadata=self._metadata)
         return from_grpc(call, reply)
 
-    def stream(self, call: Call) -> LoopSource:
-        with self._lock:
-            self._streams = self._streams or self._open_streams()
-            return self._streams.stream(call)
+    def stream(self, call: Call) -> WatchedSource:
+        return WatchedSource(lambda source: self._receive(call, source))
+
+    def _receive(self, call: Call, source: WatchedSource) -> Generator[Answer, None, None]:
+        for channel in self._channels.unused():
+            channel.close()
+        with self._channels.channel() as channel:
+            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]), metadata=self._metadata)
+            with source.watch(replies.cancel):
+                for reply in replies:
+                    try:
+                        answer, is_last = from_grpc_stream(call, reply)
+                    except CallError:
+                        _read_rest(replies)
+                        raise
+                    if is_last:
+                        for _ in replies:  # up to the status
+                            pass
+                    if answer is not None:
+                        yield answer
+                    if is_last:
+                        return
+        raise CallError(Kind.CONNECTION_LOST, CUT_SHORT)
 
     def close(self) -> None:
         for channel in self._channels.close():
             channel.close()
-        if self._streams is not None:
-            self._streams.close()
 
 
 class AsyncGrpc:
@@ -300,7 +324,7 @@ class AsyncGrpc:
                     try:
                         answer, is_last = from_grpc_stream(call, reply)
                     except CallError:
-                        await _read_rest(replies)
+                        await _read_rest_async(replies)
                         raise
                     if is_last:
                         async for _ in replies:  # up to the status

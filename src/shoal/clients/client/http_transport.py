@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -26,7 +27,7 @@ from shoal.clients.client.calls import (
     restore_shape,
 )
 from shoal.clients.client.failures import CallError, Kind, connection_failure, http_failure, stream_failure
-from shoal.clients.client.sources import AsyncSource, Looped
+from shoal.clients.client.sources import AsyncSource, LoopSource
 from shoal.clients.client.tls import Tls
 from shoal.errors import InputError
 from shoal.kit.component.spec import Array, ModelSpec, TensorSpec
@@ -303,11 +304,51 @@ class AsyncHttp:
             await asyncio.sleep(0)
 
 
-class Http(Looped):
-    """Blocking transport over HTTP."""
+class Http:
+    """Blocking transport over HTTP: threads share one ``AsyncHttp``, whose event loop runs in a thread of its own."""
 
     def __init__(self, url: str, api_key: str = "", tls: Tls | None = None) -> None:
-        super().__init__(lambda: AsyncHttp(url, api_key, tls))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-http", daemon=True)
+        self._thread.start()
+        self._transport = self._wait(_open(url, api_key, tls))
+        # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
+        self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
 
     def send(self, call: Call, seconds: float) -> Any:
         return from_http(call, self._wait(self._transport.exchange(to_http(call), seconds)))
+
+    def stream(self, call: Call) -> LoopSource:
+        return LoopSource(self._transport.stream(call), self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also an interrupt
+            future.cancel()
+            raise
+        finally:
+            del future  # or its error would hold this frame, and the frame the error
+
+    def close(self) -> None:
+        self._end()
+        self._thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _open(url: str, api_key: str, tls: Tls | None) -> AsyncHttp:
+    return AsyncHttp(url, api_key, tls)  # within the loop, which aiohttp's session belongs to
+
+
+async def _end(transport: AsyncHttp) -> None:
+    await transport.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
+    asyncio.get_running_loop().stop()

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
-import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
-from shoal.clients.client.calls import Answer, Call
+from shoal.clients.client.calls import Answer
 from shoal.clients.client.failures import CallError, Kind
-
-T = TypeVar("T")
 
 
 class AsyncSource:
@@ -84,48 +84,61 @@ class LoopSource:
             self._loop.call_soon_threadsafe(self._source.cancel)
 
 
-class Looped:
-    """Blocking transport: threads share an asynchronous one, whose event loop runs in a thread of its own."""
+class WatchedSource:
+    """Reads from a blocking iterator; a second thread cancels the request when an answer is late, as gRPC cannot.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-client-loop", daemon=True)
-        self._thread.start()
-        self._transport = self._wait(_open(make))
-        # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
-        self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
+    ``receive`` makes the iterator, which must read inside ``with source.watch(cancel)``. ``read`` returns the next
+    answer, or None after the last answer or a cancellation. Any thread may cancel, even during a read.
+    """
 
-    def stream(self, call: Call) -> LoopSource:
-        return LoopSource(self._transport.stream(call), self._loop)
+    def __init__(self, receive: Callable[[WatchedSource], Generator[Answer, None, None]]) -> None:
+        self._answers = receive(self)
+        self._cancel: Callable[[], object] = lambda: None
+        self._changed = threading.Condition()
+        self._deadline = self._wakes_at = math.inf  # when the next answer is late; when the thread wakes
+        self._is_late = self._is_over = False
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def read(self, seconds: float) -> Answer | None:
+        self._set_deadline(time.monotonic() + seconds)
         try:
-            return future.result()
-        except BaseException:  # also an interrupt
-            future.cancel()
-            raise
+            return next(self._answers, None)
+        except CallError as failure:
+            raise CallError(Kind.TIMEOUT, "while waiting") if self._is_late else failure from None
         finally:
-            del future  # or its error would hold this frame, and the frame the error
+            self._set_deadline(math.inf)
 
-    def close(self) -> None:
-        self._end()
-        self._thread.join()
+    @contextmanager
+    def watch(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Call ``cancel`` when an answer is late, and in any case at the end of the ``with`` block."""
+        self._cancel = cancel
+        threading.Thread(target=self._watch, args=[cancel], name="shoal-stream", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._stop()
 
+    def _set_deadline(self, deadline: float) -> None:
+        with self._changed:
+            self._deadline = deadline
+            if deadline < self._wakes_at:  # the thread sees a later deadline when it wakes
+                self._changed.notify()
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+    def _watch(self, cancel: Callable[[], object]) -> None:
+        with self._changed:
+            while not self._is_over:
+                self._wakes_at = self._deadline
+                self._changed.wait(min(max(0, self._wakes_at - time.monotonic()), threading.TIMEOUT_MAX))
+                if self._deadline <= time.monotonic():
+                    self._is_late = self._is_over = True
+        cancel()
 
+    def _stop(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._cancel()
 
-async def _open(make: Callable[[], Any]) -> Any:
-    return make()  # within the loop, which the transport belongs to
-
-
-async def _end(transport: Any) -> None:
-    await transport.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
-    asyncio.get_running_loop().stop()
+    def cancel(self) -> None:
+        self._stop()
+        with contextlib.suppress(ValueError):  # another thread is reading it, and sees the end itself
+            self._answers.close()

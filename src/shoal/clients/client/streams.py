@@ -10,7 +10,7 @@ from typing import Any, Self
 from shoal.clients.client.calls import Answer, Call
 from shoal.clients.client.failures import CallError, Peer, explain
 from shoal.clients.client.flow import Attempts, ClientOptions
-from shoal.clients.client.sources import AsyncSource, LoopSource
+from shoal.clients.client.sources import AsyncSource, LoopSource, WatchedSource
 from shoal.errors import ShoalError
 
 
@@ -75,9 +75,9 @@ class Replies(Iterator[Answer]):
     came before an error are returned before it is raised. One thread reads; any thread may cancel.
     """
 
-    def __init__(self, course: Course, open_source: Callable[[Call], LoopSource]) -> None:
+    def __init__(self, course: Course, open_source: Callable[[Call], LoopSource | WatchedSource]) -> None:
         self._course, self._open_source = course, open_source
-        self._source: LoopSource | None = None
+        self._source: LoopSource | WatchedSource | None = None
         self._end: BaseException | None = None  # raised by a read once the stream is over
 
     def __next__(self) -> Answer:
