@@ -81,7 +81,7 @@ def test_an_encoder_of_sentence_transformers() -> None:
 def test_a_classifier_with_its_labels() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(_locate(SMALL_ENCODER, None)[0])
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     names = {0: "sea", 1: "sky", 2: "land"}
     config = BertConfig(**sizes, id2label=names, label2id={name: number for number, name in names.items()})
     model = BertForSequenceClassification(config).eval()
@@ -99,7 +99,8 @@ def test_a_language_model_under_its_own_name() -> None:
     make_tiny(Path("tiny"), steps=20)
     with Service(Path("tiny"), Path("log")) as service:
         answer = post(service, "/v1/completions", model="tiny", prompt=TEXTS[0], max_tokens=8, temperature=0)
-    tokenizer, model = AutoTokenizer.from_pretrained("tiny"), AutoModelForCausalLM.from_pretrained("tiny")
+    tokenizer = AutoTokenizer.from_pretrained("tiny")
+    model: Any = AutoModelForCausalLM.from_pretrained("tiny")
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
     made = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
     assert answer["choices"][0]["text"] == tokenizer.decode(made, skip_special_tokens=True)

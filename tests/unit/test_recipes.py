@@ -115,16 +115,16 @@ def test_a_name_on_the_hub_with_its_task() -> None:
 def test_what_was_made_is_found_again_until_something_changes() -> None:
     Path("net.onnx").touch()
     recipe = find_recipe("net.onnx")
-    assert not recipe.is_made
+    assert not recipe.is_made()
     recipe.folder.mkdir(parents=True)
     with pytest.raises(InputError, match=r"build/net exists, and shoal serve did not make it. --name NAME"):
-        assert recipe.is_made
+        assert recipe.is_made()
     (recipe.folder / RECORD).write_text(json.dumps(recipe.record), encoding="utf-8")
-    assert recipe.is_made
-    assert find_recipe("net.onnx").is_made
+    assert recipe.is_made()
+    assert find_recipe("net.onnx").is_made()
     os.utime("net.onnx", (1, 1))
     with pytest.raises(InputError, match=r"made of other files.* as it is: shoal serve build/net/repository"):
-        assert find_recipe("net.onnx").is_made
+        assert find_recipe("net.onnx").is_made()
 
 
 def test_the_repository_in_a_folder() -> None:

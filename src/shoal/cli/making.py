@@ -48,7 +48,7 @@ def _make(thing: str, task: str, name: str) -> Made:
 
     recipe = find_recipe(thing, task=task, name=name)
     made = Made(recipe.repository, recipe.alias)
-    if recipe.is_made:
+    if recipe.is_made():
         return made
     recipe.folder.mkdir(parents=True)
     try:

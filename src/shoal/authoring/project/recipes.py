@@ -30,7 +30,6 @@ class Recipe(NamedTuple):
     record: Mapping[str, Any]
     alias: str = ""
 
-    @property
     def is_made(self) -> bool:
         """Whether the repository is there, made from the same files in the same way.
 
