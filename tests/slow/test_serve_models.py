@@ -81,7 +81,12 @@ def test_an_encoder_of_sentence_transformers() -> None:
 def test_a_classifier_with_its_labels() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(_locate(SMALL_ENCODER, None)[0])
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     names = {0: "sea", 1: "sky", 2: "land"}
     config = BertConfig(**sizes, id2label=names, label2id={name: number for number, name in names.items()})
     model = BertForSequenceClassification(config).eval()

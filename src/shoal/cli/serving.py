@@ -198,7 +198,7 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         _print_config(context)
         return
     if asked.is_printed:
-        refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
+        _refuse_printed(context, asked.options)
     made, options = find_or_make(asked.thing, task=asked.task, name=asked.name), asked.options
     if asked.is_printed:
         _print_container(context, made.repository, asked.target, options)
@@ -209,15 +209,20 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
     _run(made.repository, options, asked.log, is_checked=asked.is_checked)
 
 
-def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
-    """Print the command that serves a repository in NVIDIA's container."""
-    from shoal.serving.server.container import container_command
-
+def _refuse_printed(context: typer.Context, options: Options) -> None:
+    """Refuse options that the container cannot obey."""
+    refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
     if options.tls_cert:
         raise InputError(
             "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
             "Leave it out, and put a proxy with TLS in front of the container.",
         )
+
+
+def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
+    """Print the command that serves a repository in NVIDIA's container."""
+    from shoal.serving.server.container import container_command
+
     _tell_left_out(context)
     ports = (options.http_port, options.grpc_port, options.metrics_port)
     memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
