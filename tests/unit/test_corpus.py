@@ -96,9 +96,6 @@ def test_columns_that_are_named_come_first(
          "x.csv has no column 'Essay'. Its columns: 'text', 'target'. Name one of them."),
         (["text", "target"], {"target_column": "score"},
          "x.csv has no column 'score'. Its columns: 'text', 'target'. Name one of them."),
-        (["text;target"], {"text_column": "text"},
-         "x.csv has no column 'text'. Its columns: 'text;target'. It seems to be separated by ';': save it with "
-         "commas."),
     ],
 )  # fmt: skip
 def test_columns_that_are_not_there(columns: list[str], named: dict[str, Any], message: str, tmp_path: Path) -> None:

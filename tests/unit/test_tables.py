@@ -117,8 +117,32 @@ def test_a_long_parquet_file_is_read_in_batches(tmp_path: Path) -> None:
     assert read(path) == [(n + 1, {"text": f"text {n}"}) for n in range(2500)]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", 'text;"a;b"\n"The cat; the dog";1\n'),
+        ("x.csv", "text\ta;b\nThe cat; the dog\t1\n"),
+        ("x.tsv", "text\ta;b\nThe cat; the dog\t1\n"),
+        ("x.csv", 'text,"a;b"\nThe cat; the dog,1\n'),
+    ],
+)
+def test_separators_of_columns(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert read(tmp_path / name) == [(2, {"text": "The cat; the dog", "a;b": "1"})]
+
+
+def test_a_quoted_header_of_one_column(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('"text|id;more"\nThe cat; the dog\n', encoding="utf-8")
+    assert read(tmp_path / "x.csv") == [(2, {"text|id;more": "The cat; the dog"})]
+
+
 BROKEN = {
-    "x.tsv": (b"", "x.tsv is not one of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
+    "x.ods": (b"", "x.ods is not one of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
+    "bars.csv": (
+        b"text|id\na|1\n",
+        "bars.csv has 'text|id' as its header: | separates no columns. Separate them by commas or tabs or semicolons;"
+        " or quote the name.",
+    ),
     "none": (b"", "none is not one of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
     "a.csv": (b"", "a.csv is empty. Name a file with a header and rows."),
     "b.csv": (b"\na,b\n", "b.csv has no header: its first row is blank. Name its columns in the first row."),

@@ -266,8 +266,7 @@ def _find_columns(
     for named in (text_column, target_column, group_column):
         if named is not None and named not in columns:
             raise ArtifactError(
-                f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.",
-                _hint(columns) or "Name one of them.",
+                f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.", "Name one of them."
             )
     if text_column is not None and text_column == target_column:
         raise InputError(f"Column {shorten(text_column)} cannot be both text and target.", "Name two columns.")
@@ -283,14 +282,8 @@ def _find_columns(
                 return path.name, text, target
     raise ArtifactError(
         f"{path.name} has no columns of texts and targets by known names. Its columns: {shorten_all(columns)}.",
-        _hint(columns) or "Name both with --text-column and --target-column.",
+        "Name both with --text-column and --target-column.",
     )
-
-
-def _hint(columns: Sequence[str]) -> str:
-    """Return advice if the file's only column has a name with a semicolon, tab or bar in it; empty otherwise."""
-    found = [mark for mark in ";\t|" if len(columns) == 1 and mark in columns[0]]
-    return f"It seems to be separated by {found[0]!r}: save it with commas." if found else ""
 
 
 def _read_text(value: object, where: str) -> str:

@@ -24,6 +24,7 @@ from shoal.system.files import open_regular
 
 TEXT = "text"  # the column that holds the lines of a plain text file
 _MAX_CELL = _MAX_LINE = 2**24  # characters of a CSV cell, and of a line of JSON Lines or plain text
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}  # of the columns of CSV; the first if none is there
 _UNCLOSED = ("unexpected end of data", "field larger than field limit")  # messages of `csv` for an unclosed quote
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # surrogates that `surrogateescape` makes of bytes that are not UTF-8
 
@@ -133,7 +134,10 @@ def open_csv(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
     A quote that is never closed ends the reading, because it makes one cell of everything after it.
     """
     csv.field_size_limit(_MAX_CELL)  # of the whole process; the default refuses texts of more than 128 KiB
-    records = _records(_open_text(file, stack, newline=""), source)
+    lines = _open_text(file, stack, newline="")
+    start = next(lines, "")
+    separator = _find_separator(start, source)
+    records = _records(chain([start] if start else [], lines), source, separator)
     first = next(records, None)
     if first is None:
         raise _no_rows(source)
@@ -142,11 +146,22 @@ def open_csv(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
         raise header
     _check_utf8("".join(header), source.where(1))
     named = _name_columns(header, source)
-    return _Opened(tuple(named), _csv_rows(records, named, len(header), source))
+    return _Opened(tuple(named), _csv_rows(records, named, len(header), source, _SEPARATORS[separator]))
 
 
-def _records(lines: Iterable[str], source: RowSource) -> Iterator[tuple[int, list[str] | ArtifactError]]:
-    reader, number = csv.reader(lines, strict=True), 0
+def _find_separator(header: str, source: RowSource) -> str:
+    """Return what separates the columns of a header, outside of its quotes: commas, semicolons or tabs."""
+    bare = re.sub(r'"[^"]*"?', "", header)
+    if "|" in bare and not set(bare) & set(_SEPARATORS):
+        said = f"{source.name} has {shorten(header.strip())} as its header: | separates no columns."
+        raise ArtifactError(said, f"Separate them by {' or '.join(_SEPARATORS.values())}; or quote the name.")
+    return max(_SEPARATORS, key=bare.count)
+
+
+def _records(
+    lines: Iterable[str], source: RowSource, separator: str
+) -> Iterator[tuple[int, list[str] | ArtifactError]]:
+    reader, number = csv.reader(lines, delimiter=separator, strict=True), 0
     while True:
         number += 1
         try:
@@ -163,7 +178,11 @@ def _records(lines: Iterable[str], source: RowSource) -> Iterator[tuple[int, lis
 
 
 def _csv_rows(
-    records: Iterator[tuple[int, list[str] | ArtifactError]], named: dict[str, int], width: int, source: RowSource
+    records: Iterator[tuple[int, list[str] | ArtifactError]],
+    named: dict[str, int],
+    width: int,
+    source: RowSource,
+    separators: str,
 ) -> Rows:
     for number, cells in records:
         if isinstance(cells, ArtifactError):
@@ -171,7 +190,7 @@ def _csv_rows(
         elif len(cells) > width:
             where = source.where(number)
             said = f"{where} has {len(cells)} fields, the header {width}."
-            yield number, ArtifactError(said, "Quote texts that have commas.")
+            yield number, ArtifactError(said, f"Quote texts that have {separators}.")
         elif cells:
             # One check of the whole row: checking each cell costs as much as parsing it.
             is_clean = all(map(str.isascii, cells)) or not _NOT_UTF8.search("".join(cells))
@@ -317,8 +336,9 @@ STREAM_KINDS = (".txt", ".jsonl", ".csv")
 def scan_table(path: Path) -> Iterator[Table[Row]]:
     """Open the table in ``path``, according to its file ending; rows are read as they are iterated.
 
-    * ``.csv``: UTF-8 with or without a byte-order mark, commas, quotes doubled within quotes. Missing last fields are
-      None. Blank lines are skipped. A column without a name is called by its number: ``column 1``.
+    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, semicolons or tabs, whichever its header
+      has most of; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without
+      a name is called by its number: ``column 1``.
     * ``.jsonl``: one object per line. ``columns`` are the keys of the first object; other objects may have more or
       fewer.
     * ``.parquet``: values of any type, as Python objects.
@@ -335,7 +355,8 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
     with ExitStack() as stack:
         with explained(path):
             file = stack.enter_context(open_regular(path))
-            source = RowSource(path.name, path.suffix.lower())
+            kind = path.suffix.lower()
+            source = RowSource(path.name, ".csv" if kind == ".tsv" else kind)
             read = _READERS.get(source.kind)
             if read is None:
                 is_array = source.kind in (".npy", ".json")
