@@ -24,7 +24,7 @@ from shoal.system.files import open_regular
 
 TEXT = "text"  # the column that holds the lines of a plain text file
 _MAX_CELL = _MAX_LINE = 2**24  # characters of a CSV cell, and of a line of JSON Lines or plain text
-_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}  # of the columns of CSV; the first if none is there
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}  # of the columns of CSV
 _UNCLOSED = ("unexpected end of data", "field larger than field limit")  # messages of `csv` for an unclosed quote
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # surrogates that `surrogateescape` makes of bytes that are not UTF-8
 
@@ -150,12 +150,12 @@ def open_csv(file: BinaryIO, source: RowSource, stack: ExitStack) -> _Opened:
 
 
 def _find_separator(header: str, source: RowSource) -> str:
-    """Return what separates the columns of a header, outside of its quotes: commas, semicolons or tabs."""
+    """Return what separates the columns of a header, outside of its quotes: commas, or else tabs, or semicolons."""
     bare = re.sub(r'"[^"]*"?', "", header)
     if "|" in bare and not set(bare) & set(_SEPARATORS):
         said = f"{source.name} has {shorten(header.strip())} as its header: | separates no columns."
         raise ArtifactError(said, f"Separate them by {' or '.join(_SEPARATORS.values())}; or quote the name.")
-    return max(_SEPARATORS, key=bare.count)
+    return next((each for each in _SEPARATORS if each in bare), ",")
 
 
 def _records(
@@ -336,8 +336,8 @@ STREAM_KINDS = (".txt", ".jsonl", ".csv")
 def scan_table(path: Path) -> Iterator[Table[Row]]:
     """Open the table in ``path``, according to its file ending; rows are read as they are iterated.
 
-    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, semicolons or tabs, whichever its header
-      has most of; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without
+    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, or tabs or semicolons if its header
+      has no commas; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without
       a name is called by its number: ``column 1``.
     * ``.jsonl``: one object per line. ``columns`` are the keys of the first object; other objects may have more or
       fewer.
