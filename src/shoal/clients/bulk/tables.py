@@ -336,9 +336,9 @@ STREAM_KINDS = (".txt", ".jsonl", ".csv")
 def scan_table(path: Path) -> Iterator[Table[Row]]:
     """Open the table in ``path``, according to its file ending; rows are read as they are iterated.
 
-    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, or tabs or semicolons if its header
-      has no commas; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without
-      a name is called by its number: ``column 1``.
+    * ``.csv`` or ``.tsv``: UTF-8 with or without a byte-order mark; commas, or tabs or semicolons if its header has no
+      commas; quotes doubled within quotes. Missing last fields are None. Blank lines are skipped. A column without a
+      name is called by its number: ``column 1``.
     * ``.jsonl``: one object per line. ``columns`` are the keys of the first object; other objects may have more or
       fewer.
     * ``.parquet``: values of any type, as Python objects.
