@@ -64,6 +64,9 @@ def test_a_forest() -> None:
     model.save_model("trees.json")
     with Service(Path("trees.json"), Path("log")) as service, shoal.Client(service.grpc) as client:
         answer = client.infer("trees", {"input__0": ROWS})["output__0"]
+        for body in ({"instances": ROWS.tolist()}, {"inputs": {"input__0": ROWS.tolist()}}):  # of KServe's own examples
+            predictions = post(service, "/v1/models/trees:predict", **body)["predictions"]
+            np.testing.assert_allclose([row["output__0"] for row in predictions], answer, rtol=1e-6)
     np.testing.assert_allclose(answer, model.predict_proba(ROWS), atol=1e-6)
 
 
