@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
     assert time.monotonic() - began < 5
     assert result.returncode == 1
     assert f"error: Port {port} cannot be used: Address already in use." in result.stderr
-    assert "Stop what listens there (ss -ltnp shows it), or choose another." in result.stderr
+    assert "Stop what listens there (ss -ltnp shows it), or choose another: --" in result.stderr
     assert "Traceback" not in result.stderr
 
 

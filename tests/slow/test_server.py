@@ -150,7 +150,7 @@ def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, mon
             serve(repository, http_port=taken.getsockname()[1])
     with pytest.raises(InputError, match=r"The log .*triton\.log cannot be written: No such file or directory"):
         serve(repository, log=tmp_path / "nowhere" / "triton.log")
-    with pytest.raises(SetupError, match=r"Port 70000 cannot be used: there are 65,535"):
+    with pytest.raises(SetupError, match=r"--grpc-port 70000 is no port\. Give 1 to 65535"):
         serve(repository, grpc_port=70000)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").touch()
