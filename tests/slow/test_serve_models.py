@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ def post(service: Service, path: str, **body: Any) -> Any:
     url, content = f"http://{service.http}{path}", json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, content, {"Content-Type": "application/json"})) as reply:
         return json.load(reply)
+
+
+def type_printed(service: Service, word: str) -> Any:
+    """Type the first command with ``word`` that the service prints; its answer, as JSON."""
+    assert service.process.stdout is not None
+    line = next(line for line in service.process.stdout if word in line)
+    run = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
 
 
 def test_a_file_in_onnx_twice() -> None:
@@ -74,6 +84,7 @@ def test_an_encoder_of_sentence_transformers() -> None:
     place = _locate(SMALL_ENCODER, None)[0]
     with Service(Path(place), Path("log"), "--name", "minilm") as service:
         answer = post(service, "/v1/embeddings", model="minilm", input=TEXTS)
+        assert len(type_printed(service, "curl")["data"][0]["embedding"]) == 384
     tokens = AutoTokenizer.from_pretrained(place)(TEXTS, padding=True, return_tensors="pt")
     with torch.inference_mode():
         hidden = AutoModel.from_pretrained(place)(**tokens).last_hidden_state
@@ -97,6 +108,7 @@ def test_a_classifier_with_its_labels() -> None:
         each.save_pretrained("topics")
     with Service(Path("topics"), Path("log")) as service:
         answer = post(service, "/v1/classify", model="topics", input=TEXTS)
+        assert len(type_printed(service, "curl")["data"][0]["probs"]) == 3
     with torch.inference_mode():
         wanted = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.softmax(-1).numpy()
     np.testing.assert_allclose([each["probs"] for each in answer["data"]], wanted, atol=1e-5)
@@ -107,6 +119,7 @@ def test_a_language_model_under_its_own_name() -> None:
     make_tiny(Path("tiny"), steps=20)
     with Service(Path("tiny"), Path("log")) as service:
         answer = post(service, "/v1/completions", model="tiny", prompt=TEXTS[0], max_tokens=8, temperature=0)
+        assert type_printed(service, "curl")["choices"][0]["message"]["role"] == "assistant"
     tokenizer = AutoTokenizer.from_pretrained("tiny")
     model: Any = AutoModelForCausalLM.from_pretrained("tiny")
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]

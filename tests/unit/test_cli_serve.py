@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from typer.testing import CliRunner, Result
 from shoal.cli import app
 from shoal.cli.serving import _print_pipelines
 from shoal.errors import ArtifactError, InputError
+from shoal.serving.gateway.options import Addresses, Options
 from tests.support.apis import write_apis
 from tests.support.counting import write_counting
 from tests.support.planted import Plant
 
+AT = Addresses("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
 MISTAKE = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
 
 
@@ -34,23 +38,29 @@ def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = write_counting(tmp_path / "r")
-    _print_pipelines(repository, [], "127.0.0.1:8001")
+    _print_pipelines(repository, Options(), AT)
     said = capsys.readouterr().out.splitlines()
     assert [line.strip().split("(")[0] for line in said[::2]] == ["count", "count_all", "count_bls", "engine"]
     assert said[3].strip() == "shoal infer --stream --model count_all COUNT=1 DELAY=0.5 FAIL_AT=1 WRONG_AT=1"
     (repository / "manifest.json").write_text('{"ensembles": ["ten_more"]}', encoding="utf-8")
-    _print_pipelines(repository, [], "127.0.0.1:9")
+    _print_pipelines(repository, Options(), Addresses("127.0.0.1:8", "127.0.0.1:9", "127.0.0.1:10"))
     said = capsys.readouterr().out.splitlines()
     assert said[-1].strip() == "shoal infer --model ten_more --url 127.0.0.1:9 X=1"
 
 
 def test_the_paths_of_openai_s_api_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _print_pipelines(write_apis(tmp_path), [], "127.0.0.1:8001")
+    keys = tmp_path / "keys.json"
+    _print_pipelines(write_apis(tmp_path / "r"), Options(keys=keys), AT)
     said = capsys.readouterr().out.splitlines()
-    assert {name.split("(")[0].strip(): paths.strip() for name, paths in zip(said[::3], said[2::3], strict=True)} == {
-        "embedder": "POST /v1/embeddings", "labeller": "POST /v1/classify",
-        "ranker": "POST /v1/rerank /v1/score", "reader": "POST /v1/classify",
-    }  # fmt: skip
+    commands = [shlex.split(line) for line in said if line.strip().startswith("curl ")]
+    assert [(command[1], command[5], json.loads(command[-1])["model"]) for command in commands] == [
+        (f"http://127.0.0.1:8000{path}", "Authorization: Bearer KEY", name)
+        for path, name in (
+            ("/v1/embeddings", "embedder"), ("/v1/classify", "labeller"), ("/v1/rerank", "ranker"),
+            ("/v1/classify", "reader"),
+        )
+    ]  # fmt: skip
+    assert "    also: POST /v1/score" in said
 
 
 def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

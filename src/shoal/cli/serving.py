@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -249,7 +248,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
-        _print_pipelines(repository, options.exposed, at.grpc, " --api-key-file FILE" if options.keys else "")
+        _print_pipelines(repository, options, at)
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
@@ -281,9 +280,19 @@ def _check(repository: Path) -> None:
         )
 
 
-def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key: str = "") -> None:
-    """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
-    from shoal.authoring.repository.apis import find_served
+# Bodies of example requests by path, without the model.
+_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}]},
+    "/v1/completions": {"prompt": "Once upon a time"},
+    "/v1/embeddings": {"input": "A text."},
+    "/v1/classify": {"input": "A text."},
+    "/v1/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
+}
+
+
+def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
+    """Print the signature of each pipeline that clients may ask, and commands that send it a request."""
+    from shoal.authoring.repository.apis import Api, find_served
     from shoal.authoring.repository.call_graph import mark_decoupled
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
@@ -293,20 +302,31 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key
 
     configs = read_configs(repository)
     configs = mark_decoupled(configs, configs.get)
-    server = "" if address == "127.0.0.1:8001" else f" --url {address}"
-    for name in sorted(find_exposed(configs, [*exposed, *read_composed(repository)])):
+    server = f" --url {'grpcs://' if options.tls_cert else ''}{at.grpc}"
+    server = "" if server == " --url 127.0.0.1:8001" else server
+    key = " --api-key-file FILE" if options.keys else ""
+    head = f"curl {'https' if options.tls_cert else 'http'}://{at.http}"
+    bearer = " -H 'Authorization: Bearer KEY'" if options.keys else ""
+    for name in sorted(find_exposed(configs, [*options.exposed, *read_composed(repository)])):
         spec = configs[name].spec
         required = [tensor for tensor in spec.inputs if not tensor.is_optional]
         is_text = len(required) == 1 and required[0].dtype == STRING
         shown = required or spec.inputs[:1]
         values = '"A text."' if is_text else " ".join(map(show_example, shown))
-        stream = " --stream" if spec.is_decoupled else ""
+        served = find_served(configs[name], configs)
+        verb = f"infer{' --stream' if spec.is_decoupled else ''}"
+        if served.api is Api.LANGUAGE:
+            verb, values = f"generate{' --chat' if served.takes_chats else ''}", '"Hello!"'
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
-            command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
+            command = f"shoal {verb} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
-        if paths := find_served(configs[name], configs).paths:
-            OUT.print(f"    POST {' '.join(paths)}", soft_wrap=True, highlight=False)
+        if paths := served.paths:
+            body = json.dumps({"model": name, **_BODIES[paths[0]]})
+            command = f"{head}{paths[0]} -H 'Content-Type: application/json'{bearer} -d '{body}'"
+            OUT.print(f"    {command}", soft_wrap=True, highlight=False, markup=False)
+            if paths[1:]:
+                OUT.print(f"    also: POST {' '.join(paths[1:])}", soft_wrap=True, highlight=False)
 
 
 def doctor(
