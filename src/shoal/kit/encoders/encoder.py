@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.kit.encoders.hub import check_hub
 from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.kit.text.tokenizer_files import check_folder
 from shoal.kit.text.tokenizer_files import read_tokenizer as read_fast_tokenizer
@@ -79,6 +80,8 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
         check_folder(folder)
         if (tokenizer := folder / "tokenizer.json").exists():
             read_fast_tokenizer(tokenizer)
+    else:
+        check_hub(place, _way_out(name, revision) if name in PACKAGED and revision is None else "")
     try:
         with quiet_transformers():
             yield place, pinned
