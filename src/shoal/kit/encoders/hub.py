@@ -26,7 +26,7 @@ def check_hub(name: str, fix: str = "") -> None:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:  # no name on the hub: its library says why
         return
-    if is_cached or constants.HF_HUB_OFFLINE or getproxies():
+    if is_cached or constants.HF_HUB_OFFLINE or getproxies().keys() - {"no"}:
         return
     hub = urlsplit(constants.ENDPOINT)
     port = hub.port or (80 if hub.scheme == "http" else 443)
@@ -36,6 +36,5 @@ def check_hub(name: str, fix: str = "") -> None:
         reason = error.strerror or str(error)
         raise InputError(
             f"There is no folder {name}, and the hub does not answer at {constants.ENDPOINT}: {reason}.",
-            fix
-            or f"On a machine that reaches it: hf download {name} --local-dir FOLDER. Bring that here, and name it.",
+            fix or f"On a machine that reaches it: hf download {name} --local-dir FOLDER. Bring that here.",
         ) from None
