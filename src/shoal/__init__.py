@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from shoal.kit.text.tokens import check_texts as check_texts
     from shoal.kit.text.tokens import decode_texts as decode_texts
     from shoal.kit.text.tokens import make_encoder as make_encoder
+    from shoal.kit.text.tokens import make_pair_encoder as make_pair_encoder
     from shoal.kit.text.tokens import read_vocabulary as read_vocabulary
     from shoal.kit.text.words import WORD_VALUES as WORD_VALUES
     from shoal.kit.text.words import WordCounts as WordCounts

@@ -115,6 +115,31 @@ def test_a_classifier_with_its_labels() -> None:
     assert [each["label"] for each in answer["data"]] == [names[row.argmax()] for row in wanted]
 
 
+@pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
+def test_a_cross_encoder(activation: str) -> None:
+    """As CrossEncoder of sentence-transformers scores: pairs with their segments, and the activation of its files."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(_locate(SMALL_ENCODER, None)[0])
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**sizes, intermediate_size=64, num_labels=1, initializer_range=0.5)
+    model = BertForSequenceClassification(config).eval()
+    for each in (model, tokenizer):
+        each.save_pretrained("ranker")
+    path = Path("ranker/config.json")
+    more = {"version": "5.0.0", "activation_fn": f"torch.nn.modules.linear.{activation}"}
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "sentence_transformers": more}), "utf-8")
+    documents = [*TEXTS, "A cat. " * 600, ""]
+    with Service(Path("ranker"), Path("log")) as service:
+        answer = post(service, "/v1/rerank", model="ranker", query="a cat", documents=documents)
+        assert len(type_printed(service, "curl")["results"]) == 2
+    pairs = tokenizer(["a cat"] * 4, documents, padding=True, truncation=True, return_tensors="pt", max_length=512)
+    with torch.inference_mode():
+        wanted = model(**pairs).logits[:, 0]
+    wanted = wanted.sigmoid() if activation == "Sigmoid" else wanted
+    scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    np.testing.assert_allclose([scores[index] for index in range(4)], wanted.numpy(), atol=1e-5)
+
+
 def test_a_language_model_under_its_own_name() -> None:
     make_tiny(Path("tiny"), steps=20)
     with Service(Path("tiny"), Path("log")) as service:

@@ -153,5 +153,5 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.stderr.splitlines()[-2:] == [
         "error: There is no /nowhere.",
         "  Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
-        " --task embeddings, --task classify, --task predict, --task generate",
+        " --task embeddings, --task classify, --task rerank, --task predict, --task generate",
     ]

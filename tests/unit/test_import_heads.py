@@ -50,7 +50,7 @@ def test_a_head_that_may_be_of_pairs(published: Path, tmp_path: Path) -> None:
         _, said = add(tmp_path, published / source, source, task=task)
         (note,) = [line for line in said if line.startswith("note: ")]
         assert "without a second text and without segment ids" in note
-        assert note.endswith("shoal add-model pair.pt NAME --input INT64:-1 --input INT64:-1 --input INT64:-1")
+        assert note.endswith("add it with --task rerank")
     _, said = add(tmp_path, published / "score", "embedding", task="embeddings", pooling="mean")
     assert not any(line.startswith("note: ") for line in said)
     _, said = add(tmp_path, published / "triage", "distil", task="classify")  # which takes no segment ids
@@ -252,7 +252,7 @@ def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("triage", {"task": "tokens"}, r"Unknown task 'tokens'\. Known: embeddings, classify, predict, generate\."),
+        ("triage", {"task": "tokens"}, r"Unknown task 'tokens'\. Known: embeddings, classify, rerank, predict, gen"),
         ("triage", {"task": "embeddings", "pooling": "max"}, r"Unknown pooling 'max'\. Known: mean, cls\."),
         ("triage", {"task": "classify", "format": "gguf"}, r"Unknown format 'gguf'\. Known: torchscript, onnx"),
         ("triage", {"task": "classify", "pooling": "cls"}, r"pooling is for embeddings; a trained head"),

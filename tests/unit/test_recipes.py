@@ -45,6 +45,7 @@ def test_a_file_is_a_model_of_its_name() -> None:
         ("BertForMaskedLM", {}, "embeddings", ""),
         ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "", ""),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "predict", ""),
+        ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "rerank", ""),
         ("LlamaForCausalLM", {}, "", ""),
         ("GPT2LMHeadModel", {}, "generate", ""),
     ],
@@ -61,7 +62,10 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         return
     found = task or ("classify" if config else "embeddings")
     assert first == f"add-model m m_encoder --task {found} --tokenizer m_tokenizer --project build/m"
-    assert recipe.commands[1] == tuple("new pipeline m --step m_tokenizer --step m_encoder --project build/m".split())
+    maps = " --map m_encoder.INPUT__0=m_tokenizer.input_ids --map m_encoder.INPUT__2=m_tokenizer.token_type_ids"
+    maps = maps if task == "rerank" else ""
+    line = f"new pipeline m --step m_tokenizer --step m_encoder{maps} --project build/m"
+    assert recipe.commands[1] == tuple(line.split())
     assert recipe.commands[2][:3] == ("compose", "m", "build/m/repository")
 
 
@@ -74,7 +78,7 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
         ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model"),
         ("BertModel", {}, "generate", "m is not a decoder: its architecture is BertModel"),
-        ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, predict, generate"),
+        ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, rerank, predict, generate"),
     ],
 )
 def test_folders_that_are_refused(architecture: str, config: dict[str, Any], task: str, message: str) -> None:

@@ -144,7 +144,7 @@ def add_model(
         typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in the order of the classes."),
     ] = None,
     task: Annotated[
-        Literal["embeddings", "classify", "predict", "generate"] | None,
+        Literal["embeddings", "classify", "rerank", "predict", "generate"] | None,
         typer.Option(help="What the model is for, if its files do not say it."),
     ] = None,
     pooling: Annotated[Literal["mean", "cls"] | None, typer.Option(help="Encoders, for embedding.")] = None,

@@ -7,7 +7,7 @@ import os
 import tomllib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -157,8 +157,9 @@ class ServeAsked:
     ]
     options: Options
     task: Annotated[
-        str, typer.Option(help="A model's, if its files do not say it: embeddings, classify, generate or predict.")
-    ] = ""
+        Literal["embeddings", "classify", "rerank", "predict", "generate"] | None,
+        typer.Option(help="What a model is for, if its files do not say it."),
+    ] = None
     name: Annotated[str, typer.Option(help="A model's, for clients. Default: the name of its file or folder.")] = ""
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None
     is_checked: Annotated[
@@ -198,7 +199,7 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         return
     if asked.is_printed:
         _refuse_printed(context, asked.options)
-    made, options = find_or_make(asked.thing, task=asked.task, name=asked.name), asked.options
+    made, options = find_or_make(asked.thing, task=asked.task or "", name=asked.name), asked.options
     if asked.is_printed:
         _print_container(context, made.repository, asked.target, options)
         return

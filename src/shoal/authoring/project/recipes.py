@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.authoring.project.importing.add_model import ADVICE, KINDS
-from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, TASKS, check_file, check_task, read_task
+from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, RERANK, TASKS, check_file, check_task, read_task
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -89,9 +89,11 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
         commands = [("add-model", thing, name, *project), compose]
     else:
         tokens, encoder = f"{name}_tokenizer", f"{name}_encoder"
+        maps = (f"{encoder}.INPUT__0={tokens}.input_ids", f"{encoder}.INPUT__2={tokens}.token_type_ids")
+        wired = [part for each in maps for part in ("--map", each)] if found == RERANK else []
         commands = [
             ("add-model", thing, encoder, "--task", found, "--tokenizer", tokens, *project),
-            ("new", "pipeline", name, "--step", tokens, "--step", encoder, *project),
+            ("new", "pipeline", name, "--step", tokens, "--step", encoder, *wired, *project),
             compose,
         ]
     record = {"files": _describe_files(path), "commands": commands}

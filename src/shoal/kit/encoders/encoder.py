@@ -46,13 +46,15 @@ def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
 class Trunked(nn.Module):
     """Base class of the PyTorch modules that are served; they take token ids and mask, INT64 ``[rows, width]`` each.
 
-    ``trunk`` is a BERT-family model of transformers. Conversion to BF16 for serving changes only the trunk; the layers
-    on top of it stay in FP32.
+    One with ``takes_segments`` also takes segment ids of the same kind: 0 and 1 for the tokens of two texts. ``trunk``
+    is a BERT-family model of transformers. Conversion to BF16 for serving changes only the trunk; the layers on top of
+    it stay in FP32.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
+        self.takes_segments = False
 
 
 def count_positions(model: Any) -> int:

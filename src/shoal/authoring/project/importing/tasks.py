@@ -7,7 +7,9 @@ from pathlib import Path
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
-EMBEDDINGS, CLASSIFY, PREDICT, GENERATE = TASKS = ("embeddings", "classify", "predict", "generate")
+EMBEDDINGS, CLASSIFY, RERANK, PREDICT, GENERATE = TASKS = ("embeddings", "classify", "rerank", "predict", "generate")
+# Members of config.json that CrossEncoder of sentence-transformers writes: releases from 4 on, and before.
+CROSS_ENCODER, OLD_CROSS_ENCODER = "sentence_transformers", "sbert_ce_default_activation_function"
 _ENDS = {  # of the names of architectures
     "ForCausalLM": GENERATE,
     "LMHeadModel": GENERATE,
@@ -61,7 +63,7 @@ def read_task(folder: Path, task: str | None = None) -> str:
             f"{folder} holds an adapter, not a whole model.",
             "Merge it into its model (merge_and_unload of PEFT), save both with save_pretrained, and name that folder.",
         )
-    architectures, num_labels = _read_config(folder)
+    architectures, num_labels, is_cross_encoder = _read_config(folder)
     kinds = {kind for each in architectures for end, kind in _ENDS.items() if each.endswith(end)}
     shown = ", ".join(architectures) or "not in its config.json"
     if task == GENERATE and GENERATE not in kinds:
@@ -77,9 +79,11 @@ def read_task(folder: Path, task: str | None = None) -> str:
     if (folder / "modules.json").is_file():
         return EMBEDDINGS
     if CLASSIFY in kinds and num_labels == 1:
+        if is_cross_encoder:
+            return RERANK
         raise InputError(
             f"{folder} gives one score, and its files do not say whether of one text or of two (a cross-encoder).",
-            "Of one text: --task predict. For two: see docs/add-model.md, which makes a pipeline for them by hand.",
+            "Say it: --task predict, or --task rerank",
         )
     if not kinds:
         fix = "Say it: --task embeddings"
@@ -87,12 +91,13 @@ def read_task(folder: Path, task: str | None = None) -> str:
     return next(iter(kinds))
 
 
-def _read_config(folder: Path) -> tuple[list[str], int]:
-    """Return the names of a model's architectures, and the number of its labels."""
+def _read_config(folder: Path) -> tuple[list[str], int, bool]:
+    """Return the names of a model's architectures, the number of its labels, and whether it is a CrossEncoder."""
     try:
         config = read_json(folder / "config.json")
         labels = config.get("id2label") or (0, 1)  # transformers' default are two
-        return [str(each) for each in config.get("architectures") or ()], len(labels)
+        architectures = [str(each) for each in config.get("architectures") or ()]
+        return architectures, len(labels), bool({CROSS_ENCODER, OLD_CROSS_ENCODER} & config.keys())
     except (OSError, ValueError, AttributeError, TypeError):
         fix = "Name a folder with config.json, the weights and the tokenizer, or a model's file."
         raise InputError(f"{folder} holds no model: it has no config.json that can be read.", fix) from None
