@@ -120,8 +120,8 @@ def test_a_cross_encoder(activation: str) -> None:
     """As CrossEncoder of sentence-transformers scores: pairs with their segments, and the activation of its files."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(_locate(SMALL_ENCODER, None)[0])
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = BertConfig(**sizes, intermediate_size=64, num_labels=1, initializer_range=0.5)
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 1}
+    config = BertConfig(**sizes, intermediate_size=64, initializer_range=0.5)
     model = BertForSequenceClassification(config).eval()
     for each in (model, tokenizer):
         each.save_pretrained("ranker")
