@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -83,6 +85,22 @@ def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkey
     assert "net.onnx" in error.what
     assert error.fix
     assert not (tmp_path / "build/net").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    (tmp_path / "build").touch()
+    error = serve("net.onnx").exception
+    assert str(error) == "build/net cannot be made: Not a directory. Type the command in a folder where you may write."
+    assert "'../out' is not a valid model name" in str(serve("net.onnx", "--name", "../out").exception)
+
+
+def test_a_maker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    monkeypatch.setattr("shoal.authoring.project.recipes.find_recipe", lambda *_, **__: os.kill(os.getpid(), SIGKILL))
+    assert "was killed. Is there too little memory" in str(serve("net.onnx").exception)
 
 
 def test_a_task_is_for_models(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import shlex
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
 from shoal.cli.usage import Root
-from shoal.errors import InputError
+from shoal.errors import InputError, SetupError
 
 
 class Made(NamedTuple):
@@ -32,11 +33,16 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
 
     Raises:
         InputError: there is no such thing, or it is none that can be served.
+        SetupError: this machine lacks something, or the folder cannot be made.
     """
     found = find_repository(thing)
     if found is None:
-        with ProcessPoolExecutor(1, get_context("fork")) as maker:
-            return maker.submit(_make, str(thing), task, name).result()
+        try:
+            with ProcessPoolExecutor(1, get_context("fork")) as maker:
+                return maker.submit(_make, str(thing), task, name).result()
+        except BrokenProcessPool:
+            what = f"The process that made a repository of {thing} was killed."
+            raise SetupError(what, "Is there too little memory for the model? Remove what is in build, then.") from None
     if task or name:
         given = f"--task {task}" if task else f"--name {name}"
         raise InputError(f"{given} has no effect: {found} is a repository already.", "Leave it out.")
@@ -50,7 +56,11 @@ def _make(thing: str, task: str, name: str) -> Made:
     made = Made(recipe.repository, recipe.alias)
     if recipe.is_made():
         return made
-    recipe.folder.mkdir(parents=True)
+    try:
+        recipe.folder.mkdir(parents=True)
+    except OSError as error:
+        what = f"{recipe.folder} cannot be made: {error.strerror}."
+        raise SetupError(what, "Type the command in a folder where you may write.") from None
     try:
         for command in recipe.commands:
             with contextlib.redirect_stdout(io.StringIO()):  # what to type next

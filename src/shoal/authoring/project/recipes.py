@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from shoal.authoring.project.importing.add_model import ADVICE, KINDS
 from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, RERANK, TASKS, check_file, check_task, read_task
+from shoal.authoring.project.scaffold.names import check_name
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -60,6 +61,8 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     """
     path = Path(thing)
     check_task(task)
+    if name:
+        check_name(name, {})
     name = name or _name(path)
     folder = Path("build") / name
     project = ("--project", str(folder))
