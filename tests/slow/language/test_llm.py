@@ -362,7 +362,7 @@ def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
     commands: list[list[str]] = []
     while len(commands) < len(names):
         line = service.process.stdout.readline().split()
-        commands += [line[1:]] if line[:2] == ["shoal", "infer"] else []
+        commands += [line[1:]] if line[:1] == ["shoal"] else []
     assert sorted(command[command.index("--model") + 1] for command in commands) == names
     for command in commands:
         assert shoal(*shlex.split(" ".join(command)))
