@@ -55,19 +55,20 @@ verify-%: $(VENV)/.installed $(VENV)/.wheels
 
 VERIFY_claims       := pytest --verify tests/unit/test_claims.py tests/served/test_hosts.py tests/unit/test_import_forests.py
 VERIFY_encoder      := pytest --verify tests/slow/test_bert_large.py
-VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py
+VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py tests/unit/test_bulk_shards.py
 VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
-VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_definition_graphs.py
+VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_check_core.py tests/slow/test_definition_graphs.py
 VERIFY_training     := pytest --verify tests/slow/test_train.py
-VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py
-VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/test_faults_stay.py tests/slow/test_service.py
-VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
+VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py tests/slow/test_build.py
+VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served \
+                       own_servers turns_served))
+VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py tests/slow/test_stalled.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
-VERIFY_llm          := pytest --verify $(addprefix tests/slow/,test_families.py language test_llm_figures.py test_vllm.py test_vllm_backend.py \
-                       test_bls_lasts.py)
+VERIFY_llm          := pytest --verify tests/slow/language $(addprefix tests/slow/test_,$(addsuffix .py,answers bls_lasts \
+                       engine engine_placed families onnx_engine option_engines rows tensorrt_llm vllm_backend))
 VERIFY_keys         := pytest $(KEYED) $(addprefix tests/slow/,$(addsuffix .py,test_bench_tokens_served test_hostile \
-                       test_hostile_random test_log_probs openai/test_openai_whole test_option_served \
+                       test_hostile_random openai/test_openai_whole test_option_served \
                        test_other_clients test_refused_memory test_rows test_service test_service_load test_stalled \
                        test_storms test_streams test_streams_left test_streams_served test_supervisor \
                        test_wire_forms)) tests/slow/language

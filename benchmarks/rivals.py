@@ -177,7 +177,7 @@ def make_embedder(folder: Path, encoder: Path, dtype: str) -> Path:
     project = folder / "project"
     project.mkdir()
     shoal = [sys.executable, "-m", "shoal"]
-    head = ["--head", "embedding", "--pooling", "mean", "--tokenizer", "words", "--max-length", CONTEXT]
+    head = ["--task", "embeddings", "--pooling", "mean", "--tokenizer", "words", "--max-length", CONTEXT]
     run([*shoal, "add-model", encoder, "encoder", *head, "--project", project])
     run([*shoal, "new", "pipeline", "embedder", "--step", "words", "--step", "encoder", "--project", project])
     with (project / "ensembles" / "embedder" / "config.pbtxt").open("a", encoding="utf-8") as file:

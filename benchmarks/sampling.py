@@ -82,7 +82,7 @@ def measure_engines(rounds: int, new: int = 40) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         folder = make_model(Path(made, "weights"))
         project = Path(made, "project")
-        add_model(str(folder), "big-onnx", project=project, is_decoder=True)
+        add_model(str(folder), "big-onnx", project=project, task="generate")
         for name, model in (("llm-hf", ENGINE), ("llm-onnx", project / "models" / "big-onnx")):
             with open_engine(
                 folder if name == "llm-hf" else "", model, threads=os.cpu_count() or 1, slots="16"

@@ -90,6 +90,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("without_keys")
     if mark is not None and os.environ.get(VARIABLE):
         pytest.skip(mark.args[0])
+    if item.get_closest_marker("verify") and not item.config.getoption("--verify"):
+        pytest.skip("with --verify")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,6 +102,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and isinstance(log, Path) and log.is_file():
         report.sections.append(("the service's log", log.read_text(encoding="utf-8", errors="replace")[-5000:]))
     return report
+
+
+def verified(*values: Any) -> list[Any]:
+    """Return further parameters, which are tried only with ``--verify``."""
+    return [pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.verify) for each in values]
 
 
 Record = Callable[..., None]

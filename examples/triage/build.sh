@@ -11,7 +11,7 @@ shoal new component words --like word_counts --artifact words.txt=build/words.tx
 python train.py models messages.csv build
 
 # Each becomes a Triton model, its configuration derived from its file.
-shoal add-model build/encoder topic --head classification --tokenizer tokens --project build
+shoal add-model build/encoder topic --task classify --tokenizer tokens --project build
 shoal add-model build/counts.txt trees --label billing --label technical --label other --project build
 
 # Behind them: seven parts encoder and three parts trees, then the best label.

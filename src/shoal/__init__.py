@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from shoal.kit.component.ledger import SETUP as SETUP
     from shoal.kit.component.parameters import Parameters as Parameters
     from shoal.kit.component.parameters import fixed_by as fixed_by
+    from shoal.kit.component.spec import Array as Array
+    from shoal.kit.component.spec import Arrays as Arrays
     from shoal.kit.component.streaming import Stream as Stream
     from shoal.kit.component.streaming import StreamingComponent as StreamingComponent
-    from shoal.kit.component.tensors import Array as Array
-    from shoal.kit.component.tensors import Arrays as Arrays
     from shoal.kit.component.tensors import Device as Device
     from shoal.kit.component.tensors import namespace as namespace
     from shoal.kit.generation.completions import Completions as Completions
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from shoal.kit.text.tokens import check_texts as check_texts
     from shoal.kit.text.tokens import decode_texts as decode_texts
     from shoal.kit.text.tokens import make_encoder as make_encoder
+    from shoal.kit.text.tokens import make_pair_encoder as make_pair_encoder
     from shoal.kit.text.tokens import read_vocabulary as read_vocabulary
     from shoal.kit.text.words import WORD_VALUES as WORD_VALUES
     from shoal.kit.text.words import WordCounts as WordCounts

@@ -33,6 +33,9 @@ class ShoalError(Exception):
         self.what = what
         self.fix = fix
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.fix)  # for the process that waits for another one's work
+
 
 class InputError(ShoalError):
     """A value that a caller gave cannot be used; only that caller's request fails."""

@@ -32,6 +32,7 @@ def define(root: Path) -> Ensemble:
     text, a, b = chain.input("TEXT", "STRING", [1]), chain.input("A", "FP32", [3]), chain.input("B", "FP32", [3])
     checked = chain.step("checked_text", TEXT=text)["CHECKED"]
     tokens = chain.step("tokenizer", TEXT=checked)
+    pairs = chain.step("my_pairs", QUERY=checked, DOCUMENT=text)
     features = chain.step("my_counts", WORDS=checked)["FEATURES"]
     unit = chain.step("l2_normalise", EMBEDDING=chain.step("zscore", X=features)["Z"])
     first, second = (chain.step("softmax", LOGITS=logits)["PROBABILITIES"] for logits in (a, b))
@@ -41,6 +42,9 @@ def define(root: Path) -> Ensemble:
     outputs = {
         "IDS": tokens["input_ids"],
         "MASK": tokens["attention_mask"],
+        "PAIR_IDS": pairs["input_ids"],
+        "PAIR_MASK": pairs["attention_mask"],
+        "SEGMENTS": pairs["token_type_ids"],
         "UNIT": unit["UNIT"],
         "MINE": mine["LABEL"],
         "LABEL": plain["LABEL"],
@@ -62,6 +66,8 @@ def compose_chain(root: Path) -> Path:
     (root / "given" / "zscore.json").write_text(json.dumps(scales), encoding="utf-8")
     counts = copy("word_counts", "my_counts", root, names={"TEXT": "WORDS", "COUNTS": "FEATURES"}, value="share")
     (counts / "words.txt").write_text("the\ncat\nno\n.\n", encoding="utf-8")
+    pairs = copy("pair_tokenizer", "my_pairs", root, names={}, max_length="16")
+    shutil.copyfile(vocabulary().with_name("tokenizer.json"), pairs / "tokenizer.json")
     copy("label", "my_label", root, names={"SCORES": "VOTES"}, labels='["low", "mid", "high"]', least="0.75")
     define(root).write(root / "ensembles" / "chain")
     return compose("chain", root / "repository", artifacts=root / "given", projects=[root])

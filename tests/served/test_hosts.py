@@ -11,7 +11,7 @@ import pytest
 
 from shoal.clients.client.client import Client
 from shoal.clients.local import Pipeline, load
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.serving.server.launch import Server
 from tests.conftest import Record, Scale
 from tests.support.readings import batches

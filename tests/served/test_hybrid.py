@@ -95,7 +95,7 @@ def test_the_servers_metrics_carry_the_ledger(hybrid: Path, server: Server) -> N
 
 
 def test_a_server_that_is_not_there(hybrid: Path) -> None:
-    with pytest.raises(ServerError, match=r"No Triton answers at 127\.0\.0\.1:9 .* Give the metrics address"):
+    with pytest.raises(ServerError, match=r"No Triton answers at 127\.0\.0\.1:9 .* Give its metrics address"):
         CliRunner().invoke(
             app, ["copies", str(hybrid / "ensemble_all"), "--url", "127.0.0.1:9"], catch_exceptions=False
         )

@@ -74,5 +74,6 @@ def test_nothing_is_found_in_it(chain: Path) -> None:
 
 
 def test_every_piece_takes_part(chain: Path) -> None:
-    names = {path.parent.name.replace("my_counts", "word_counts") for path in chain.glob("*/config.pbtxt")}
+    copies = {"my_counts": "word_counts", "my_pairs": "pair_tokenizer"}
+    names = {copies.get(path.parent.name, path.parent.name) for path in chain.glob("*/config.pbtxt")}
     assert names == {*PIECES, "my_label", "chain"}

@@ -33,7 +33,7 @@ def test_calls_last(tmp_path: Path, scale: Scale, record: Record) -> None:
     repository = compose(
         ["llm_bls", "tensorrt_llm_bls"], tmp_path / "r", weights=weights, swap=SWAP, projects=[tmp_path]
     )
-    seconds, counts = scale(10, 600), Counter[str]()
+    seconds, counts = scale(5, 600), Counter[str]()
     with serve(repository) as server, Client(server.grpc_url) as client:
         llm = Llm(client, "llm_bls")
 

@@ -21,6 +21,7 @@ from shoal.authoring.environment.inspection import inspect
 from shoal.authoring.environment.spec import BuildRequest
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.system.paths import alone
+from tests.conftest import Scale
 from tests.support.environments import NUMPY_1, NUMPY_2, RUNNING, WHEELS, Venvs, skip_without
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()", "env", "build"]
@@ -122,9 +123,11 @@ def small_disk(tmp_path: Path) -> object:
     ("stage", "free"), [("environment", 0), ("environment", 2**24), ("stub", 0), ("pack", 2**20), ("verify", 0)]
 )
 def test_a_full_disk_leaves_what_was_there(
-    packed: Built, environment_yml: Path, small_disk: Path, stage: str, free: int
+    packed: Built, environment_yml: Path, small_disk: Path, stage: str, free: int, scale: Scale
 ) -> None:
     """Filled as a stage begins: not a byte left, or some of what it needs."""
+    if free == 2**24 and not scale.is_full:
+        pytest.skip("in make verify")
     out = small_disk / "env"
     shutil.copytree(packed.environment.parent, out)
     (out / "triton_python_backend_stub").write_bytes(b"")

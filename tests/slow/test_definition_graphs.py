@@ -71,11 +71,12 @@ def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Ensemble:
     return made
 
 
-def test_random_graphs_are_accepted(project: Path) -> None:
-    """200 of them: written as they were made, and accepted by check."""
+def test_random_graphs_are_accepted(project: Path, scale: Scale) -> None:
+    """They are written as they were made, and accepted by check."""
     seen: list[int] = []
+    number = scale(70, full=200)
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=number, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         made = data.draw(graphs(project, "random"))
@@ -86,7 +87,7 @@ def test_random_graphs_are_accepted(project: Path) -> None:
         seen.append(len(made.config().steps))
 
     run()
-    assert len(seen) >= 200
+    assert len(seen) >= number
     assert max(seen) >= 5
 
 

@@ -23,9 +23,6 @@ from tests.support.families import make_family
 from tests.support.generate import check_equal, expect, prompts, wait_for
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
-EACH = pytest.mark.parametrize("batching", ["auto", "static"])
-Inputs = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,11 +36,23 @@ def oracle(folder: Path) -> Any:
     return model
 
 
-@pytest.fixture
-def engine(folder: Path) -> Iterator[Any]:
-    """Four slots, and room for two whole contexts; its warm-up has ended."""
+@pytest.fixture(scope="module")
+def opened(folder: Path) -> Iterator[Any]:
     with open_engine(folder, slots="4", cache_tokens="2048") as component:
-        wait_for(lambda: count_open(component) == 0, 30)
+        yield component
+
+
+@pytest.fixture
+def engine(opened: Any) -> Any:
+    """Four slots, and room for two whole contexts; its warm-up, and what a test before it asked, have ended."""
+    wait_for(lambda: count_open(opened) == 0, 30)
+    return opened
+
+
+@pytest.fixture(scope="module", params=["auto", "static"])
+def either(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
+    """An engine with continuous, then with static batches."""
+    with open_engine(folder, batching=request.param) as component:
         yield component
 
 
@@ -52,50 +61,44 @@ def batched(component: Any) -> list[str]:
     return list(component.engine._manager.batch_processor.scheduler.active_requests)
 
 
-@EACH
-def test_mixed_lengths_sixteen_at_a_time(batching: str, folder: Path, oracle: Any) -> None:
-    asked = list(zip(prompts(48), [8, 16, 32, 96] * 12, strict=True))
-    with open_engine(folder, batching=batching) as component:
-        streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
-        found = [tokens_of(stream) for stream in streams]
+def test_mixed_lengths_sixteen_at_a_time(either: Any, oracle: Any, scale: Scale) -> None:
+    asked = list(zip(prompts(scale(24, 48)), [8, 16, 32, 96] * scale(6, 12), strict=True))
+    streams = [either.stream(token_inputs(ids, new)) for ids, new in asked]
+    found = [tokens_of(stream) for stream in streams]
     for (ids, new), tokens in zip(asked, found, strict=True):
         check_equal(tokens, expect(oracle, ids, new))
 
 
-@EACH
-def test_settings_are_applied_as_by_generate(batching: str, folder: Path, oracle: Any) -> None:
+def test_settings_are_applied_as_by_generate(either: Any, oracle: Any) -> None:
     """Greedy with a penalty, forbidden words and a least length, beside neighbours that sample."""
     ids = prompts(1, 7)[0]
     plain = expect(oracle, ids, 24)[0]
     bad, end = [[plain[2]], plain[5:7]], plain[0]
     settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
     more = {"repetition_penalty": 1.3, "min_tokens": 6, "bad_words_list": pack_words(bad), "end_id": end}
-    with open_engine(folder, batching=batching) as component:
-        crowd = [component.stream(token_inputs(each, 40, temperature=1.0, runtime_top_p=1.0)) for each in prompts(3, 8)]
-        found = tokens_of(component.stream(token_inputs(ids, 24, **more)))
-        for stream in crowd:
-            assert len(tokens_of(stream)) == 40
+    crowd = [either.stream(token_inputs(each, 40, temperature=1.0, runtime_top_p=1.0)) for each in prompts(3, 8)]
+    found = tokens_of(either.stream(token_inputs(ids, 24, **more)))
+    for stream in crowd:
+        assert len(tokens_of(stream)) == 40
     tokens, gaps = expect(oracle, ids, 24, **settings)
     assert tokens != plain
     check_equal(found, ([token for token in tokens if token != end], gaps))
 
 
-@EACH
-def test_in_fp32_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(batching: str, folder: Path) -> None:
+def test_in_fp32_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(either: Any) -> None:
     ids = prompts(1, 3)[0]
     settings = {"temperature": 1.2, "runtime_top_k": 80, "runtime_top_p": 0.95}
-    with open_engine(folder, batching=batching) as component:
 
-        def draw(seed: int | None) -> list[int]:
-            return tokens_of(component.stream(token_inputs(ids, 40, seed=seed, **settings)))
+    def draw(seed: int | None) -> list[int]:
+        return tokens_of(either.stream(token_inputs(ids, 40, seed=seed, **settings)))
 
-        alone = draw(11)
-        crowd = [component.stream(token_inputs(each, 60, temperature=1.0, runtime_top_p=1.0)) for each in prompts(6, 4)]
-        assert draw(11) == alone
-        assert draw(12) != alone
-        assert draw(None) != draw(None)
-        for stream in crowd:
-            stream.close()
+    alone = draw(11)
+    crowd = [either.stream(token_inputs(each, 60, temperature=1.0, runtime_top_p=1.0)) for each in prompts(6, 4)]
+    assert draw(11) == alone
+    assert draw(12) != alone
+    assert draw(None) != draw(None)
+    for stream in crowd:
+        stream.close()
 
 
 def test_tokens_are_drawn_as_their_probabilities_say() -> None:
@@ -115,28 +118,26 @@ def test_tokens_are_drawn_as_their_probabilities_say() -> None:
     assert (np.abs(counts - number * expected) <= 5 * np.sqrt(number * expected * (1 - expected))).all()
 
 
-@EACH
-def test_stops_end_the_answer(batching: str, folder: Path, oracle: Any) -> None:
+def test_stops_end_the_answer(either: Any, oracle: Any) -> None:
     """The end token is not part of it; stop words are, because their text shows where the answer ends."""
     ids = prompts(1, 5)[0]
     tokens = expect(oracle, ids, 32)[0]
     place = next(i for i in range(3, 30) if tokens.index(tokens[i]) == i)  # the first of its kind
     stop = pack_words([tokens[place : place + 2], [0, 0, 0]])
     again = next((i for i in range(place + 2, 31) if tokens[i : i + 2] == tokens[place : place + 2]), 30)
-    with open_engine(folder, batching=batching) as component:
-        for more, size in (
-            ({"end_id": tokens[place]}, place),
-            ({"stop_words_list": stop}, place + 2),
-            ({"stop_words_list": stop, "min_tokens": place + 1}, place + 2),  # complete after the least length
-            ({"stop_words_list": stop, "min_tokens": place + 2}, again + 2),
-        ):
-            answers = list(component.stream(token_inputs(ids, 32, **more)))
-            assert tokens_of(answers) == tokens[:size]
-            assert answers[-1]["finish_reason"].item() == (b"length" if size == 32 else b"stop")
-        (whole,) = component.stream(token_inputs(ids, 32, streaming=False, carry=b'{"stops": []}'))
-        assert tokens_of([whole]) == tokens
-        assert (whole["is_last"].item(), whole["finish_reason"].item()) == (True, b"length")
-        assert whole["carry"].item() == b'{"stops": []}'
+    for more, size in (
+        ({"end_id": tokens[place]}, place),
+        ({"stop_words_list": stop}, place + 2),
+        ({"stop_words_list": stop, "min_tokens": place + 1}, place + 2),  # complete after the least length
+        ({"stop_words_list": stop, "min_tokens": place + 2}, again + 2),
+    ):
+        answers = list(either.stream(token_inputs(ids, 32, **more)))
+        assert tokens_of(answers) == tokens[:size]
+        assert answers[-1]["finish_reason"].item() == (b"length" if size == 32 else b"stop")
+    (whole,) = either.stream(token_inputs(ids, 32, streaming=False, carry=b'{"stops": []}'))
+    assert tokens_of([whole]) == tokens
+    assert (whole["is_last"].item(), whole["finish_reason"].item()) == (True, b"length")
+    assert whole["carry"].item() == b'{"stops": []}'
 
 
 def test_in_bf16_a_seed_gives_the_same_tokens_alone(folder: Path) -> None:
@@ -263,13 +264,14 @@ def test_an_engine_whose_thread_died_is_not_ready(engine: Any, monkeypatch: pyte
 
 
 def test_an_engine_that_is_closed_ends_its_streams(folder: Path) -> None:
+    others = threading.enumerate()
     with open_engine(folder, slots="2") as component:
         streams = [component.stream(token_inputs([5], 900)) for _ in range(3)]
         wait_for(lambda: len(batched(component)) == 2, 30)
     for stream in streams:
         with pytest.raises(ShoalError):
             list(stream)
-    assert not [thread for thread in threading.enumerate() if thread.name == "shoal-batching"]
+    assert not [each for each in threading.enumerate() if each.name == "shoal-batching" and each not in others]
 
 
 def test_static_requests_that_leave_do_not_hold_up_the_batch(folder: Path, scale: Scale) -> None:

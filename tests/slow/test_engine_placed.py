@@ -23,7 +23,7 @@ from shoal.kit.generation.engines import loading
 from shoal.kit.generation.weights import find_weights
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.accelerator import PretendedDevice
 from tests.support.families import make_family
 from tests.support.generate import prompts, wait_for
@@ -65,10 +65,10 @@ def ask(component: Any, asked: list[dict[str, Any]], together: int) -> list[list
     return found
 
 
-@pytest.mark.parametrize("together", [1, 16])
+@pytest.mark.parametrize("together", [*verified(1), 16])
 def test_texts_are_the_hosts(pair: tuple[Any, Any], together: int, scale: Scale) -> None:
     here, there = pair
-    ids = prompts(scale(16, 200) if together > 1 else scale(8, 200), 11)
+    ids = prompts(scale(16, 200), 11)
     asked = [token_inputs(each, 8, seed=row, **SAMPLED[row % len(SAMPLED)]) for row, each in enumerate(ids)]
     assert ask(there, asked, together) == ask(here, asked, 16)
 
@@ -126,7 +126,7 @@ def test_a_model_that_fails_fails_its_requests(folder: Path, monkeypatch: pytest
         assert len(tokens_of(there.stream(token_inputs([5, 6], 8)))) == 8
 
 
-@pytest.mark.parametrize("name", ["mistral", "opt"])
+@pytest.mark.parametrize("name", ["mistral", *verified("opt")])
 def test_other_families(name: str, tmp_path: Path) -> None:
     folder = make_family(name, tmp_path)
     asked = [token_inputs([*range(3, 3 + size)], 12) for size in (1, 2, 14, 40)]

@@ -11,15 +11,22 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, ShoalError
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.families import ALONE, FAMILIES, NOT_EXPORTED, REFUSED, STATIC, make_family
 from tests.support.generate import check_equal, expect
 from tests.support.imports import add
 from tests.support.llm import open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
 
+# Each way of batching, kind of positions, window, state, experts and reason of a refusal.
+USUAL = {
+    "llama", "llama-yarn", "mistral", "phi3-long", "opt", "bloom", "gpt-oss", "qwen3-moe", "deepseek-v3", "mamba",
+    "jamba", "rwkv", "recurrent-gemma",
+}  # fmt: skip
+EXPORTED = {"gpt2", "mixtral", "bloom", "jamba", "jetmoe", "apertus"}
 
-@pytest.mark.parametrize("name", FAMILIES)
+
+@pytest.mark.parametrize("name", sorted(USUAL) + verified(*sorted(FAMILIES.keys() - USUAL)))
 def test_families_give_the_tokens_of_generate_or_are_refused(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, scale: Scale
 ) -> None:
@@ -45,21 +52,16 @@ def test_families_give_the_tokens_of_generate_or_are_refused(
     assert f"is computed in {way}" in caplog.text
 
 
-SAMPLE = ("gpt2", "opt", "cohere", "mixtral", "qwen2-moe", "bloom", "jamba", "jetmoe", "apertus")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_decoders_in_onnx_give_the_tokens_of_generate_or_are_refused(name: str, tmp_path: Path, scale: Scale) -> None:
+@pytest.mark.parametrize("name", sorted(EXPORTED) + verified(*sorted(FAMILIES.keys() - EXPORTED)))
+def test_decoders_in_onnx_give_the_tokens_of_generate_or_are_refused(name: str, tmp_path: Path) -> None:
     """The command compares the logits itself, prompts beside each other with a cache."""
-    if not (scale.is_full or name in SAMPLE):
-        pytest.skip("all families are exported with --verify")
     folder = make_family(name, tmp_path / "weights")
     if name in NOT_EXPORTED:
         with pytest.raises(ShoalError, match=NOT_EXPORTED[name]) as error:
-            add(tmp_path / "project", folder, "decoder", is_decoder=True)
+            add(tmp_path / "project", folder, "decoder", task="generate")
         assert "Serve it with llm-hf" in error.value.fix
         return
-    add(tmp_path / "project", folder, "decoder", is_decoder=True)
+    add(tmp_path / "project", folder, "decoder", task="generate")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     random = np.random.default_rng(6)

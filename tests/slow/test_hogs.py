@@ -139,7 +139,7 @@ def test_streams_that_are_not_read(
     alone = honest.ask(scale(2, full=20))
     with running(hold, keys[1:]):
         time.sleep(2)
-        beside = honest.ask(scale(8, full=60))
+        beside = honest.ask(scale(5, full=60))
     claim = f"{num_streams} streams of each of four keys are not read"
     record(claim, alone_s=alone, beside_s=beside, opened=num_opened[0])
     assert beside < scale(2, full=1) * most * alone, (alone, beside)

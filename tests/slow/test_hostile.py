@@ -165,7 +165,7 @@ def test_requests_that_triton_does_not_survive(service: Service, scale: Scale) -
     posts, calls = lies(1), lying_messages(2)
     with grpc.insecure_channel(service.grpc) as channel:
         call = channel.unary_unary(INFER)
-        for number in range(scale(150, full=1000)):
+        for number in range(scale(60, full=1000)):
             path, headers, body = next(posts)
             status, _, content = ask(service, path, body, **{n.replace("-", "_"): v for n, v in headers.items()})
             assert status in (200, 400)
@@ -174,7 +174,7 @@ def test_requests_that_triton_does_not_survive(service: Service, scale: Scale) -
             with pytest.raises(grpc.RpcError) as caught:
                 call(next(calls), timeout=20)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
-            if number % 50 == 0:
+            if number % 20 == 0:
                 assert is_right(service)
     assert is_right(service)
     assert pids(service) == before
@@ -339,9 +339,9 @@ def test_numbers_that_json_does_not_know(service: Service, value: float) -> None
     np.testing.assert_equal(np.float32(answer["outputs"][0]["data"][0]), np.float32(4 * np.float32(value)))
 
 
-def test_requests_that_kill_do_not_end_the_service(service: Service) -> None:
-    """Six that end their model's process; each is sent but once where it was alone, and then refused."""
-    for number in range(6):
+def test_requests_that_kill_do_not_end_the_service(service: Service, scale: Scale) -> None:
+    """Some that end their model's process; each is sent but once where it was alone, and then refused."""
+    for number in range(scale(3, full=6)):
         before = service.metric("shoal_restarts_total")
         with shoal.Client(service.grpc, retries=0, timeout=60) as client:
             with pytest.raises(shoal.ServerError, match="ended while it had"):

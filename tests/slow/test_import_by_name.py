@@ -22,7 +22,7 @@ from tests.support.imports import add
 
 def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> None:
     """The packaged encoder, as its own model card computes it."""
-    config, said = add(tmp_path, SMALL_ENCODER, "minilm", head="embedding", tokenizer="minilm_tokens")
+    config, said = add(tmp_path, SMALL_ENCODER, "minilm", task="embeddings", tokenizer="minilm_tokens")
     assert config.spec.outputs[0].dims == (384,)
     assert "pooling mean: as its files for sentence-transformers say" in said
     assert "normalised: as its files for sentence-transformers say" in said

@@ -32,6 +32,7 @@ from shoal.serving.gateway.callers.key_file import KeyFile
 from shoal.serving.gateway.control.health import Health
 from shoal.serving.gateway.v1.front import ApiFront
 from shoal.serving.gateway.v2.http_front import HttpFront
+from tests.conftest import Scale
 from tests.support.counting import write_counting
 from tests.support.gates import make_gate
 from tests.support.keys import make_path
@@ -242,19 +243,19 @@ class Caller(threading.Thread):
         client.close()
 
 
-def test_rotation_and_revocation_under_callers(served: Served) -> None:
+def test_rotation_and_revocation_under_callers(served: Served, scale: Scale) -> None:
     first = note(served.file.new("turning"))
     assert wait_until(lambda: is_known(served, first), PATIENCE)
     callers = [Caller(served.service, protocol, first) for protocol in ("grpc", "http") for _ in range(8)]
     for caller in callers:
         caller.start()
-    for _ in range(2):
+    for _ in range(scale(1, full=2)):
         time.sleep(1)
-        second = note(served.file.rotate("turning", timedelta(seconds=2 * PATIENCE)))
+        second = note(served.file.rotate("turning", timedelta(seconds=1.2 * PATIENCE)))
         assert wait_until(lambda key=second: is_known(served, key), PATIENCE)  # type: ignore[misc]
         for caller in callers:
             caller.key = second
-        time.sleep(2 * PATIENCE)  # the first one has expired
+        time.sleep(1.2 * PATIENCE)  # the first one has expired
         assert not is_known(served, first)
         first = second
     assert [caller.failures for caller in callers] == [[]] * 16

@@ -40,7 +40,7 @@ def service(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """An encoder, a pipeline of it, a pipeline of that, and a forest, added to a project and composed."""
     root = tmp_path_factory.mktemp("labels")
     published, project = publish(tiny_bert, root / "published"), root / "project"
-    add(project, published / "triage", "classifier", head="classification", tokenizer="tokens", max_length=16)
+    add(project, published / "triage", "classifier", task="classify", tokenizer="tokens", max_length=16)
     add(project, SERVED["skops_three"].make(root)[0], "forest")
     draft_pipeline("topics", ["tokens", "classifier"], project=project).draft.write()
     outer = project / "ensembles" / "outer"

@@ -19,13 +19,6 @@ from tests.support.skeletons import check_made, check_style, files, new, run, ru
 pytestmark = pytest.mark.usefixtures("styles")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, in which the commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_pipeline_with_a_new_component(here: Path) -> None:
     printed = new("pipeline", "triage")
     leaf, pipeline = "preprocess/triage_preprocess", "ensembles/triage"
@@ -128,9 +121,9 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     assert "tagger.INPUT__0 reads words.input_ids.\ntagger.INPUT__1 reads words.attention_mask.\n" in printed
     assert "np.testing.assert_allclose(" in (here / "tests" / "test_tagged.py").read_text(encoding="utf-8")
     assert check(here) == []
-    result = run("add-model", "tagger.pt", "second", "--head", "embedding")
+    result = run("add-model", "tagger.pt", "second", "--task", "embeddings")
     assert isinstance(result.exception, InputError)
-    assert "Unknown option for a TorchScript model: head. It takes: inputs, mask" in str(result.exception)
+    assert "--task embeddings needs a tokenizer, and tagger.pt has none." in str(result.exception)
 
 
 def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -> None:

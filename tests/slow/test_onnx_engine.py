@@ -1,4 +1,4 @@
-"""Decoders on ONNX Runtime: exported, equal to ``generate`` token by token, and served in the place of llm-hf."""
+"""Decoders on ONNX Runtime: exported, equal to ``generate`` token by token, and composed in the place of llm-hf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,17 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
-import shoal
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.project.importing.add_model import add_model
 from shoal.authoring.repository.config import read_config
-from shoal.clients.client.client import Client
-from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
+from tests.conftest import verified
 from tests.support.imports import add
-from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
-from tests.support.once import ROOT, once
+from tests.support.llm import count_open, find_trained, open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
 from tests.support.skeletons import run
 
 SHIPPED = ROOT / "models" / "llm-onnx"
@@ -42,15 +38,13 @@ LONG = 900  # tokens: two pieces of a prompt
 @pytest.fixture(scope="module")
 def tiny() -> Path:
     """A model that was trained to answer six questions."""
-    return once(
-        "tiny-llm", lambda folder: make_tiny(folder, steps=150), depends_on=[ROOT / "src/shoal/lab/tiny_llm.py"]
-    )
+    return find_trained()
 
 
 @pytest.fixture(scope="module")
 def project(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
-    _, said = add(folder, tiny, "tiny-onnx", is_decoder=True)
+    _, said = add(folder, tiny, "tiny-onnx", task="generate")
     assert said[0].startswith("LlamaForCausalLM from ")
     assert "its tokens are the model's" in said[1]
     return folder
@@ -106,7 +100,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 # --- the engine --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", ["1", "5", "16"])
+@pytest.mark.parametrize("slots", ["5", *verified("1", "16")])
 def test_mixed_lengths_equal_generate(slots: str, project: Path, oracle: Any) -> None:
     requests = make_requests(40)
     with open_engine("", project / "models" / "tiny-onnx", slots=slots) as component:
@@ -197,7 +191,7 @@ def test_it_needs_neither_torch_nor_transformers(project: Path) -> None:
 
 
 def test_the_command(tiny: Path, tmp_path: Path) -> None:
-    result = run("add-model", tiny, "tiny", "--decoder", "--project", tmp_path)
+    result = run("add-model", tiny, "tiny", "--task", "generate", "--project", tmp_path)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "models" / "tiny"
     assert f"--weights {folder}/1 --swap llm-hf=tiny" in result.stdout
@@ -220,7 +214,7 @@ def test_weights_of_another_model(project: Path, tmp_path: Path) -> None:
 def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path) -> None:
     def refuse(source: Path, error: type[ShoalError], match: str, **options: Any) -> None:
         with pytest.raises(error, match=match):
-            add_model(source, "m", project=tmp_path / "project", is_decoder=True, **options)
+            add_model(source, "m", project=tmp_path / "project", task="generate", **options)
         assert not (tmp_path / "project").exists()
 
     bert = tmp_path / "bert"
@@ -244,11 +238,11 @@ def test_models_that_are_not_decoders(tiny: Path, project: Path, tmp_path: Path)
     refuse(other, ArtifactError, "it is another model's")
     refuse(project / "models" / "tiny-onnx" / "1", InputError, r"has decoder\.onnx, and no safetensors")
     refuse(tmp_path / "nowhere", ArtifactError, "is not a folder")
-    refuse(tiny, InputError, "Unknown option for a decoder: head. It takes: none", head="embedding")
+    refuse(tiny, InputError, "Unknown option for a decoder: pooling. It takes: none", pooling="mean")
 
 
 def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"has no decoder\.onnx.* shoal add-model .* NAME --decoder"):  # noqa: SIM117
+    with pytest.raises(ArtifactError, match=r"has no decoder\.onnx.* shoal add-model .* NAME --task generate"):  # noqa: SIM117
         with open_engine(tiny, SHIPPED):
             pass
     folder = tmp_path / "weights"
@@ -267,28 +261,7 @@ def test_decoders_that_cannot_be_started(project: Path, tiny: Path, tmp_path: Pa
             pass
 
 
-# --- served ------------------------------------------------------------------------------------------------------
-
-
-def test_llm_with_swap_on_triton(tiny: Path, project: Path, oracle: Any, tmp_path: Path) -> None:
-    """The pipeline answers with the decoder's own texts, 16 at a time; one that leaves does not affect the others."""
+def test_a_swap_takes_the_place_of_the_engine(tiny: Path, project: Path, tmp_path: Path) -> None:
     repository = compose("llm", tmp_path / "repository", projects=[project], weights=tiny, swap={"llm-hf": "tiny-onnx"})
     assert (repository / "tiny-onnx" / "1" / "decoder.onnx").is_file()
     assert not (repository / "llm-hf").exists()
-    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
-    end = tokenizer.token_to_id("</s>")
-    prompts = ["What do fish do?", "Hello", "A river", "Was ist das Meer?", "Once upon a time a", "cat", "x", "Tell me"]
-
-    def expect(prompt: str, new: int) -> str:
-        tokens = oracle(tokenizer.encode(prompt).ids, new)
-        return str(tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens))
-
-    with shoal.serve(repository) as server, Client(server.grpc_url) as client, ThreadPoolExecutor(16) as pool:
-        llm = Llm(client, "llm")
-        leaver = llm.stream("Hello", max_tokens=900, temperature=0.0, min_tokens=900)
-        next(leaver)
-        leaver.close()
-        asked = [(prompt, new) for new in (8, 30, 60, 90) for prompt in prompts]
-        found = [*pool.map(lambda each: llm.generate(each[0], max_tokens=each[1], temperature=0.0).text, asked)]
-    for (prompt, new), text in zip(asked, found, strict=True):
-        assert text == expect(prompt, new), prompt

@@ -32,16 +32,18 @@ KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_
 TABLE: Table = {
     **{
         f"{command} --{option}": Elsewhere("unit/test_option_keys.py::test_commands_read_certificates")
-        for command in ("copies", "infer", "generate", "tokens", "bench")
+        for command in ("copies", "status", "infer", "generate", "tokens", "bench")
         for option in ("ca-cert", "client-cert")
     },
     "copies --api-key-file": KEY,
+    "status --api-key-file": KEY,
     "infer --api-key-file": KEY,
     "generate --api-key-file": KEY,
     "tokens --api-key-file": KEY,
     "bench --api-key-file": KEY,
     "copies --url": Both("copies repository/all", "--url {metrics}", "--url 127.0.0.1:1"),
     "copies --json": Both("copies repository/all --url {metrics}", "", "--json"),
+    "status --json": Both("status {metrics}", "", "--json"),
     "infer --protocol": Both(f"{INFER} --url {{grpc}}", "--protocol grpc", "--protocol http"),
     "infer --timeout": Both(f"{INFER} --url {{grpc}}", "--timeout 30", "--timeout 0.000000001"),
     "infer --placement": Both("infer hello --model all --url {grpc}", "", "--placement client --repository changed"),
@@ -99,11 +101,11 @@ MEASURED: Table = {
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
     "bench --seconds": Measured(
-        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 8", lambda _, s: s > 8
+        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 5", lambda _, s: s > 5
     ),
-    "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 8", lambda _, s: s > 8),
+    "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 5", lambda _, s: s > 5),
     "bench --quick": Measured(
-        "bench --model llm --url {grpc} --output-tokens 2 --streams 1", "", "--quick", lambda _, s: s > 8
+        "bench --model llm --url {grpc} --output-tokens 2 --streams 1 --repeats 1", "", "--quick", lambda _, s: s > 5
     ),
     "bench --input-tokens": Measured(
         MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads

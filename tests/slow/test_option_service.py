@@ -17,6 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +35,15 @@ SERVICES = {
     "plain": "",
     "other": "--allow-host gpu.example --host 127.0.0.2"
     " --http-port {ports[0]} --grpc-port {ports[1]} --metrics-port {ports[2]} --expose hidden"
-    " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1 --max-restarts 0"
+    " --max-request-mib 0.01 --max-streams 1 --head-seconds 1 --body-seconds 1 --no-resend --grace 1"
     " --log {home}/log.jsonl --audit {home}/audit.jsonl --max-wait 0.01 --body-kib 1 --unread-seconds 1"
     " --alias nick=chain",
     "third": "--open --lenient --memory-mib 1 --client-share 0.02 --body-seconds 1",
 }
 
 
-class Running(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Running:
     """A service, the folder of its models, and the ports that were asked for."""
 
     service: Service
@@ -85,7 +88,7 @@ def look_at_waiting(s: Running) -> bool:
     """Whether all of many requests at once are answered."""
     (s.home / "other").write_text("0.1")
     with ThreadPoolExecutor(64) as pool:
-        found = set(pool.map(lambda _: s.infer("other"), range(200)))
+        found = set(pool.map(lambda _: s.infer("other"), range(100)))
     (s.home / "other").unlink()
     return len(found) == 1
 
@@ -117,7 +120,7 @@ def look_at_unread(s: Running) -> bool:
         connection.connect((host, int(port)))
         connection.sendall(head.encode() + body)
         assert wait_until(lambda: s.service.metric("shoal_in_flight") == 1)
-        return wait_until(lambda: s.service.metric("shoal_in_flight") == 0, 15)
+        return wait_until(lambda: s.service.metric("shoal_in_flight") == 0, 6)
 
 
 def look_at_resending(s: Running) -> list[str]:
@@ -135,15 +138,6 @@ def look_at_resending(s: Running) -> list[str]:
     return found
 
 
-def look_at_restarts(s: Running) -> bool:
-    """Whether a pause is announced after a server was killed."""
-    os.kill(s.service.servers()[0].pid, signal.SIGKILL)
-    s.service.wait(is_ready=False, seconds=10)
-    page = s.service.get("/health/ready")[1]
-    s.service.wait(is_ready=True, seconds=60)
-    return "after a pause" in page
-
-
 def look_at_grace(s: Running) -> str:
     """Stop the service with a request of 3 s in flight."""
     (s.home / "other").write_text("busy 3")
@@ -157,6 +151,7 @@ def look_at_grace(s: Running) -> str:
 def look_at_start(arguments: str) -> Callable[[Running], Any]:
     """Start another service over the repository, which has a mistake or is slow to load."""
 
+    @cache
     def look(s: Running) -> str:
         command = [*SHOAL, "serve", s.home / "wrong", "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0]
         done = subprocess.run([*map(str, command), *arguments.split()], capture_output=True, text=True, timeout=90)
@@ -174,6 +169,7 @@ class Seen(NamedTuple):
     other: Callable[[Running], Any] | None = None
 
 
+NOT_CHECKED = look_at_start("--no-check")
 POST = b"POST /v2/models/other/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n{"
 TABLE: dict[str, Seen | Elsewhere] = {
     "serve --http-port": Seen("plain", "other", look_at_port("http", 0)),
@@ -213,15 +209,15 @@ TABLE: dict[str, Seen | Elsewhere] = {
     "serve --lenient": Seen(
         "plain", "third", lambda s: s.post("/v2/models/count/generate", b'{"COUNT": 1, "more": 2}')
     ),
+    "serve --max-restarts": Elsewhere("slow/test_service.py::test_too_many_restarts_are_followed_by_pauses"),
     "serve --log": Seen("plain", "other", lambda s: (s.home / "log.jsonl").exists()),
     "serve --max-wait": Seen("plain", "other", look_at_waiting),
-    "serve --check": Seen("plain", "plain", look_at_start("--check"), look_at_start("--no-check")),
-    "serve --load-seconds": Seen(
-        "plain", "plain", look_at_start("--no-check --load-seconds 0.1"), look_at_start("--no-check")
-    ),
+    "serve --task": Elsewhere("unit/test_recipes.py::test_a_folder_says_its_task"),
+    "serve --name": Elsewhere("unit/test_recipes.py::test_a_file_is_a_model_of_its_name"),
+    "serve --check": Seen("plain", "plain", look_at_start("--check"), NOT_CHECKED),
+    "serve --load-seconds": Seen("plain", "plain", look_at_start("--no-check --load-seconds 0.1"), NOT_CHECKED),
     # These end a model, a server or the service: the last ones.
     "serve --resend": Seen("plain", "other", look_at_resending),
-    "serve --max-restarts": Seen("plain", "other", look_at_restarts),
     "serve --grace": Seen("plain", "other", look_at_grace),
 }
 

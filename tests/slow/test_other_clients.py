@@ -60,7 +60,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("clients")
-    add(home, weights, "exported", is_decoder=True)
+    add(home, weights, "exported", task="generate")
     copy_engine(home, "gpt3_1.3b", ENGINE, is_whole=True)
     copy_engine(home, "gpt3-onnx", ROOT / "models" / "llm-onnx", is_whole=True)
     copy_engine(home, "tensorrt_llm", ENGINE, is_whole=False)

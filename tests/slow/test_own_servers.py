@@ -23,6 +23,7 @@ from shoal.clients.local import Pipeline
 from shoal.errors import ServerError
 from shoal.kit.component.ledger import BATCHES, ROWS
 from shoal.serving.server.launch import serve
+from tests.conftest import verified
 from tests.support.faults import BUNDLE, ENCODER, EVERYWHERE, FOREST, MODELS, WEIGHT  # fmt: skip
 from tests.support.hybrid import TEXTS, settled
 from tests.support.links import linked, said_of
@@ -107,7 +108,7 @@ def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, 
     assert np.allclose(got["SCORE"], pipeline(excerpt=TEXTS)["SCORE"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, *verified(signal.SIGTERM)])
 def test_serve_until_interrupted(repository: Path, tmp_path: Path, stop: signal.Signals) -> None:
     program = [sys.executable, "-c", "from shoal.cli import main; main()"]
     ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -151,20 +152,18 @@ def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
     assert time.monotonic() - began < 5
     assert result.returncode == 1
     assert f"error: Port {port} cannot be used: Address already in use." in result.stderr
-    assert "Stop what listens there (ss -ltnp shows it), or choose another." in result.stderr
+    assert "Stop what listens there (ss -ltnp shows it), or choose another: --" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 SERVED = [
-    *(("checkpoint.tl", fault) for fault in (FOREST[0], FOREST[3])),
-    ("model.pt", ENCODER[1]),
-    ("preprocess.json", BUNDLE[0]),
-    ("vocab.txt", EVERYWHERE[5]),
-    ("postprocess.json", WEIGHT[0]),
-]
+    ("checkpoint.tl", FOREST[0]), ("model.pt", ENCODER[1]),
+    *verified(("checkpoint.tl", FOREST[3]), ("preprocess.json", BUNDLE[0]), ("vocab.txt", EVERYWHERE[5]),
+              ("postprocess.json", WEIGHT[0])),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "fault"), SERVED, ids=[f"{name}: {fault[0]}" for name, fault in SERVED])
+@pytest.mark.parametrize(("name", "fault"), SERVED)
 def test_a_bad_artifact_ends_the_start(repository: Path, tmp_path: Path, name: str, fault: tuple[Any, ...]) -> None:
     model = MODELS[name]
     hand = linked(repository, tmp_path / "hand", f"{model}/1/{name}", fault[1])

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import shoal
 from shoal.authoring.composition.compose import compose
 from shoal.lab.tiny_llm import make_tiny
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.imports import add
 from tests.support.once import ROOT
 from tests.support.planted import write
@@ -52,20 +52,18 @@ def right(folder: Path) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["llm-hf", "llm-onnx", "llm-vllm"])
+@pytest.fixture(scope="module", params=["llm-onnx", *verified("llm-hf", "llm-vllm")])  # test_whole.py asks llm-hf
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def repository(engine: str, folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(engine: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model for each dtype of ids; the request chooses the form."""
-    if engine == "llm-vllm" and not scale.is_full:
-        pytest.skip("vLLM takes minutes to start twice: make verify")
     home = tmp_path_factory.mktemp(engine)
     own = home / "project" / "models"
     if engine == "llm-onnx":
-        add(home / "made", folder, "made", is_decoder=True)
+        add(home / "made", folder, "made", task="generate")
     for dtype in DTYPES:
         config = make_config(dtype, engine=engine).replace(f'"{engine}"', f'"{dtype}"') + FORM
         if engine == "llm-vllm":

@@ -30,9 +30,16 @@ def regions() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"shoal_{os.getpid()}_*")}
 
 
-def test_a_stopped_server_leaves_nothing(repository: Path) -> None:
+def test_a_server_outlives_the_thread_that_started_it_and_leaves_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # and no proxy stands between us and loopback
     before = regions()
-    with serve(repository) as running:
+    with ThreadPoolExecutor(1) as brief:
+        running = brief.submit(serve, repository).result()
+    time.sleep(0.5)
+    with running, Client(running.grpc_url) as client:
+        assert client.is_ready("ensemble_all")
         folder, url = running.log.parent, running.http_url
         children = subprocess.run(
             ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=True
@@ -59,15 +66,6 @@ def test_the_server_ends_with_its_parent(repository: Path, tmp_path: Path) -> No
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_the_server_outlives_the_thread_that_started_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # and no proxy stands between us and loopback
-    with ThreadPoolExecutor(1) as brief:
-        running = brief.submit(serve, repository).result()
-    time.sleep(0.5)
-    with running, Client(running.grpc_url) as client:
-        assert client.is_ready("ensemble_all")
 
 
 def test_a_stub_that_hangs_does_not_outlive_its_server(repository: Path) -> None:
@@ -152,7 +150,7 @@ def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, mon
             serve(repository, http_port=taken.getsockname()[1])
     with pytest.raises(InputError, match=r"The log .*triton\.log cannot be written: No such file or directory"):
         serve(repository, log=tmp_path / "nowhere" / "triton.log")
-    with pytest.raises(SetupError, match=r"Port 70000 cannot be used: there are 65,535"):
+    with pytest.raises(SetupError, match=r"--grpc-port 70000 is no port\. Give 1 to 65535"):
         serve(repository, grpc_port=70000)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").touch()

@@ -91,8 +91,11 @@ def test_killed_at_random_moments(
     tmp_path: Path,
     scale: Scale,
     record: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Kill a random command, or a worker of one; a command that was killed is repeated."""
+    """Kill a random command, or a worker of one; a command that was killed is repeated. No half of a file stays."""
+    (scratch := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     out, draw, num_kills = tmp_path / "out", random.Random(len(options)), scale(3, 20)
     running: dict[str, subprocess.Popen[bytes]] = {}
     killed = {"run": 0, "worker": 0}
@@ -114,6 +117,8 @@ def test_killed_at_random_moments(
             elif workers := find_workers(victim):
                 os.kill(draw.choice(workers), signal.SIGKILL)
                 killed["worker"] += 1
+            for path in out.glob("part-*"):
+                assert path.read_bytes() == (whole[0] / path.name).read_bytes()
         for each in running.values():
             assert each.wait(600) in (0, -signal.SIGKILL)
     finally:
@@ -122,6 +127,7 @@ def test_killed_at_random_moments(
             each.wait()
     subprocess.run(command(out), check=True, stderr=subprocess.DEVNULL)  # no run is left to be waited for
     num_rows = check(out, whole[0], source)
+    wait_until(lambda: not any(path.is_file() for path in scratch.rglob("*")))
     assert sum(killed.values()) == num_kills or not scale.is_full
     record(
         f"a million rows in shards, killed twenty times, {options[0].split()[0]}",

@@ -35,6 +35,21 @@ def service(home: Path) -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def strict(home: Path) -> Iterator[Service]:
+    """A service with little patience."""
+    options = ("--body-seconds", 1, "--head-seconds", 1, "--body-kib", 64, "--unread-seconds", 2)
+    with Service(home / "repository", home / "log3", *options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small(home: Path) -> Iterator[Service]:
+    """A service that may open few descriptors."""
+    with Service(home / "repository", home / "log4", descriptors=1024) as running:
+        yield running
+
+
 def pids(service: Service) -> list[int]:
     return [service.process.pid, *(process.pid for process in (*service.servers(), *service.stubs()))]
 
@@ -86,16 +101,14 @@ def test_bodies_that_do_not_come_from_the_same_address(service: Service, kind: s
     assert not callers.failures
 
 
-def test_a_body_and_a_head_have_their_time(home: Path) -> None:
-    options = ("--body-seconds", 1, "--head-seconds", 1, "--body-kib", 64)
-    with Service(home / "repository", home / "log3", *options) as service:
-        with Storm("announce", service.http, 5) as bodies, Storm("idle", service.http, 5) as heads:
-            bodies.wait_up()
-            heads.wait_up()
-            time.sleep(4)
-        assert bodies.found == {"408": 5}
-        assert heads.found == {"closed": 5}
-        assert service.metric("shoal_refusals_total") == 5
+def test_a_body_and_a_head_have_their_time(strict: Service) -> None:
+    with Storm("announce", strict.http, 5) as bodies, Storm("idle", strict.http, 5) as heads:
+        bodies.wait_up()
+        heads.wait_up()
+        time.sleep(4)
+    assert bodies.found == {"408": 5}
+    assert heads.found == {"closed": 5}
+    assert strict.metric("shoal_refusals_total") == 5
 
 
 def test_messages_of_which_the_end_does_not_come(service: Service, scale: Scale) -> None:
@@ -145,31 +158,29 @@ def test_streams_of_large_messages(service: Service, scale: Scale, record: Calla
 
 
 @pytest.mark.parametrize("port", ["http", "grpc", "metrics"])
-def test_more_connections_than_descriptors(home: Path, port: str) -> None:
+def test_more_connections_than_descriptors(small: Service, port: str) -> None:
     """Earlier connections are answered throughout, health within a second, and the log stays short.
 
     One who comes later over gRPC is turned away: its connections have no share for each address.
     """
-    with Service(home / "repository", home / "log4", descriptors=1024) as service:
-        with Callers(service, 2) as callers:
-            callers.wait_up()
-            with Storm("idle", getattr(service, port), 2000) as storm:
-                storm.wait_up()
-                for _ in range(20):
-                    for path in ("/health/live", "/health/ready"):
-                        start = time.monotonic()
-                        assert service.get(path)[0] == 200
-                        assert time.monotonic() - start < 1
-                    time.sleep(0.1)
-        assert not callers.failures
-        assert storm.found["closed"] > 1500
-        assert service.log.stat().st_size < 2**20
-
-
-def test_unread_answers(home: Path) -> None:
-    with Service(home / "repository", home / "log5", "--unread-seconds", 2) as service:
-        with Storm("unread", service.http, 10) as storm, shoal.Client(service.http, protocol="http") as client:
+    with Callers(small, 2) as callers:
+        callers.wait_up()
+        with Storm("idle", getattr(small, port), 2000) as storm:
             storm.wait_up()
-            time.sleep(6)
-            assert client.infer("chain", X=[[3.0]])["Z"].item() == 12.0
-        assert service.is_ready()
+            for _ in range(20):
+                for path in ("/health/live", "/health/ready"):
+                    start = time.monotonic()
+                    assert small.get(path)[0] == 200
+                    assert time.monotonic() - start < 1
+                time.sleep(0.1)
+    assert not callers.failures
+    assert storm.found["closed"] > 1500
+    assert small.log.stat().st_size < 2**20
+
+
+def test_unread_answers(strict: Service) -> None:
+    with Storm("unread", strict.http, 10) as storm, shoal.Client(strict.http, protocol="http") as client:
+        storm.wait_up()
+        time.sleep(6)
+        assert client.infer("chain", X=[[3.0]])["Z"].item() == 12.0
+    assert strict.is_ready()

@@ -48,9 +48,9 @@ def client(server: Server, service: Service, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_host_gives_the_same_answers(model: str, client: Client, repository: Path) -> None:
+def test_every_host_gives_the_same_answers(model: str, client: Client, repository: Path, scale: Scale) -> None:
     output, _ = MODELS[model]
-    counts = random.Random(0).choices(range(51), k=200)
+    counts = random.Random(0).choices(range(51), k=scale(80, 200))
 
     def read(answers: Any) -> list[int]:
         return [answer[output].item() for answer in answers]

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import tritonclient.grpc as triton_grpc
 
 import shoal
 from tests.conftest import Scale
-from tests.support.service import Callers, Service, are_gone, make_repository, wait_until
+from tests.support.service import Callers, Service, make_repository, wait_until
 
 NOTICED, HEALTHY, ISOLATED = 2.0, 15.0, 5.0  # seconds
 SLACK = 1.0  # of a machine that does other things as well
@@ -63,19 +62,6 @@ def test_killed_processes(service: Service, scale: Scale, record: Callable[..., 
         answers=callers.num_answers,
         failures=len(callers.failures),
     )
-
-
-def test_killed_servers(service: Service, scale: Scale) -> None:
-    with Callers(service) as callers:
-        for _ in range(scale(1, full=20)):
-            before = [stub.pid for stub in service.stubs()]
-            os.kill(service.servers()[0].pid, signal.SIGKILL)
-            service.wait(is_ready=False, seconds=NOTICED + SLACK)
-            assert service.wait(is_ready=True, seconds=30) < 30
-            assert not set(before) & {stub.pid for stub in service.stubs()}
-            assert wait_until(partial(are_gone, before))
-            time.sleep(1)  # what was sent again is answered by now: two servers in a row would be its fault
-    assert not unexpected(callers)
 
 
 def ask_in_one_stream(service: Service, *models: str) -> list[Any]:

@@ -37,6 +37,7 @@ from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
+from tests.conftest import Scale
 from tests.support.once import ROOT
 from tests.support.service import Service
 from tests.support.trtllm import FOLDERS, PROMPTS, SWAP
@@ -58,8 +59,18 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(weights: Path) -> Iterator[Service]:
+    """Beside the models, ``accumulating``, which streams the text so far."""
     place = weights.parent
-    repository = compose([*MODELS, "llm_bls"], place / "repository", weights=weights, swap=SWAP)
+    config = Path(shutil.copytree(ROOT / FOLDERS[1], place / "models" / "accumulating")) / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace('name: "tensorrt_llm_bls"', 'name: "accumulating"')
+    text = text.replace("max_batch_size: 64", "max_batch_size: 1")  # shared memory must hold 64 rows of each model
+    for key, value in (("accumulate_tokens", "Yes"), ("tensorrt_llm_model_name", "${tensorrt_llm_model_name}")):
+        begin, end = text.split(f'key: "{key}"')
+        end = end.replace('string_value: ""', f'string_value: "{value}"', 1)
+        text = f'{begin}key: "{key}"{end}'
+    config.write_text(text, encoding="utf-8")
+    names = [*MODELS, "accumulating", "llm_bls"]
+    repository = compose(names, place / "repository", weights=weights, swap=SWAP, projects=[place])
     with Service(repository, place / "log") as running:
         yield running
 
@@ -71,9 +82,9 @@ def client(service: Service) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def texts(client: Client) -> dict[str, str]:
+def texts(client: Client, scale: Scale) -> dict[str, str]:
     """What ``shoal generate`` answers to each prompt."""
-    return {prompt: answer(client, prompt) for prompt in PROMPTS}
+    return {prompt: answer(client, prompt) for prompt in PROMPTS[: scale(16, 48)]}
 
 
 def answer(client: Client, prompt: str, **settings: Any) -> str:
@@ -104,29 +115,28 @@ def ask(client: Client, model: str, prompts: list[str], **more: Any) -> list[lis
 def test_texts_are_those_of_generate(
     model: str, is_streaming: bool | None, client: Client, texts: dict[str, str]
 ) -> None:
-    """48 prompts, 16 at a time, alone and several in one request."""
-    more = {} if is_streaming is None else {"stream": [is_streaming]}
+    """16 prompts at a time, alone and several in one request."""
+    more, asked = {} if is_streaming is None else {"stream": [is_streaming]}, [*texts]
     with ThreadPoolExecutor(16) as pool:
-        alone = list(pool.map(lambda prompt: ask(client, model, [prompt], **more)[0], PROMPTS))
-    together = [
-        pieces for start in range(0, 48, 16) for pieces in ask(client, model, PROMPTS[start : start + 16], **more)
-    ]
+        alone = list(pool.map(lambda prompt: ask(client, model, [prompt], **more)[0], asked))
+    starts = range(0, len(asked), 16)
+    together = [pieces for start in starts for pieces in ask(client, model, asked[start : start + 16], **more)]
     for found in (alone, together):
         assert ["".join(pieces) for pieces in found] == list(texts.values())
         assert all(len(pieces) == 1 for pieces in found) == (not is_streaming)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_curl_lines_of_a_guide(model: str, client: Client, service: Service) -> None:
+def test_curl_lines_of_a_guide(model: str, client: Client, service: Service, scale: Scale) -> None:
     """As in guides to TensorRT-LLM, without ``stream`` and with an empty text for no words."""
     line = (
-        'curl -X POST %s/v2/models/%s/generate -d \'{"text_input": "你是什么语言模型?", "max_tokens": 1000,'
+        'curl -X POST %s/v2/models/%s/generate -d \'{"text_input": "你是什么语言模型?", "max_tokens": %d,'
         ' "bad_words": "", "stop_words": "<|eot_id|>"}\''
     )
     found = subprocess.run(
-        ["bash", "-c", line % (service.http, model)], capture_output=True, text=True, check=True
+        ["bash", "-c", line % (service.http, model, scale(100, 1000))], capture_output=True, text=True, check=True
     ).stdout
-    expected = answer(client, "你是什么语言模型?", max_tokens=1000, stop_words=["<|eot_id|>"])
+    expected = answer(client, "你是什么语言模型?", max_tokens=scale(100, 1000), stop_words=["<|eot_id|>"])
     assert json.loads(found)["text_output"] == expected
 
 
@@ -292,21 +302,11 @@ def test_models_that_are_not_decoupled(project: Path, weights: Path, texts: dict
             assert "Output sequence" in stopped
 
 
-def test_accumulated_tokens(weights: Path, texts: dict[str, str], tmp_path: Path) -> None:
-    shutil.copytree(ROOT / FOLDERS[1], tmp_path / FOLDERS[1])
-    path = tmp_path / FOLDERS[1] / "config.pbtxt"
-    text = path.read_text(encoding="utf-8")
-    for key, value in (("accumulate_tokens", "Yes"), ("tensorrt_llm_model_name", "${tensorrt_llm_model_name}")):
-        begin, end = text.split(f'key: "{key}"')
-        end = end.replace('string_value: ""', f'string_value: "{value}"', 1)
-        text = f'{begin}key: "{key}"{end}'
-    path.write_text(text, encoding="utf-8")
-    repository = compose("tensorrt_llm_bls", tmp_path / "r", weights=weights, swap=SWAP, projects=[tmp_path])
-    with serve(repository) as server, Client(server.grpc_url) as client:
-        for prompt in PROMPTS[:3]:
-            (pieces,) = ask(client, "tensorrt_llm_bls", [prompt], stream=[True])
-            assert pieces[-1] == texts[prompt]
-            assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
+def test_accumulated_tokens(client: Client, texts: dict[str, str]) -> None:
+    for prompt in PROMPTS[:3]:
+        (pieces,) = ask(client, "accumulating", [prompt], stream=[True])
+        assert pieces[-1] == texts[prompt]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
 
 
 ENGINE, END_TO_END = "inflight_batcher_llm_client.py", "end_to_end_grpc_client.py"

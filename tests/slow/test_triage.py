@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -17,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import shoal
 from shoal.authoring.check.families import check
 from shoal.authoring.repository.config import read_config
+from shoal.cli import app
 from shoal.clients.local import Pipeline
+from shoal.serving.server.launch import Server
 from tests.support.once import ROOT
 
 EXAMPLE = ROOT / "examples" / "triage"
@@ -42,7 +46,10 @@ class Built:
         return self.folder / "build" / "repository"
 
     def shoal(self, *arguments: Any) -> str:
-        return run(self.folder, COMMANDS / "shoal", *arguments)
+        with contextlib.chdir(self.folder):
+            result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
 
 def run(folder: Path, *command: Any) -> str:
@@ -73,6 +80,12 @@ def pipeline(built: Built) -> Iterator[Pipeline]:
     loaded = shoal.load(built.repository / "triage")
     yield loaded
     loaded.close()
+
+
+@pytest.fixture(scope="module")
+def server(built: Built) -> Iterator[Server]:
+    with shoal.serve(built.repository) as running:
+        yield running
 
 
 def share_right(answer: Mapping[str, Any], rows: list[dict[str, str]]) -> float:
@@ -107,11 +120,11 @@ def test_all_that_know_the_classes_agree_on_their_order(built: Built) -> None:
 
 
 def test_the_server_answers_what_this_process_does(
-    built: Built, pipeline: Pipeline, held_out: list[dict[str, str]]
+    server: Server, pipeline: Pipeline, held_out: list[dict[str, str]]
 ) -> None:
     texts = [row["text"] for row in held_out]
     here = pipeline(MESSAGE=texts)
-    with shoal.serve(built.repository) as server, shoal.Client(server.grpc_url) as client:
+    with shoal.Client(server.grpc_url) as client:
         served = client.infer("triage", MESSAGE=texts)
         alone = client.infer("triage", MESSAGE=texts[:1], outputs=["CONFIDENCE"])
     assert {name: array.dtype for name, array in served.items()} == {"TOPIC": np.object_, "CONFIDENCE": np.float32}
@@ -121,15 +134,14 @@ def test_the_server_answers_what_this_process_does(
     assert share_right(served, held_out) > FLOOR["vote"]
 
 
-def test_refused_requests_leave_it_serving(built: Built) -> None:
+def test_refused_requests_leave_it_serving(server: Server) -> None:
     """Triton before 26.02 does not survive an ensemble in which one of several first steps refuses a request."""
-    with shoal.serve(built.repository) as server:
-        for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
-            with shoal.Client(url, protocol=protocol, timeout=20) as client:
-                for _ in range(100):
-                    with pytest.raises(shoal.InputError, match="not valid UTF-8"):
-                        client.infer("triage", MESSAGE=[b"\xff"])
-                assert client.infer("triage", MESSAGE=["no wifi since noon"])["TOPIC"].tolist() == [[b"technical"]]
+    for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
+        with shoal.Client(url, protocol=protocol, timeout=20) as client:
+            for _ in range(100):
+                with pytest.raises(shoal.InputError, match="not valid UTF-8"):
+                    client.infer("triage", MESSAGE=[b"\xff"])
+            assert client.infer("triage", MESSAGE=["no wifi since noon"])["TOPIC"].tolist() == [[b"technical"]]
 
 
 def test_the_vote_is_of_its_two_models(built: Built, pipeline: Pipeline, held_out: list[dict[str, str]]) -> None:

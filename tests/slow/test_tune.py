@@ -38,7 +38,7 @@ INT8 = Plan(dtype="int8")
 @pytest.fixture(scope="module")
 def tuned(artifacts: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tuned") / "plan"
-    tune_artifacts(artifacts, passages, out, seconds=5)
+    tune_artifacts(artifacts, passages, out, seconds=2)
     return out
 
 
@@ -166,14 +166,6 @@ def test_a_file_without_a_record_is_refused(own: Path, artifacts: Path, tmp_path
         compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=INT8, tuned=own / PLAN)
 
 
-def test_without_labels_int8_is_not_chosen(repository: Path, passages: Corpus, tmp_path: Path) -> None:
-    texts = list(passages.texts)
-    plan = tune(repository, tmp_path / "tuned", texts[:40], calibration=texts[40:60], seconds=2)
-    assert plan["dtype"] != "int8"
-    assert "never chosen without labelled texts" in plan["reason"]
-    assert plan["candidates"][2]["error"] is None
-
-
 def test_what_cannot_be_tuned(repository: Path, passages: Corpus, tmp_path: Path) -> None:
     texts = list(passages.texts)
     with pytest.raises(InputError, match="1 texts are both"):
@@ -218,7 +210,7 @@ def _run(folder: Path, line: str) -> dict[str, Any]:
 
 
 def test_every_option_is_obeyed(small: Path) -> None:
-    plain = _run(small, "r --seconds 1 --data rows.csv")
+    plain = _show(small, "r --seconds 1 --data rows.csv")
     other = _run(small, "r --seconds 1 --data rows.csv --text-column other")
     labelled = _run(small, "r --seconds 1 --data rows.csv --target-column score")
     encoder = _run(small, "r --seconds 1 --data rows.csv --target-column score --output BERT_SCORE")
@@ -228,10 +220,25 @@ def test_every_option_is_obeyed(small: Path) -> None:
     )
     assert int8["mean"] != int8_other["mean"]
     assert int8["error"] is None
+    assert plain["dtype"] != "int8"
+    assert "never chosen without labelled texts" in plain["reason"]
     assert isinstance(int8_labelled["error"], float)
     assert int8_encoder["rmse"] != int8_labelled["rmse"]
     assert "seen" not in plain
     assert _run(small, "--artifacts a --seconds 1 --data rows.csv --target-column score")["seen"] in (True, False)
+
+
+def _show(folder: Path, line: str) -> dict[str, Any]:
+    """Return the plan of a command that prints a table, and what to type."""
+    arguments = [str(folder / part) if part in ("r", "rows.csv") else part for part in line.split()]
+    line_and_out = ["tune", *arguments, "--out", str(folder / "shown")]
+    result = CliRunner().invoke(app, line_and_out, env={"COLUMNS": "160"}, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "chosen: " in result.stdout
+    assert f"--tuned {folder / 'shown' / PLAN}" in result.stdout
+    assert (folder / "shown" / "tuned.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    found: dict[str, Any] = json.loads((folder / "shown" / PLAN).read_text(encoding="utf-8"))
+    return found
 
 
 def test_more_time_measures_more_texts(small: Path, passages: Corpus, tmp_path: Path) -> None:
@@ -239,15 +246,6 @@ def test_more_time_measures_more_texts(small: Path, passages: Corpus, tmp_path: 
     assert few["num_texts"] == 16
     assert more["num_texts"] == len(passages) == 100
     assert few["candidates"][2] == {"dtype": "int8", "why_not": "there are no texts for calibration"}
-
-
-def test_the_command_prints_a_table_and_what_to_type(small: Path) -> None:
-    line = ["tune", str(small / "r"), "--seconds", "1", "--out", str(small / "out")]
-    result = CliRunner().invoke(app, line, env={"COLUMNS": "160"}, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "chosen: " in result.stdout
-    assert f"--tuned {small / 'out' / PLAN}" in result.stdout
-    assert (small / "out" / "tuned.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from shoal.clients.client.client import Client
 from shoal.errors import ShoalError
 from shoal.serving.gateway.callers.key_file import KeyFile
+from tests.conftest import Scale
 from tests.support.service import Service, make_repository
 
-SECONDS = 30.0
 CALLERS = 2  # of a key; the one that sends too much has ten times as many
 
 
@@ -60,8 +60,10 @@ def service(tmp_path: Path) -> Iterator[tuple[Service, list[str]]]:
         yield found, keys
 
 
-def test_a_key_that_sends_too_much_does_not_slow_the_others_down(service: tuple[Service, list[str]]) -> None:
-    served, keys = service
+def test_a_key_that_sends_too_much_does_not_slow_the_others_down(
+    service: tuple[Service, list[str]], scale: Scale
+) -> None:
+    (served, keys), seconds = service, scale(9, 30)
 
     def measure(seconds: float) -> list[float]:
         """Return the medians of the two keys that send little, none of whose requests is refused."""
@@ -71,9 +73,9 @@ def test_a_key_that_sends_too_much_does_not_slow_the_others_down(service: tuple[
         assert [sender.failures for sender in senders] == [[], []]
         return [statistics.median(sender.seconds) for sender in senders]
 
-    before = measure(SECONDS / 3)
+    before = measure(seconds / 3)
     with Sender(served, keys[2], 10 * CALLERS) as much:
-        beside = measure(SECONDS)
+        beside = measure(seconds)
     assert much.seconds
-    alone = [max(each) for each in zip(before, measure(SECONDS / 3), strict=True)]  # the machine may be busier now
+    alone = [max(each) for each in zip(before, measure(seconds / 3), strict=True)]  # the machine may be busier now
     assert all(with_it <= 1.5 * without for with_it, without in zip(beside, alone, strict=True)), (alone, beside)

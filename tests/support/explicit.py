@@ -53,4 +53,4 @@ def explicit(repository: Path) -> Iterator[Explicit]:
         server.wait_ready()
         yield server
     finally:
-        server.stop()
+        server.stop(0)  # at once

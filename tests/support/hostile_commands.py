@@ -78,7 +78,7 @@ WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n"
 COMPOSE = ("compose", "echo", "composed", "--project", "home")
 CHECK, ADD = ("check", "repository", "--target", "embedded"), ("--project", "project")
 INFER = ("infer", "--local", "--repository", "repository", "--model", "echo")
-EMBED = ("add-model", "encoder", "mine", "--head", "embedding", "--pooling", "mean", "--tokenizer", "tokens", *ADD)
+EMBED = ("add-model", "encoder", "mine", "--task", "embeddings", "--pooling", "mean", "--tokenizer", "tokens", *ADD)
 
 
 def dumped(value: Any) -> Callable[[], bytes]:
@@ -182,7 +182,7 @@ READERS: dict[str, tuple[str, Callable[[], bytes], tuple[str, ...]]] = {
     "encoder's configuration": ("encoder/config.json", dumped(ENCODER), EMBED),
     "encoder's words": ("encoder/vocab.txt", WORDS.encode, EMBED),
     "encoder's modules": ("encoder/modules.json", dumped(MODULES), EMBED),
-    "decoder": ("encoder/config.json", dumped(ENCODER), ("add-model", "encoder", "mine", "--decoder", *ADD)),
+    "decoder": ("encoder/config.json", dumped(ENCODER), ("add-model", "encoder", "mine", "--task", "generate", *ADD)),
     "CSV": ("in.csv", b"X\na\nb\n".strip, (*INFER, "--input", "in.csv", "--output", "out.csv")),
     "JSON lines": ("in.jsonl", b'{"X": "a"}\n{"X": "b"}\n'.strip, (*INFER, "--input", "in.jsonl")),
     "texts": ("in.txt", b"a\nb\n".strip, (*INFER, "--input", "in.txt", "--output", "out.jsonl")),

@@ -18,7 +18,8 @@ from shoal.kit.component.context import Context
 from shoal.kit.component.spec import DTYPES, ModelSpec
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.sampling import NUMBERS
-from tests.support.once import ROOT
+from shoal.lab.tiny_llm import make_tiny
+from tests.support.once import ROOT, once
 
 ENGINE = ROOT / "models" / "llm-hf"
 SENTENCES = [
@@ -28,6 +29,12 @@ SENTENCES = [
     "从前有一条小鱼，它问月亮回家的路。",
     "كان البحر هادئا في ذلك الصباح. 🐟🌊",
 ]
+
+
+def find_trained() -> Path:
+    """Return the weights of a tiny model that was trained to answer six questions. Nothing may be changed in there."""
+    depends_on = [ROOT / "src" / "shoal" / "lab" / "tiny_llm.py"]
+    return once("tiny-llm", lambda folder: make_tiny(folder, steps=150), depends_on=depends_on)
 
 
 def engine_spec(model: str | Path, folder: Path = ENGINE, **parameters: str) -> ModelSpec:

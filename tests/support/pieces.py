@@ -18,11 +18,11 @@ from shoal.authoring.repository.loading import component_class
 from shoal.errors import ShoalError
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
-from shoal.kit.component.spec import TensorSpec
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array, TensorSpec
+from shoal.kit.component.tensors import Device
 from tests.support.once import ROOT
 
-PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")
+PREPROCESS = ("checked_text", "tokenizer", "pair_tokenizer", "word_counts", "zscore")
 POSTPROCESS = ("blend", "softmax", "threshold", "label", "top_k", "l2_normalise")
 PIECES = (*PREPROCESS, *POSTPROCESS)
 

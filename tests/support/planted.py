@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
-
-from shoal.authoring.check.reports import read_pages, split_entries
 
 
 @dataclass(frozen=True)
@@ -19,15 +15,9 @@ class Link:
     target: str
 
 
-class Page:
-    """The mistake that the diff of the rule's page shows."""
-
-
-# A file's new content; None takes it away; (old, new) replaces a text in it, and ON_PAGE the corrected lines of the
-# rule's page by those with the mistake; bytes are written as they are, and so is what a callable gives, which is asked
-# only when it is needed.
-Edit: TypeAlias = "str | bytes | Link | Page | tuple[str, str] | Callable[[], bytes] | None"
-ON_PAGE = Page()
+# A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are, and so is
+# what a callable gives, which is asked only when it is needed.
+Edit: TypeAlias = "str | bytes | Link | tuple[str, str] | Callable[[], bytes] | None"
 
 MODEL = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -131,7 +121,7 @@ class Plant:
 
     ``file`` is where the finding is, from the repository's root, and ``line`` a text of the line that it names, empty
     where it names none. ``core`` is a pattern of what Triton says when it loads ``model``; empty where it loads, or
-    where what would refuse it is not here.
+    where what would refuse it is not here. ``is_page`` is set where the mistake is the one of the rule's page.
     """
 
     name: str
@@ -143,6 +133,7 @@ class Plant:
     core: str = ""
     model: str = "all"
     target: str | None = None
+    is_page: bool = False
 
     @property
     def has_environment(self) -> bool:
@@ -154,33 +145,42 @@ class Plant:
         files: dict[str, Edit] = dict(BASE)
         for edits in (self.good, self.bad if is_bad else {}):
             for path, edit in edits.items():
-                found = files.get(path)
-                files[path] = edit_as_page(self.rule, found) if isinstance(edit, Page) else _edited(found, edit, path)
+                files[path] = edited(files.get(path), edit, path)
         for path, content in files.items():
             write(folder / path, content, is_folder=path.endswith("/"))
         return folder
 
 
-@cache
-def read_diff(rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the lines of a rule's diff that are wrong, and those that are right, without their remarks."""
-    entries = split_entries("\n".join(read_pages().values()))
-    diff = re.sub(r"  # .*", "", entries[rule].partition("```diff\n")[2].partition("```")[0]).splitlines()
-    wrong, right = (tuple(line[2:].strip() for line in diff if line.startswith(f"{sign} ")) for sign in "-+")
-    return wrong, right
+def change(
+    file: str,
+    rule: str,
+    name: str,
+    old: str,
+    new: str,
+    core: str = "",
+    line: str | None = None,
+    *,
+    good: Mapping[str, Edit] | None = None,
+    model: str = "all",
+    target: str | None = None,
+) -> Plant:
+    """Plant another text into a file; the finding is on the first line of that, where no other is given."""
+    line = new.strip().split("\n")[0] if line is None else line
+    return Plant(name, rule, file, line, {file: (old, new)}, good or {}, core, model, target)
 
 
-def edit_as_page(rule: str, content: Edit) -> str:
-    """Put the wrong lines of a rule's page in the place of the right ones; at the end, if there are none."""
-    wrong, right = read_diff(rule)
-    assert isinstance(content, str)
-    assert all(line in content for line in right), (rule, right)
-    for number, line in enumerate(right):
-        content = content.replace(line, "\n".join(wrong) if number == 0 else "", 1)
-    return content if right else "\n".join((content.rstrip("\n"), *wrong, ""))
+def changes(
+    file: str,
+    *rows: tuple[str, ...],
+    good: Mapping[str, Edit] | None = None,
+    model: str = "all",
+    target: str | None = None,
+) -> tuple[Plant, ...]:
+    """Plant each row: a rule, a name, the old text and the new one, then words of core and the line if they matter."""
+    return tuple(change(file, *row, good=good, model=model, target=target) for row in rows)
 
 
-def _edited(content: Edit, edit: Edit, path: str) -> Edit:
+def edited(content: Edit, edit: Edit, path: str) -> Edit:
     if not isinstance(edit, tuple):
         return edit
     assert isinstance(content, str)
@@ -198,7 +198,7 @@ def write(path: Path, content: Edit, *, is_folder: bool = False) -> None:
     if isinstance(content, Link):
         path.symlink_to(content.target)
         return
-    assert not isinstance(content, tuple | Page)
+    assert not isinstance(content, tuple)
     if callable(content):
         content = content()
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+from tests.support.page_plants import page
 from tests.support.planted import BATCHING, MODEL, Edit, Plant, config
 
 FIRST = "first/config.pbtxt"
@@ -33,9 +34,12 @@ JSON = good("settings.json", settings_json='{\n  "a": 1,\n  "b": 2\n}\n')
 WEIGHED = good("postprocess.json?", READS_WEIGHT, postprocess_json='{"bert_weight": 0.5}\n')
 WITH_MANIFEST = composed(good("vocab.txt merges.txt?", vocab_txt=TEXT, merges_txt="a b\n"))
 PLANTS = (
-    Plant(
-        "no vocabulary", "artifact-missing", FIRST, "artifacts", {VOCABULARY: None}, good("vocab.txt", vocab_txt=TEXT)
+    page(
+        "artifact-missing",
+        good=good("preprocess.json vocab.txt", preprocess_json="{}", vocab_txt=TEXT),
+        line="artifacts",
     ),
+    page("artifact-unreadable", good=WEIGHED, at=WEIGHT),
     Plant(
         "neither of two",
         "artifact-missing",
@@ -49,7 +53,6 @@ PLANTS = (
     Plant("settings that are a page", "artifact-unreadable", SETTINGS, "<html>", {SETTINGS: "<html></html>\n"}, JSON),
     Plant("settings without a number", "artifact-unreadable", SETTINGS, "", {SETTINGS: '{"a": NaN}\n'}, JSON),
     Plant("an empty file of settings", "artifact-unreadable", SETTINGS, "", {SETTINGS: ""}, JSON),
-    Plant("a weight above 1", "artifact-unreadable", WEIGHT, "", {WEIGHT: '{"bert_weight": 1.5}\n'}, WEIGHED),
     Plant("a weight by another name", "artifact-unreadable", WEIGHT, "", {WEIGHT: '{"weight": 0.5}\n'}, WEIGHED),
     Plant("another vocabulary", "file-changed", VOCABULARY, "", {VOCABULARY: TEXT + "a\n"}, WITH_MANIFEST),
     Plant("another model.py", "file-changed", "first/1/model.py", "", {"first/1/model.py": MODEL}, WITH_MANIFEST),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant
 
 CONFIG, INI = "gpt3_1.3b/config.pbtxt", "gpt3_1.3b/1-gpu/config.ini"
 
@@ -35,13 +36,11 @@ def faster(name: str, rule: str, line: str, bad: dict[str, Edit]) -> Plant:
 
 
 PLANTS = (
-    faster("weights for one GPU on four", "checkpoint-parallel", "tensor_para_size", {CONFIG: ('"1"', '"4"')}),
+    *(page(f"checkpoint-{part}", CONFIG, GOOD) for part in ("parallel", "dtype")),
+    page("weights-path-relative", "engine/config.pbtxt", {"engine/config.pbtxt": TRT, "engine/1/.gitkeep": ""}),
     faster("a config.ini for two GPUs", "checkpoint-parallel", "tensor_para_size",
            {INI: ("tensor_para_size = 1", "tensor_para_size = 2")}),
-    faster("weights of another type", "checkpoint-dtype", "data_type", {CONFIG: ON_PAGE}),
     faster("weights beside the server", "weights-path-relative", "model_checkpoint_path",
            {CONFIG: ('"/model_repository/', '"./')}),
-    Plant("an engine beside the server", "weights-path-relative", "engine/config.pbtxt", "gpt_model_path",
-          {"engine/config.pbtxt": ('"/engines/1"', '"engines/1"')},
-          {"engine/config.pbtxt": TRT, "engine/1/.gitkeep": ""}),
+
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Plant, change, changes
 
 CODE = "first/1/model.py"
 RETURN = "        return responses\n"
@@ -14,30 +15,27 @@ COMPLETE = """    @staticmethod
 
 """
 READ = """    def initialize(self, args):
-        with open(__file__, encoding="utf-8") as file:
-            self.text = file.read()
+        path = __file__
+        with open(path, encoding="utf-8") as file:
+            labels = file.read()
 
 """
 TENSOR = 'pb_utils.Tensor("Y", x * np.float32(2))'
-SHARED = 'pb_utils.Tensor.from_dlpack("Y", x * np.float32(2))'
 
 PLANTS = (
-    Plant(
-        "a colon forgotten",
-        "model-py-syntax",
+    page("model-py-syntax", CODE, core=r"SyntaxError: expected ':'", model="first"),
+    page("no-model-class", CODE, core="has no attribute 'TritonPythonModel'", model="first"),
+    page("dlpack-capsule", CODE, {CODE: MODEL + '\n\ndef share(y):\n    pb_utils.Tensor.from_dlpack("Y", y)\n'}),
+    page("text-opened-as-ascii", CODE, {CODE: (START, READ + START)}),
+    page("import-not-in-shoal", CODE, {CODE: OURS + MODEL}),
+    change(
         CODE,
-        "def execute",
-        {CODE: ("requests):", "requests)")},
-        core=r"SyntaxError: expected ':'",
-        model="first",
-    ),
-    Plant(
+        "model-py-syntax",
         "Python 2",
-        "model-py-syntax",
-        CODE,
+        RETURN,
+        "        print responses\n" + RETURN,
+        "SyntaxError",
         "print responses",
-        {CODE: (RETURN, "        print responses\n" + RETURN)},
-        core="SyntaxError",
         model="first",
     ),
     Plant(
@@ -51,15 +49,6 @@ PLANTS = (
     ),
     Plant("a NUL", "model-py-syntax", CODE, "", {CODE: MODEL.encode() + b"# \0\n"}, core="null bytes", model="first"),
     Plant(
-        "a class of another name",
-        "no-model-class",
-        CODE,
-        "class TritonModel:",
-        {CODE: ("TritonPythonModel", "TritonModel")},
-        core="has no attribute 'TritonPythonModel'",
-        model="first",
-    ),
-    Plant(
         "no class at all",
         "no-model-class",
         CODE,
@@ -68,68 +57,57 @@ PLANTS = (
         core="has no attribute 'TritonPythonModel'",
         model="first",
     ),
-    Plant(
+    change(
+        CODE,
+        "wrong-signature",
         "an initialize without its argument",
-        "wrong-signature",
-        CODE,
+        "def initialize(self, args):",
         "def initialize(self):",
-        {CODE: ("def initialize(self, args):", "def initialize(self):")},
-        {CODE: (START, READ + START)},
-        core=r"TypeError: .*initialize\(\) takes 1 positional argument but 2 were given",
+        r"TypeError: .*initialize\(\) takes 1 positional argument but 2 were given",
+        good={CODE: (START, READ + START)},
         model="first",
     ),
-    Plant(
+    change(
+        CODE,
+        "wrong-signature",
         "a constructor that wants an argument",
-        "wrong-signature",
-        CODE,
-        "def __init__",
-        {CODE: ("def __init__(self):", "def __init__(self, args):")},
-        {CODE: (START, "    def __init__(self):\n        self.count = 0\n\n" + START)},
-        core=r"TypeError: .*__init__\(\) missing 1 required positional argument: 'args'",
+        "def __init__(self):",
+        "def __init__(self, args):",
+        r"TypeError: .*__init__\(\) missing 1 required positional argument: 'args'",
+        good={CODE: (START, "    def __init__(self):\n        self.count = 0\n\n" + START)},
         model="first",
     ),
-    Plant(
-        "an execute without self",
-        "wrong-signature",
+    *changes(
         CODE,
-        "def execute(requests)",
-        {CODE: ("def execute(self, requests)", "def execute(requests)")},
+        ("wrong-signature", "an execute without self", "def execute(self, requests)", "def execute(requests)"),
+        ("wrong-signature", "an execute that yields", RETURN, "        yield responses\n", "", "def execute"),
+        ("wrong-signature", "no execute", "def execute", "def predict", "", "class TritonPythonModel"),
     ),
-    Plant(
-        "an execute that yields", "wrong-signature", CODE, "def execute", {CODE: (RETURN, "        yield responses\n")}
-    ),
-    Plant("no execute", "wrong-signature", CODE, "class TritonPythonModel", {CODE: ("def execute", "def predict")}),
-    Plant(
+    change(
+        CODE,
+        "wrong-signature",
         "an initialize that is not awaited",
-        "wrong-signature",
-        CODE,
-        "async def initialize",
-        {CODE: ("    def initialize", "    async def initialize")},
-        {CODE: (START, READ + START)},
+        "    def initialize",
+        "    async def initialize",
+        good={CODE: (START, READ + START)},
     ),
-    Plant(
+    change(
+        CODE,
+        "wrong-signature",
         "an auto_complete_config that is no static method",
-        "wrong-signature",
-        CODE,
-        "def auto_complete_config",
-        {CODE: ("    @staticmethod\n    def auto_complete_config(", "    def auto_complete_config(self, ")},
-        {CODE: (START, COMPLETE + START)},
+        "    @staticmethod\n    def auto_complete_config(",
+        "    def auto_complete_config(self, ",
+        good={CODE: (START, COMPLETE + START)},
     ),
-    Plant(
-        "a capsule",
+    change(
+        CODE,
         "dlpack-capsule",
-        CODE,
-        "from_dlpack",
-        {CODE: ("x * np.float32(2))", "(x * np.float32(2)).__dlpack__())")},
-        {CODE: (TENSOR, SHARED)},
-    ),
-    Plant(
         "a capsule by another name",
-        "dlpack-capsule",
-        CODE,
+        "            y = x * np.float32(2)\n",
+        "            y = (x * np.float32(2)).__dlpack__()\n",
+        "",
         "from_dlpack",
-        {CODE: ("            y = x * np.float32(2)\n", "            y = (x * np.float32(2)).__dlpack__()\n")},
-        {
+        good={
             CODE: (
                 f"            responses.append(pb_utils.InferenceResponse([{TENSOR}]))",
                 "            y = x * np.float32(2)\n"
@@ -138,28 +116,14 @@ PLANTS = (
             )
         },
     ),
-    Plant(
-        "a text without its encoding",
-        "text-opened-as-ascii",
+    change(
         CODE,
-        "open(",
-        {CODE: (', encoding="utf-8"', "")},
-        {CODE: (START, READ + START)},
-    ),
-    Plant(
-        "a part of shoal from before it moved",
         "import-not-in-shoal",
-        CODE,
-        "shoal.component",
-        {CODE: (OURS, OURS.replace("from shoal", "from shoal.component"))},
-        {CODE: OURS + MODEL},
-    ),
-    Plant(
         "a name that shoal lacks",
-        "import-not-in-shoal",
-        CODE,
+        OURS,
+        OURS.replace("ent", "end"),
+        "",
         "Componend",
-        {CODE: (OURS, OURS.replace("ent", "end"))},
-        {CODE: OURS + MODEL},
+        good={CODE: OURS + MODEL},
     ),
 )

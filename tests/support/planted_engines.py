@@ -6,17 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant
 
-CONFIG, ARGS = "chat/config.pbtxt", "chat/1/model.json"
-TEXTS = """name: "chat"
+CONFIG, ARGS, ENGINE = "llama/config.pbtxt", "llama/1/model.json", "engine/config.pbtxt"
+TEXTS = """name: "llama"
 backend: "vllm"
 max_batch_size: 0
 model_transaction_policy { decoupled: true }
-input [
-  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
-  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
-]
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+input [ { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true } ]
 output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
 instance_group [ { count: 1 kind: KIND_MODEL } ]
 """
@@ -46,7 +45,7 @@ instance_group [ { kind: KIND_CPU } ]
 parameters { key: "slots" value { string_value: "16" } }
 parameters { key: "engine_args" value { string_value: '{"enforce_eager": true}' } }
 """
-
+CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n"
 CAUSAL = OURS.replace("engine_args", "cache_tokens").replace('{"enforce_eager": true}', "")
 QUANTIZED = CAUSAL.replace("cache_tokens", "quantize").replace('""', '"int8"').replace("''", "'int8'")
 DECODER: dict[str, Edit] = {
@@ -69,11 +68,14 @@ def dump(**arguments: Any) -> str:
     return json.dumps({name: value for name, value in (GOOD | arguments).items() if value is not None}, indent=4)
 
 
+VLLM: dict[str, Edit] = {CONFIG: TEXTS, ARGS: dump()}
+
+
 def plant(
     name: str, rule: str, line: str, bad: Mapping[str, Edit], good: Mapping[str, Edit] | None = None, file: str = ARGS
 ) -> Plant:
     """A mistake in a model of the vLLM backend, beside the usual repository."""
-    return Plant(name, rule, file, line, bad, {CONFIG: TEXTS, ARGS: dump(), **(good or {})})
+    return Plant(name, rule, file, line, bad, {**VLLM, **(good or {})})
 
 
 def argument(rule: str, /, **arguments: Any) -> Plant:
@@ -86,39 +88,26 @@ def ours(
     name: str, rule: str, line: str, edit: tuple[str, str], config: str = OURS, more: Mapping[str, Edit] | None = None
 ) -> Plant:
     """A mistake in a model of shoal's own engines."""
-    model: dict[str, Edit] = {
-        "engine/config.pbtxt": config,
-        "engine/1/model.py": "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n",
-        **(more or {}),
-    }
-    return Plant(name, rule, "engine/config.pbtxt", line, {"engine/config.pbtxt": edit}, model)
+    model: dict[str, Edit] = {ENGINE: config, "engine/1/model.py": CODE, **(more or {})}
+    return Plant(name, rule, ENGINE, line, {ENGINE: edit}, model)
 
 
 PLANTS = (
+    *(page(f"engine-args-{rule}", ARGS, VLLM) for rule in ("unknown", "misspelt", "value", "text", "removed", "rbln")),
+    page("engine-args-missing", ARGS, VLLM, at="llama/1"),
+    *(page(rule, CONFIG, VLLM) for rule in ("vllm-not-decoupled", "vllm-tensors")),
+    page("vllm-instances", CONFIG, {**VLLM, ARGS: dump(tensor_parallel_size=2)}),
+    page("engine-quantize", ENGINE, {ENGINE: QUANTIZED, "engine/1/model.py": CODE}),
     # The listings of the first tutorials, and of RBLN's.
-    argument("engine-args-removed", disable_log_requests="true"),
-    plant("PROMPT for the vLLM backend", "vllm-tensors", "PROMPT", {CONFIG: ("text_input", "PROMPT")}, file=CONFIG),
     plant(
         "generated_text for it", "vllm-tensors", "generated_text", {CONFIG: ("text_output", "generated_text")},
         file=CONFIG,
     ),
-    plant("its arguments under the old name", "engine-args-missing", "", {ARGS: None, "chat/1/vllm_engine_args.json":
-          dump()}, file="chat/1"),
-    plant("arguments for an NPU", "engine-args-rbln", "device", {ARGS: json.dumps(NPU, indent=1)}),
     plant("a compiled model that is another", "engine-args-value", "compiled_model_dir",
           {ARGS: json.dumps(NPU | {"model": "/weights/rbln-Llama-2-7b"}, indent=1)}),
-    plant("tokens beside the compiled length", "engine-args-value", "max_num_batched_tokens",
-          {ARGS: json.dumps(NPU | {"max_num_batched_tokens": 2048}, indent=1)}),
-    plant("blocks beside the compiled length", "engine-args-value", "block_size",
-          {ARGS: json.dumps(NPU | {"block_size": 4000}, indent=1)}),
-    argument("engine-args-unknown", compiled_model_dir=LLAMA),
     argument("engine-args-removed", device="cuda"),
     # Names and values.
-    argument("engine-args-misspelt", max_num_seq=4),
-    argument("engine-args-misspelt", **{"--max-model-len": 4096}),
-    argument("engine-args-text", gpu_memory_utilization="0.9"),
     argument("engine-args-text", enable_prefix_caching="false"),
-    argument("engine-args-text", enforce_eager="True"),
     argument("engine-args-text", max_num_seqs="4"),
     argument("engine-args-value", max_num_seqs=4.5),
     argument("engine-args-value", max_model_len="long"),
@@ -127,19 +116,13 @@ PLANTS = (
     argument("engine-args-value", tensor_parallel_size=True),
     argument("engine-args-value", gpu_memory_utilization=90),
     argument("engine-args-value", gpu_memory_utilization=0),
-    argument("engine-args-value", max_num_seqs=256, max_num_batched_tokens=128),
     argument("engine-args-value", max_num_active_seqs=9, max_num_seqs=8),
-    argument("engine-args-value", enable_chunked_prefill=False, max_model_len=8192, max_num_batched_tokens=4096),
     plant("arguments in Python", "engine-args-value", "enforce_eager", {ARGS: dump().replace("true", "True")}),
     plant("arguments in a list", "engine-args-value", "", {ARGS: "[]"}),
     plant("no model in the arguments", "engine-args-missing", "", {ARGS: dump(model=None)}),
-    plant("adapters without their list", "engine-args-missing", "enable_lora", {"chat/1/multi_lora.json": None},
-          {ARGS: dump(enable_lora="true"), "chat/1/multi_lora.json": "{}"}),
+    plant("adapters without their list", "engine-args-missing", "enable_lora", {"llama/1/multi_lora.json": None},
+          {ARGS: dump(enable_lora="true"), "llama/1/multi_lora.json": "{}"}),
     # The configuration.
-    plant("vLLM that is not decoupled", "vllm-not-decoupled", "model_transaction_policy",
-          {CONFIG: ON_PAGE}, file=CONFIG),
-    plant("two GPUs, and an instance on each", "vllm-instances", "instance_group",
-          {CONFIG: ("KIND_MODEL", "KIND_GPU gpus: [ 0, 1 ]")}, {ARGS: dump(tensor_parallel_size=2)}, file=CONFIG),
     plant("pipeline stages on one GPU", "vllm-instances", "instance_group", {CONFIG: ("KIND_MODEL", "KIND_GPU")},
           {ARGS: dump(pipeline_parallel_size=2)}, file=CONFIG),
     plant("two instances on the same GPUs", "vllm-instances", "count: 2", {CONFIG: ("count: 1", "count: 2")},
@@ -148,7 +131,6 @@ PLANTS = (
           {CONFIG: TEXTS.replace("KIND_MODEL", "KIND_GPU gpus: [ 1 ]")}, file=CONFIG),
     # shoal's engines on transformers and ONNX Runtime.
     ours("three bits", "engine-quantize", "int3", ("int8", "int3"), QUANTIZED),
-    ours("four bits on the host", "engine-quantize", "int4", ("int8", "int4"), QUANTIZED),
     ours("a cache beyond all memory", "engine-memory", "instance_group", ('"16"', '"1000000000000"'), CAUSAL, DECODER),
     # The parameter of shoal's engine.
     ours("two engines on one GPU", "vllm-instances", "KIND", ("kind: KIND_CPU", "count: 2 kind: KIND_GPU gpus: [ 1 ]")),

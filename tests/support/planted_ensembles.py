@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import ENSEMBLE, ON_PAGE, Edit, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import ENSEMBLE, Edit, Plant, changes
 
 ALL = "all/config.pbtxt"
 
@@ -23,169 +24,97 @@ CIRCLE = """  step [
 """
 
 PLANTS = (
-    Plant(
-        "a backend called ensemble",
-        "ensemble-backend",
-        ALL,
-        "backend",
-        {ALL: ON_PAGE},
-        core="ensemble scheduling cannot be set",
-    ),
-    Plant(
-        "an ensemble with a backend",
-        "ensemble-backend",
-        ALL,
-        "backend",
-        ensemble("max_batch", 'backend: "python"\nmax_batch'),
-        core="empty backend type",
-    ),
-    Plant(
-        "an ensemble without scheduling",
-        "ensemble-without-steps",
-        ALL,
-        "platform",
-        ensemble(SCHEDULING, ""),
-        core="ensemble scheduling must be set",
-    ),
-    Plant(
-        "an ensemble without steps",
-        "ensemble-without-steps",
-        ALL,
-        "ensemble_scheduling",
-        ensemble(SCHEDULING, "ensemble_scheduling { }\n"),
-        core="must specify 'step'",
-    ),
-    Plant(
-        "a model with steps",
-        "ensemble-without-steps",
-        ALL,
-        "ensemble_scheduling",
-        ensemble('platform: "ensemble"', 'backend: "python"'),
-        core="ensemble scheduling cannot be set",
-    ),
-    Plant(
-        "instances of an ensemble",
-        "ensemble-carries",
-        ALL,
-        "instance_group",
-        ensemble("max_batch", "instance_group { kind: KIND_CPU }\nmax_batch"),
-        core="instance group should not be specified",
-    ),
-    Plant(
-        "optimization of an ensemble",
-        "ensemble-carries",
-        ALL,
-        "optimization",
-        ensemble("max_batch", "optimization { }\nmax_batch"),
-        core="optimization should not be specified",
-    ),
-    Plant(
-        "warm-up of an ensemble",
-        "ensemble-carries",
-        ALL,
-        "model_warmup",
-        ensemble(
-            "max_batch",
-            'model_warmup { name: "w" inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }'
-            "\nmax_batch",
-        ),
-        core="model_warmup can not be specified",
-    ),
-    Plant(
-        "a step without model",
-        "step-incomplete",
-        ALL,
-        "{",
-        ensemble('model_name: "first"', ""),
-        core="must specify 'model_name'",
-    ),
-    Plant(
-        "a step without inputs",
-        "step-incomplete",
-        ALL,
-        "{",
-        ensemble('input_map { key: "X" value: "IN" }', ""),
-        core="must specify 'input_map'",
-    ),
-    Plant(
-        "a step without outputs",
-        "step-incomplete",
-        ALL,
-        "{",
-        ensemble('output_map { key: "Y" value: "OUT" }', ""),
-        core="must specify 'output_map'",
-    ),
-    Plant(
-        "a tensor written twice",
-        "tensor-written-twice",
-        ALL,
-        "left_y",
-        ensemble('"Y" value: "right_y"', '"Y" value: "left_y"'),
-        core="can appear in an output map only once",
-    ),
-    Plant(
-        "an unread input",
-        "ensemble-input-unused",
-        ALL,
-        "EXTRA",
-        ensemble("input [", 'input [ { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] },'),
-        core="ensemble input 'EXTRA' .* is not used",
-    ),
-    Plant(
-        "an unwritten output",
-        "ensemble-output-unwritten",
-        ALL,
-        "EXTRA",
-        ensemble("output [", 'output [ { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] },'),
-        core="ensemble output 'EXTRA' .* is not used",
-    ),
-    Plant(
-        "steps in a circle",
-        "ensemble-output-unwritten",
-        ALL,
-        "OUT",
-        ensemble('"X" value: "first_y"', '"X" value: "OUT"'),
-        core="is not written",
-    ),
-    Plant(
-        "a tensor from nowhere",
-        "ensemble-output-unwritten",
-        ALL,
-        "OUT",
-        ensemble('"X" value: "first_y"', '"X" value: "frist_y"'),
-        core="is not written|is unused",
-    ),
-    Plant(
-        "an unread tensor",
+    page("ensemble-backend", ALL, core="ensemble scheduling cannot be set"),
+    page("ensemble-carries", ALL, core="instance group should not be specified"),
+    page("step-incomplete", ALL, line="{", core="must specify 'output_map'"),
+    page("tensor-written-twice", ALL, core="can appear in an output map only once"),
+    page("ensemble-input-unused", ALL, line='"IN"', core="ensemble input 'IN' .* is not used"),
+    page("ensemble-output-unwritten", ALL, line='"OUT"', core="ensemble output 'OUT' .* is not used"),
+    page(
         "ensemble-tensor-unused",
         ALL,
-        "nobody",
-        {
-            ALL: (
-                'output_map { key: "Y" value: "first_y" }',
-                'output_map { key: "Y" value: "first_y" }\n      output_map { key: "Z" value: "nobody" }',
-            )
-        },
         {
             "first/config.pbtxt": ("dynamic", 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'),
             "first/1/model.py": ('"Y", x * np.float32(2))', '"Y", x * np.float32(2)), pb_utils.Tensor("Z", x)'),
         },
         core="is unused in ensemble",
     ),
-    Plant(
-        "a circle beside",
-        "ensemble-tensor-unused",
+    page("output-read-inside", ALL),
+    page("limit-side-by-side", at=ALL, line='model_name: "left"', target="embedded"),
+    *changes(
         ALL,
-        "one",
-        {ALL: ("  step [\n", CIRCLE)},
-        core="is unused in ensemble",
-    ),
-    Plant(
-        "an output read inside",
-        "output-read-inside",
-        ALL,
-        "first_y",
-        ensemble("output [", 'output [ { name: "first_y" data_type: TYPE_FP32 dims: [ 4 ] },'),
+        (
+            "ensemble-backend",
+            "an ensemble with a backend",
+            "max_batch",
+            'backend: "python"\nmax_batch',
+            "empty backend type",
+        ),
+        (
+            "ensemble-without-steps",
+            "an ensemble without scheduling",
+            SCHEDULING,
+            "",
+            "ensemble scheduling must be set",
+            "platform",
+        ),
+        (
+            "ensemble-without-steps",
+            "an ensemble without steps",
+            SCHEDULING,
+            "ensemble_scheduling { }\n",
+            "must specify 'step'",
+        ),
+        (
+            "ensemble-without-steps",
+            "a model with steps",
+            'platform: "ensemble"',
+            'backend: "python"',
+            "ensemble scheduling cannot be set",
+            "ensemble_scheduling",
+        ),
+        (
+            "ensemble-carries",
+            "optimization of an ensemble",
+            "max_batch",
+            "optimization { }\nmax_batch",
+            "optimization should not be specified",
+        ),
+        (
+            "ensemble-carries",
+            "warm-up of an ensemble",
+            "max_batch",
+            'model_warmup { name: "w" inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }'
+            "\nmax_batch",
+            "model_warmup can not be specified",
+            "model_warmup",
+        ),
+        ("step-incomplete", "a step without model", 'model_name: "first"', "", "must specify 'model_name'", "{"),
+        (
+            "step-incomplete",
+            "a step without inputs",
+            'input_map { key: "X" value: "IN" }',
+            "",
+            "must specify 'input_map'",
+            "{",
+        ),
+        (
+            "ensemble-output-unwritten",
+            "steps in a circle",
+            '"X" value: "first_y"',
+            '"X" value: "OUT"',
+            "is not written",
+            "OUT",
+        ),
+        (
+            "ensemble-output-unwritten",
+            "a tensor from nowhere",
+            '"X" value: "first_y"',
+            '"X" value: "frist_y"',
+            "is not written|is unused",
+            "OUT",
+        ),
+        ("ensemble-tensor-unused", "a circle beside", "  step [\n", CIRCLE, "is unused in ensemble", "one"),
     ),
     Plant(
         "two steps that read the request",
@@ -193,14 +122,6 @@ PLANTS = (
         ALL,
         'model_name: "right"',
         {ALL: BESIDE},
-        target="embedded",
-    ),
-    Plant(
-        "a limit to the queue of a step beside another",
-        "limit-side-by-side",
-        ALL,
-        'model_name: "left"',
-        {"left/config.pbtxt": config("left")},
         target="embedded",
     ),
 )

@@ -8,7 +8,8 @@ import sys
 import tarfile
 
 from shoal.errors import SetupError
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant
 
 FIRST = "first/config.pbtxt"
 ARCHIVE = "first/custom_env.tar.gz"
@@ -59,6 +60,10 @@ def instead(value: str) -> dict[str, Edit]:
 GOOD: dict[str, Edit] = {**path("$$TRITON_MODEL_DIRECTORY/custom_env.tar.gz"), ARCHIVE: environment}
 
 PLANTS = (
+    page("environment-missing", good=GOOD, core=NOT_THERE, target="embedded"),
+    page("environment-relative", good=GOOD),
+    page("environment-dollar", good=GOOD, core=NOT_THERE),
+    page("environment-outside", good={**GOOD, ARCHIVE: lambda: environment(python="3.12")}, target="24.11"),
     Plant(
         "an environment left out",
         "environment-missing",
@@ -69,17 +74,6 @@ PLANTS = (
         core=NOT_THERE,
     ),
     Plant(
-        "an environment of another machine",
-        "environment-missing",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        instead("/home/nobody/custom_env.tar.gz"),
-        GOOD,
-        core=NOT_THERE,
-        target="embedded",
-    ),
-    Plant("a relative environment", "environment-relative", FIRST, "EXECUTION_ENV_PATH", {FIRST: ON_PAGE}, GOOD),
-    Plant(
         "an environment in a home",
         "environment-missing",
         FIRST,
@@ -88,7 +82,6 @@ PLANTS = (
         GOOD,
         core=NOT_THERE,
     ),
-    Plant("one dollar", "environment-dollar", FIRST, "EXECUTION_ENV_PATH", {FIRST: ON_PAGE}, GOOD, core=NOT_THERE),
     Plant(
         "braces",
         "environment-dollar",
@@ -108,30 +101,12 @@ PLANTS = (
         core=NOT_THERE,
     ),
     Plant(
-        "an environment outside",
-        "environment-outside",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        {FIRST: ON_PAGE},
-        {**GOOD, ARCHIVE: lambda: environment(python="3.12")},
-        target="24.11",
-    ),
-    Plant(
         "an environment beside its model",
         "environment-outside",
         FIRST,
         "EXECUTION_ENV_PATH",
         {**instead("$$TRITON_MODEL_DIRECTORY/../custom_env.tar.gz"), "custom_env.tar.gz": environment},
         GOOD,
-    ),
-    Plant(
-        "an environment of another Python",
-        "environment-misfit",
-        FIRST,
-        "EXECUTION_ENV_PATH",
-        {ARCHIVE: lambda: environment(python="3.9")},
-        GOOD,
-        target="embedded",
     ),
     Plant(
         "NumPy 2 under an old stub",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, ON_PAGE, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Plant, change, config
 
 FIRST = "first/config.pbtxt"
 OTHER = config("other")
+NO_VERSION = "at least one version must be available"
 AUTO = """
     @staticmethod
     def auto_complete_config(config):
@@ -15,62 +17,30 @@ AUTO = """
 """
 
 PLANTS = (
-    Plant(
-        "another folder's name",
-        "folder-name",
-        FIRST,
-        "second",
-        {FIRST: ('name: "first"', 'name: "second"')},
-        core="directory name must equal model name",
-    ),
-    Plant(
-        "an ensemble that git cut",
-        "no-version",
-        "all",
-        "",
-        {"all/1/.gitkeep": None},
-        core="at least one version must be available",
-    ),
+    page("folder-name", core="directory name must equal model name"),
+    page("no-version", at="all", core=NO_VERSION),
+    page("version-folder-ignored", at="first/v2"),
+    page("version-folder-misread", at="first/2.bak"),
+    page("version-policy-absent"),
+    page("model-file-missing", at="first/1"),
+    page("label-file-missing", core="failed to open text file for read"),
+    page("config-incomplete", at="first/Config.pbtxt", target="embedded"),
+    page("not-a-model", at="docs", core="Poll failed|no backend|must specify", model="docs"),
     Plant(
         "a version 0 of one",
         "no-version",
         "first",
         "",
         {"first/1/model.py": None, "first/01/model.py": MODEL},
-        core="at least one version must be available",
+        core=NO_VERSION,
     ),
-    Plant(
-        "only a version that is not there",
+    change(
+        FIRST,
         "no-version",
-        FIRST,
-        "version_policy",
-        {FIRST: ("dynamic", "version_policy: { specific { versions: [ 7 ] } }\ndynamic")},
-        core="at least one version must be available",
-    ),
-    Plant("a version called v2", "version-folder-ignored", "first/v2", "", {"first/v2/model.py": MODEL}),
-    Plant("a version put aside", "version-folder-misread", "first/2.bak", "", {"first/2.bak/model.py": MODEL}),
-    Plant(
-        "one version too many",
-        "version-policy-absent",
-        FIRST,
-        "version_policy",
-        {FIRST: ON_PAGE},
-        {FIRST: ("dynamic", "version_policy: { specific { versions: [ 1 ] } }\ndynamic")},
-    ),
-    Plant(
-        "model.py by another name",
-        "model-file-missing",
-        "first/1",
-        "",
-        {"first/1/model.py": None, "first/1/models.py": MODEL},
-    ),
-    Plant(
-        "labels that are not there",
-        "label-file-missing",
-        FIRST,
-        "labels.txt",
-        {FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"')},
-        core="failed to open text file for read",
+        "only a version that is not there",
+        "dynamic",
+        "version_policy: { specific { versions: [ 7 ] } }\ndynamic",
+        NO_VERSION,
     ),
     Plant(
         "labels from Windows",
@@ -93,11 +63,7 @@ PLANTS = (
             {"other/config.pbtxt": OTHER, "other/1/model.py": MODEL},
             target=target,
         )
-        for name, target in (
-            ("Config.pbtxt", "embedded"),
-            ("config.pbtxt.txt", "26.06"),
-            ("1/config.pbtxt", "embedded"),
-        )
+        for name, target in (("config.pbtxt.txt", "26.06"), ("1/config.pbtxt", "embedded"))
     ),
     Plant(
         "no configuration at all",
@@ -119,14 +85,5 @@ PLANTS = (
         },
         {"other/config.pbtxt": OTHER, "other/1/model.py": MODEL + AUTO},
         target="embedded",
-    ),
-    Plant(
-        "a folder of documents",
-        "not-a-model",
-        "docs",
-        "",
-        {"docs/index.md": "# Models\n"},
-        core="Poll failed|no backend|must specify",
-        model="docs",
     ),
 )

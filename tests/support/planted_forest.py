@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant, change, changes
 
 CONFIG = "forest/config.pbtxt"
 FILE = "forest/1/checkpoint.tl"
@@ -78,24 +79,29 @@ LIGHTGBM: dict[str, Edit] = {CONFIG: config("lightgbm"), "forest/1/model.txt": L
 NEEDS_3_9: dict[str, Edit] = {CONFIG: config(), FILE: struct.pack("<3i", 3, 9, 1) + bytes(40)}
 
 PLANTS = (
-    Plant("another name for the input", "fil-tensors", CONFIG, "features", {CONFIG: ("input__0", "features")}, GOOD),
-    Plant(
-        "a forest in double precision",
-        "fil-tensors",
+    *(page(rule, CONFIG, GOOD) for rule in ("fil-tensors", "fil-features", "fil-model-type", "fil-task")),
+    *changes(
         CONFIG,
-        "output__0",
-        {CONFIG: ('output__0" data_type: TYPE_FP32', 'output__0" data_type: TYPE_FP64')},
-        GOOD,
+        ("fil-tensors", "another name for the input", "input__0", "features"),
+        (
+            "fil-tensors",
+            "a forest in double precision",
+            'output__0" data_type: TYPE_FP32',
+            'output__0" data_type: TYPE_FP64',
+        ),
+        (
+            "fil-tensors",
+            "two inputs for a forest",
+            "output {",
+            'input { name: "input__1" data_type: TYPE_FP32 dims: [ 1 ] }\noutput {',
+            "",
+            "input__0",
+        ),
+        ("fil-model-type", "no model_type", parameter("model_type", "treelite_checkpoint"), "", "", "fil"),
+        ("fil-task", "True with a capital", '"false"', '"False"', "", "output_class"),
+        ("fil-task", "neither regressor nor classifier", parameter("output_class", "false"), "", "", ""),
+        good=GOOD,
     ),
-    Plant(
-        "two inputs for a forest",
-        "fil-tensors",
-        CONFIG,
-        "input__0",
-        {CONFIG: ("output {", 'input { name: "input__1" data_type: TYPE_FP32 dims: [ 1 ] }\noutput {')},
-        GOOD,
-    ),
-    Plant("a feature too few", "fil-features", CONFIG, "input__0", {CONFIG: ("dims: [ 5 ]", "dims: [ 4 ]")}, GOOD),
     Plant(
         "a feature too many in JSON",
         "fil-features",
@@ -112,22 +118,15 @@ PLANTS = (
         {"forest/1/model.txt": LIGHT.replace(b"idx=4", b"idx=5")},
         LIGHTGBM,
     ),
-    Plant(
-        "no model_type",
-        "fil-model-type",
+    change(
         CONFIG,
-        "fil",
-        {CONFIG: (parameter("model_type", "treelite_checkpoint"), "")},
-        GOOD,
-    ),
-    Plant("an unknown model_type", "fil-model-type", CONFIG, "model_type", {CONFIG: ON_PAGE}, GOOD),
-    Plant(
+        "fil-model-type",
         "the model_type of another file",
-        "fil-model-type",
-        CONFIG,
+        "xgboost_json",
+        "xgboost",
+        "",
         "model_type",
-        {CONFIG: ("xgboost_json", "xgboost")},
-        BOOSTED,
+        good=BOOSTED,
     ),
     Plant(
         "a format that comes later",
@@ -138,36 +137,28 @@ PLANTS = (
         BOOSTED,
         target="24.09",
     ),
-    Plant("a regressor that gives classes", "fil-task", CONFIG, "output_class", {CONFIG: ON_PAGE}, GOOD),
-    Plant("True with a capital", "fil-task", CONFIG, "output_class", {CONFIG: ('"false"', '"False"')}, GOOD),
-    Plant("no threshold", "fil-task", CONFIG, "output_class", {CONFIG: (THRESHOLD, "")}, LABELS),
-    Plant(
-        "neither regressor nor classifier",
-        "fil-task",
+    *changes(
         CONFIG,
-        "",
-        {CONFIG: (parameter("output_class", "false"), "")},
-        GOOD,
+        ("fil-task", "no threshold", THRESHOLD, "", "", "output_class"),
+        (
+            "fil-task",
+            "labels as wide as chances",
+            'output__0" data_type: TYPE_FP32 dims: [ 1 ]',
+            'output__0" data_type: TYPE_FP32 dims: [ 3 ]',
+        ),
+        good=LABELS,
     ),
-    Plant(
-        "labels as wide as chances",
-        "fil-task",
-        CONFIG,
-        "output__0",
-        {CONFIG: ('output__0" data_type: TYPE_FP32 dims: [ 1 ]', 'output__0" data_type: TYPE_FP32 dims: [ 3 ]')},
-        LABELS,
-    ),
-    Plant(
-        "chances as wide as labels", "fil-task", CONFIG, "output__0", {CONFIG: ("dims: [ 3 ]", "dims: [ 1 ]")}, CHANCES
+    change(
+        CONFIG, "fil-task", "chances as wide as labels", "dims: [ 3 ]", "dims: [ 1 ]", "", "output__0", good=CHANCES
     ),
     Plant("a forest of two targets", "fil-task", FILE, "", {FILE: lambda: checkpoint("two targets")}, GOOD),
-    Plant(
-        "a parameter that the target does not know yet",
-        "fil-task",
+    change(
         CONFIG,
+        "fil-task",
+        "a parameter that the target does not know yet",
+        "output_class",
         "is_classifier",
-        {CONFIG: ("output_class", "is_classifier")},
-        GOOD,
+        good=GOOD,
         target="24.11",
     ),
     Plant("a Treelite too new", "treelite-version", FILE, "", {FILE: checkpoint}, NEEDS_3_9, target="23.12"),
@@ -180,14 +171,5 @@ PLANTS = (
         GOOD,
         target="24.11",
     ),
-    Plant("half a checkpoint", "forest-unreadable", FILE, "", {FILE: lambda: checkpoint()[:2000]}, GOOD),
     Plant("a pickled forest", "forest-unreadable", FILE, "", {FILE: b"\x80\x04\x95" + bytes(200)}, GOOD),
-    Plant(
-        "half of a JSON",
-        "forest-unreadable",
-        "forest/1/xgboost.json",
-        "",
-        {"forest/1/xgboost.json": lambda: xgboost()[:-9]},
-        BOOSTED,
-    ),
 )

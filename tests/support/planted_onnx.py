@@ -6,7 +6,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from tests.support.planted import Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant, change
 
 CONFIG = "net/config.pbtxt"
 FILE = "net/1/model.onnx"
@@ -44,13 +45,12 @@ def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10) -> bytes:
 
 
 BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }"
-STATE = 'state { input_name: "old" output_name: "new" data_type: TYPE_FP32 dims: [ 1 ] }'
 CONTROL = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'
 GOOD: dict[str, Edit] = {CONFIG: CONTENT, FILE: graph}
 
 
 def plant(name: str, line: str, old: str, new: str) -> Plant:
-    return Plant(name, "onnx-tensors", CONFIG, line, {CONFIG: (old, new)}, GOOD)
+    return change(CONFIG, "onnx-tensors", name, old, new, "", line, good=GOOD)
 
 
 def sequences(name: str, content: str) -> Plant:
@@ -59,19 +59,20 @@ def sequences(name: str, content: str) -> Plant:
 
 
 PLANTS = (
+    page("onnx-tensors", CONFIG, GOOD),
+    page("sequence-in-own-backend", CONFIG, {**GOOD, CONFIG: CONTENT.replace(BATCHING, "")}, target="embedded"),
     plant("a name that the graph lacks", "input_ids", '"ids"', '"input_ids"'),
     plant("an input of the graph left out", "input", 'input { name: "mask" data_type: TYPE_INT64 dims: [ 128 ] }', ""),
     plant("a dtype of 32 bits", "mask", '"mask" data_type: TYPE_INT64', '"mask" data_type: TYPE_INT32'),
     plant("the batch twice", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1, 128 ]"),
     plant("a fixed length left open", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1 ]"),
     plant("an output that the graph lacks", "logits", '"score"', '"logits"'),
-    sequences("state that the server would keep", STATE),
     sequences("a control of a sequence", CONTROL),
     Plant("a fixed batch", "onnx-tensors", CONFIG, "ids", {FILE: lambda: graph(1)}, GOOD),
     Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
     Plant("a newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=22)}, GOOD, target="24.10"),
     Plant("a newer IR version", "onnx-version", FILE, "", {FILE: lambda: graph(ir=11)}, GOOD, target="25.07"),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
-    Plant("a graph on a GPU of the embedded server", "kind-unsupported", CONFIG, "instance_group",
-          {CONFIG: ("KIND_CPU", "KIND_GPU gpus: [ 0 ]")}, GOOD, target="embedded"),
+    change(CONFIG, "kind-unsupported", "a graph on a GPU of the embedded server", "KIND_CPU", "KIND_GPU gpus: [ 0 ]",
+           "", "instance_group", good=GOOD, target="embedded"),
 )  # fmt: skip

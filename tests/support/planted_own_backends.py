@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant
 from tests.support.planted_forest import CONFIG, FILE, checkpoint, config, parameter, xgboost
 
 GOOD: dict[str, Edit] = {CONFIG: config(), FILE: checkpoint}
@@ -13,7 +14,8 @@ def refused(name: str, line: str, bad: Edit, more: dict[str, Edit] | None = None
 
 
 PLANTS = (
-    refused("another format of forests", "model_type", config("xgboost_json"), {"forest/1/xgboost.json": xgboost}),
+    page("not-in-own-backend", CONFIG, GOOD, bad={"forest/1/xgboost.json": xgboost}, target="embedded"),
+    page("ignored-by-own-backend", CONFIG, GOOD, target="embedded"),
     refused(
         "explanations",
         "treeshap_output",
@@ -36,15 +38,6 @@ PLANTS = (
         CONFIG,
         "threads_per_tree",
         {CONFIG: config("treelite_checkpoint", parameter("threads_per_tree", "4"))},
-        GOOD,
-        target="embedded",
-    ),
-    Plant(
-        "a level of optimization",
-        "ignored-by-own-backend",
-        CONFIG,
-        "optimization",
-        {CONFIG: ON_PAGE},
         GOOD,
         target="embedded",
     ),

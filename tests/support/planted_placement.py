@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.page_plants import page
 from tests.support.planted import Edit, Plant, config
 
 NAMES = ("first", "left", "right", "join")
@@ -35,31 +36,10 @@ def ends(dims: str) -> dict[str, Edit]:
 
 
 PLANTS = (
-    Plant(
-        "inputs by way of the host",
-        "gpu-tensor-copied-to-host",
-        "left/config.pbtxt",
-        "instance_group",
-        {"left/config.pbtxt": (HERE, "")},
-        on_gpu(),
-    ),
-    Plant(
-        "a step on the host between",
-        "host-round-trip",
-        "all/config.pbtxt",
-        "first_y",
-        {"left/config.pbtxt": ("KIND_GPU gpus: [ 0 ]", "KIND_CPU")},
-        on_gpu(),
-    ),
-    Plant(
-        "another GPU",
-        "gpu-hop",
-        "all/config.pbtxt",
-        "first_y",
-        {"left/config.pbtxt": ("gpus: [ 0 ]", "gpus: [ 1 ]")},
-        on_gpu(),
-    ),
-    Plant("any of two GPUs", "gpu-may-hop", "all/config.pbtxt", "first_y", on_gpu("gpus: [ 0, 1 ]"), on_gpu()),
+    page("gpu-tensor-copied-to-host", "left/config.pbtxt", on_gpu(), line="instance_group"),
+    page("host-round-trip", "left/config.pbtxt", on_gpu(), at="all/config.pbtxt", line="first_y"),
+    page("gpu-hop", "left/config.pbtxt", on_gpu(), at="all/config.pbtxt", line="first_y"),
+    page("gpu-may-hop", good=on_gpu(), at="all/config.pbtxt", line="first_y"),
     Plant(
         "a pool of 64 MiB",
         "cuda-pool-small",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import BATCHING, ENSEMBLE, UNBOUNDED, Edit, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import BATCHING, ENSEMBLE, UNBOUNDED, Edit, Plant, change, config
 from tests.support.planted_scheduling import SEQUENCE
 
 ALL = "all/config.pbtxt"
@@ -48,14 +49,6 @@ FORKED = ENSEMBLE.replace(IN, OPTIONAL_IN).replace(
 )
 RULE = "optional-input-required"
 OPTIONALS = (
-    Plant(
-        "an optional input of the first step",
-        RULE,
-        ALL,
-        'value: "IN"',
-        required("first"),
-        {ALL: ENSEMBLE.replace(IN, OPTIONAL_IN), **takes("first", "X")},
-    ),
     Plant(
         "an optional input of the last step",
         RULE,
@@ -107,21 +100,6 @@ OPTIONALS = (
         },
     ),
 )
-SEQUENCES = tuple(
-    Plant(
-        f"sequences in step {name}",
-        "sequence-in-ensemble",
-        ALL,
-        f'model_name: "{name}"',
-        {f"{name}/config.pbtxt": (UNBOUNDED if name in ("left", "right") else BATCHING, batching)},
-    )
-    for name, batching in (
-        ("first", SEQUENCE),
-        ("left", SEQUENCE),
-        ("right", SEQUENCE.replace("batching {", "batching { oldest { max_candidate_sequences: 4 }")),
-        ("join", "sequence_batching { max_sequence_idle_microseconds: 5000000 }\n"),
-    )
-)
 SEQUENCE_WITHIN = Plant(
     "sequences in a step of an ensemble within",
     "sequence-in-ensemble",
@@ -130,25 +108,20 @@ SEQUENCE_WITHIN = Plant(
     {"join/config.pbtxt": (BATCHING, SEQUENCE)},
     {"outer/config.pbtxt": OUTER.replace(" optional: true", ""), "outer/1/.gitkeep": ""},
 )
-TWICE = tuple(
-    Plant(
-        f"input {tensor} of {name} twice",
-        "input-twice",
-        f"{name}/config.pbtxt",
-        f'input {{ name: "{tensor}"',
-        {
-            f"{name}/config.pbtxt": (
-                "output {",
-                f'input {{ name: "{tensor}" data_type: {dtype} dims: [ 4 ] }}\noutput {{',
-            )
-        },
-    )
-    for name, tensor, dtype in (
-        ("first", "X", "TYPE_FP32"),
-        ("left", "X", "TYPE_FP32"),
-        ("right", "X", "TYPE_FP16"),
-        ("join", "A", "TYPE_FP32"),
-        ("join", "B", "TYPE_FP32"),
-    )
+TWICE = change(
+    "right/config.pbtxt",
+    "input-twice",
+    "an input twice, of two types",
+    "output {",
+    'input { name: "X" data_type: TYPE_FP16 dims: [ 4 ] }\noutput {',
+    "",
+    'input { name: "X"',
 )
-PLANTS = (*OPTIONALS, *SEQUENCES, SEQUENCE_WITHIN, *TWICE)
+PLANTS = (
+    page(RULE, at=ALL, line='value: "IN"'),
+    page("sequence-in-ensemble", at=ALL, line='model_name: "first"'),
+    page("input-twice"),
+    *OPTIONALS,
+    SEQUENCE_WITHIN,
+    TWICE,
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, ON_PAGE, SENDS, Edit, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, SENDS, Edit, Plant, change, changes, config
 
 FIRST = "first/config.pbtxt"
 ALONE = "alone/config.pbtxt"
@@ -32,6 +33,7 @@ class Double(Component):
 
 TritonPythonModel = Double.for_triton()
 """
+UNCACHED = "Response Cache does not currently support"
 METRIC = (
     'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }\n'
 )
@@ -74,134 +76,106 @@ ensemble_scheduling {{
 
 
 PLANTS = (
-    Plant(
-        "a negative batch size",
-        "negative-batch-size",
-        FIRST,
-        "max_batch_size",
-        first("size: 8", "size: -1"),
-        core="must be non-negative",
+    page("negative-batch-size", ALONE, sequences(""), core="must be non-negative"),
+    page("preferred-batch-size", core="preferred size must be <= max batch size"),
+    page("priority-level", core="default priority level must be in range"),
+    page("ordering-and-priority", core="Only one priority level is allowed"),
+    page("gpus-without-gpu", core="has kind KIND_CPU but specifies"),
+    page("kind-unsupported", ALONE, component('library = "numpy"')),
+    page("profile-without-tensorrt", core="specifies profile field which is only supported for TensorRT models"),
+    page("cache-on-uncacheable", good={"first/1/model.py": SENDS}, core=UNCACHED),
+    page(
+        "no-backend",
+        bad={"first/1/model.py": None, "first/1/.gitkeep": ""},
+        core="with no backend|must specify|unable to find",
     ),
-    Plant(
-        "a preferred size above the largest",
+    page("misspelt-backend", core="unable to find backend library"),
+    page("metric-control"),
+    page("sequence-control", ALONE, sequences(), core="must specify either 'int32_false_true'"),
+    page("sequence-state", ALONE, sequences(""), core="doesn't match 'state' dim description. 3 != 2"),
+    page("kind-left-open"),
+    change(
+        FIRST,
         "preferred-batch-size",
-        FIRST,
-        "preferred",
-        first("8 ]", "16 ]"),
-        first(QUEUE, f"preferred_batch_size: [ 8 ] {QUEUE}"),
-        core="preferred size must be <= max batch size",
-    ),
-    Plant(
         "a preferred size of 0",
-        "preferred-batch-size",
-        FIRST,
+        "8 ]",
+        "0 ]",
+        "preferred size must be positive",
         "preferred",
-        first("8 ]", "0 ]"),
-        first(QUEUE, f"preferred_batch_size: [ 8 ] {QUEUE}"),
-        core="preferred size must be positive",
+        good=first(QUEUE, f"preferred_batch_size: [ 8 ] {QUEUE}"),
     ),
-    Plant(
-        "levels without a default",
-        "priority-level",
+    change(
         FIRST,
-        "priority_levels",
-        first("default_priority_level: 1 ", ""),
-        first(QUEUE, f"priority_levels: 2 default_priority_level: 1 {QUEUE}"),
-        core="default priority level must be in range",
-    ),
-    Plant(
+        "priority-level",
         "a policy of no level",
-        "priority-level",
-        FIRST,
+        "key: 2",
+        "key: 3",
+        "priority queue policy must have priority level in range",
         "priority_queue_policy",
-        first("key: 2", "key: 3"),
-        first(
+        good=first(
             QUEUE,
             f"priority_levels: 2 default_priority_level: 1 priority_queue_policy {{ key: 2 value {{ }} }} {QUEUE}",
         ),
-        core="priority queue policy must have priority level in range",
     ),
-    Plant(
-        "order and priorities",
-        "ordering-and-priority",
+    change(
         FIRST,
-        "preserve_ordering",
-        first(QUEUE, f"preserve_ordering: true {QUEUE}"),
-        first(QUEUE, f"priority_levels: 2 default_priority_level: 1 {QUEUE}"),
-        core="Only one priority level is allowed",
-    ),
-    Plant(
+        "ordering-and-priority",
         "order and delay",
-        "ordering-and-priority",
-        FIRST,
-        "preserve_ordering",
-        first("default_queue", "preserve_ordering: true default_queue"),
-        first("64 }", "64 timeout_action: DELAY default_timeout_microseconds: 9 }"),
-        core="can not have DELAY as timeout action",
+        "default_queue",
+        "preserve_ordering: true default_queue",
+        "can not have DELAY as timeout action",
+        good=first("64 }", "64 timeout_action: DELAY default_timeout_microseconds: 9 }"),
     ),
-    Plant(
-        "a GPU of the CPU's",
-        "gpus-without-gpu",
+    *changes(
         FIRST,
-        "gpus",
-        {FIRST: ON_PAGE},
-        core="has kind KIND_CPU but specifies",
+        (
+            "platform-and-backend",
+            "a platform called python",
+            "backend",
+            "platform",
+            "unexpected platform type 'python'",
+        ),
+        ("gpus-without-gpu", "a GPU below 0", "KIND_CPU }", "KIND_GPU gpus: [ -1 ] }"),
+        (
+            "gpus-without-gpu",
+            "a GPU of the model's",
+            "KIND_CPU }",
+            "KIND_MODEL gpus: [ 0 ] }",
+            "has kind KIND_MODEL but specifies",
+        ),
+        (
+            "platform-and-backend",
+            "an engine and another",
+            'backend: "python"',
+            'platform: "pytorch_libtorch"\nbackend: "onnxruntime"',
+            "unexpected 'platform' and 'backend' pair",
+        ),
+        ("kind-left-open", "a place left to Triton", "KIND_CPU", "KIND_AUTO", "", "instance_group"),
     ),
-    Plant(
-        "a profile of Python's",
-        "profile-without-tensorrt",
-        FIRST,
-        "profile",
-        {FIRST: ON_PAGE},
-        core="specifies profile field which is only supported for TensorRT models",
-    ),
-    Plant(
-        "a platform called python",
-        "platform-and-backend",
-        FIRST,
-        "platform",
-        first("backend", "platform"),
-        core="unexpected platform type 'python'",
-    ),
-    Plant(
-        "a sequence's number without a type",
-        "sequence-control",
+    change(
         ALONE,
+        "sequence-control",
+        "a sequence's number without a type",
+        "data_type: TYPE_UINT64 } ] }",
+        "} ] }",
+        "unexpected data type for control CONTROL_SEQUENCE_CORRID",
         "control_input",
-        alone("data_type: TYPE_UINT64 } ] }", "} ] }"),
-        sequences(
+        good=sequences(
             'sequence_batching { control_input [ { name: "C" control [ {\n'
             "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n"
         ),
-        core="unexpected data type for control CONTROL_SEQUENCE_CORRID",
         model="alone",
     ),
-    Plant("a GPU below 0", "gpus-without-gpu", FIRST, "gpus", first("KIND_CPU }", "KIND_GPU gpus: [ -1 ] }")),
-    Plant(
-        "a GPU of the model's",
-        "gpus-without-gpu",
-        FIRST,
-        "gpus",
-        first("KIND_CPU }", "KIND_MODEL gpus: [ 0 ] }"),
-        core="has kind KIND_MODEL but specifies",
-    ),
-    Plant(
-        "a cache of many answers",
-        "cache-on-uncacheable",
-        FIRST,
-        "response_cache",
-        {FIRST: ON_PAGE},
-        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
-        core="Response Cache does not currently support",
-    ),
     *(
-        Plant(
-            f"a cache of many answers, {name}",
-            "cache-on-uncacheable",
+        change(
             f"{cached}/config.pbtxt",
-            "response_cache",
-            {f"{cached}/config.pbtxt": ("platform", "response_cache { enable: true }\nplatform")},
-            {
+            "cache-on-uncacheable",
+            f"a cache of many answers, {name}",
+            "platform",
+            "response_cache { enable: true }\nplatform",
+            UNCACHED,
+            model=cached,
+            good={
                 **first("instance_group", DECOUPLED),
                 "first/1/model.py": SENDS,
                 **{f"{each}/1/.gitkeep": "" for each in ("all", "inner", "outer")},
@@ -209,66 +183,65 @@ PLANTS = (
                 "outer/config.pbtxt": wrap("outer", "inner"),
                 "inner/config.pbtxt": wrap("inner", "first"),
             },
-            core="Response Cache does not currently support",
-            model=cached,
         )
         for name, cached in (("of a step", "inner"), ("of a step's step", "outer"))
     ),
-    Plant(
-        "a cache of sequences",
-        "cache-on-uncacheable",
+    *changes(
         ALONE,
-        "response_cache",
-        alone("instance_group", "response_cache { enable: true }\ninstance_group"),
-        sequences(),
-        core="Response Cache does not currently support",
+        (
+            "cache-on-uncacheable",
+            "a cache of sequences",
+            "instance_group",
+            "response_cache { enable: true }\ninstance_group",
+            UNCACHED,
+        ),
+        (
+            "sequence-control",
+            "a control of three values",
+            "[ 0, 1 ]",
+            "[ 0, 1, 2 ]",
+            "must have exactly 2 entries",
+            "START",
+        ),
+        (
+            "sequence-control",
+            "a control without name",
+            'name: "START"',
+            "",
+            "control tensor must have a name",
+            "control_input",
+        ),
+        (
+            "sequence-control",
+            "two starts",
+            "sequence_batching {\n",
+            "sequence_batching {\n"
+            '  control_input { name: "A" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n',
+            "specifies multiple CONTROL_SEQUENCE_START",
+            "control_input",
+        ),
+        good=sequences(),
         model="alone",
     ),
-    Plant(
-        "nothing that runs it",
-        "no-backend",
+    *changes(
         FIRST,
-        "",
-        {FIRST: ON_PAGE, "first/1/model.py": None, "first/1/.gitkeep": ""},
-        core="with no backend|must specify|unable to find",
-    ),
-    Plant(
-        "an engine and another",
-        "platform-and-backend",
-        FIRST,
-        "platform",
-        first('backend: "python"', 'platform: "pytorch_libtorch"\nbackend: "onnxruntime"'),
-        core="unexpected 'platform' and 'backend' pair",
-    ),
-    Plant(
-        "a metric without buckets",
-        "metric-control",
-        FIRST,
-        "metric_control",
-        first("buckets: [ 1 ]", ""),
-        first("dynamic", METRIC + "dynamic"),
-    ),
-    Plant(
-        "a metric without family",
-        "metric-control",
-        FIRST,
-        "metric_control",
-        first('family: "f"', ""),
-        first("dynamic", METRIC + "dynamic"),
+        ("metric-control", "a metric without buckets", "buckets: [ 1 ]", "", "", "metric_control"),
+        ("metric-control", "a metric without family", 'family: "f"', "", "", "metric_control"),
+        good=first("dynamic", METRIC + "dynamic"),
     ),
     *(
-        Plant(
-            f"an initial state {name}",
-            "sequence-state",
+        change(
             ALONE,
+            "sequence-state",
+            f"an initial state {name}",
+            old,
+            new,
+            core,
             "initial_state",
-            alone(old, new),
-            {**sequences(STATE), "alone/initial_state/data": "12345678"},
-            core=core,
             model="alone",
+            good={**sequences(STATE), "alone/initial_state/data": "12345678"},
         )
         for name, old, new, core in (
-            ("of another size", "[ 2 ] zero", "[ 3 ] zero", "doesn't match 'state' dim description. 3 != 2"),
             ("of another rank", "[ 2 ] zero", "[ 2, 1 ] zero", "doesn't match the size of 'state' dimensions"),
             ("of any size", "[ 2 ] zero", "[ -1 ] zero", "contains variable dimensions"),
             (
@@ -283,60 +256,6 @@ PLANTS = (
         )
     ),
     Plant(
-        "a control without values",
-        "sequence-control",
-        ALONE,
-        "START",
-        alone("int32_false_true: [ 0, 1 ]", ""),
-        sequences(),
-        core="must specify either 'int32_false_true'",
-        model="alone",
-    ),
-    Plant(
-        "a control of three values",
-        "sequence-control",
-        ALONE,
-        "START",
-        alone("[ 0, 1 ]", "[ 0, 1, 2 ]"),
-        sequences(),
-        core="must have exactly 2 entries",
-        model="alone",
-    ),
-    Plant(
-        "a control without name",
-        "sequence-control",
-        ALONE,
-        "control_input",
-        alone('name: "START"', ""),
-        sequences(),
-        core="control tensor must have a name",
-        model="alone",
-    ),
-    Plant(
-        "two starts",
-        "sequence-control",
-        ALONE,
-        "control_input",
-        alone(
-            "sequence_batching {\n",
-            "sequence_batching {\n"
-            '  control_input { name: "A" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n',
-        ),
-        sequences(),
-        core="specifies multiple CONTROL_SEQUENCE_START",
-        model="alone",
-    ),
-    Plant("a place left open", "kind-left-open", FIRST, "", {FIRST: ON_PAGE}),
-    Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
-    Plant(
-        "a component that computes on the host, on a GPU",
-        "kind-unsupported",
-        ALONE,
-        "instance_group",
-        {ALONE: ON_PAGE},
-        component('library = "numpy"'),
-    ),
-    Plant(
         "a component of any device, on a GPU that Triton takes for one",
         "kind-unsupported",
         ALONE,
@@ -344,13 +263,15 @@ PLANTS = (
         {"alone/1/model.py": COMPONENT.replace("LINE", 'library: str = "numpy"')},
         {**component("library = 'cupy'"), ALONE: config("alone").replace("KIND_CPU", "KIND_AUTO gpus: [ 0 ]")},
     ),
-    Plant(
-        "a component whose devices its backend chooses",
-        "kind-unsupported",
+    change(
         ALONE,
+        "kind-unsupported",
+        "a component whose devices its backend chooses",
+        "KIND_CPU",
+        "KIND_MODEL",
+        "",
         "instance_group",
-        alone("KIND_CPU", "KIND_MODEL"),
-        component('library = "torch"'),
+        good=component('library = "torch"'),
     ),
     Plant(
         "a misspelt backend with a runtime",
@@ -365,19 +286,16 @@ PLANTS = (
         core="backend library 'model.py' for model 'first', searched",
     ),
     *(
-        Plant(
-            f"a {field} called {name}",
-            "misspelt-backend",
+        change(
             FIRST,
+            "misspelt-backend",
+            f"a {field} called {name}",
+            'backend: "python"',
+            f'backend: "{name}"' if field == "backend" else f'backend: "python"\nruntime: "{name}"',
+            "unable to find backend library",
             f'{field}: "{name}"',
-            first(
-                'backend: "python"',
-                f'backend: "{name}"' if field == "backend" else f'backend: "python"\nruntime: "{name}"',
-            ),
-            core="unable to find backend library",
         )
         for field, name in (
-            ("backend", "pyhton"),
             ("backend", "Python"),
             ("backend", "phyton"),
             ("backend", "onnx_runtime"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Link, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Plant, change, config
 
 FIRST = "first/config.pbtxt"
 
@@ -16,22 +17,16 @@ PLANTS = (
         core="UnicodeEncodeError: 'ascii' codec can't encode character",
         model="modèle",
     ),
-    Plant(
-        "an instance group of two words",
-        "unsafe-name",
+    change(
         FIRST,
-        "name: ",
-        {FIRST: ('name: "on-cpu"', 'name: "on cpu"')},
-        {FIRST: ("kind: KIND_CPU", 'name: "on-cpu" kind: KIND_CPU')},
-        core="No module named 'model'",
+        "unsafe-name",
+        "an instance group of two words",
+        'name: "on-cpu"',
+        'name: "on cpu"',
+        "No module named 'model'",
+        good={FIRST: ("kind: KIND_CPU", 'name: "on-cpu" kind: KIND_CPU')},
         model="first",
     ),
-    Plant("a link out", "symlink-leaves-repository", "first/1/hosts", "", {"first/1/hosts": Link("/etc/hostname")}),
-    Plant(
-        "a link to nowhere",
-        "dangling-link",
-        "first/1/weights.pt",
-        "",
-        {"first/1/weights.pt": Link("../../../runs/7/weights.pt")},
-    ),
+    page("symlink-leaves-repository", at="first/1/weights.pt"),
+    page("dangling-link", at="first/1/weights.pt"),
 )

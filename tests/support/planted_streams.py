@@ -4,36 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.support.planted import ON_PAGE, Edit, Plant
-from tests.support.streams import DECOUPLED, FILES
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Edit, Plant, config
+from tests.support.streams import FILES
 
 COUNTS, ADDS, ASKS = "counts/1/model.py", "adds/1/model.py", "asks/1/model.py"
 SUMS = "sums/config.pbtxt"
 FINAL = "        sender.send(flags=FINAL)\n"
-OUTER = """name: "outer"
-platform: "ensemble"
-max_batch_size: 0
-input { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }
-ensemble_scheduling {
-  step [
-    {
-      model_name: "counts"
-      model_version: -1
-      input_map { key: "COUNT" value: "COUNT" }
-      output_map { key: "NUMBER" value: "number" }
-      output_map { key: "stream_id" value: "stream" }
-    },
-    {
-      model_name: "sums"
-      model_version: -1
-      input_map { key: "NUMBER" value: "number" }
-      input_map { key: "stream_id" value: "stream" }
-      output_map { key: "SUM" value: "SUM" }
-    }
-  ]
-}
-"""
+OUTER = FILES[SUMS].replace('name: "sums"', 'name: "outer"').replace('"adds"', '"sums"')
 INNER = """name: "sums"
 platform: "ensemble"
 max_batch_size: 0
@@ -49,7 +27,7 @@ ensemble_scheduling { step [ {
 } ] }
 """
 NESTED: dict[str, Edit] = {"outer/config.pbtxt": OUTER, "outer/1/.gitkeep": "", SUMS: INNER}
-VLLM = 'name: "m"\nbackend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+VLLM = 'name: "vllm"\nbackend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
 COMPONENT = """import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -67,11 +45,15 @@ TritonPythonModel = Counts.for_triton()
 """
 TAKES_ID = 'input { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] optional: true }\n'
 UNNUMBERED = "".join(line for line in FILES[SUMS].splitlines(keepends=True) if "stream_id" not in line)
-SINGLE = (DECOUPLED, "")
 NO_ENSEMBLE: dict[str, Edit] = {SUMS: None, "sums/1/.gitkeep": None}
-LATE = """        last = pb_utils.InferenceResponse([], pb_utils.TritonError("late"))
-        sender.send(last, flags=FINAL)
+ASKED_FIRST = """        has_left = sender.is_cancelled()
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+
+
+def named(name: str) -> dict[str, Edit]:
+    """A model that no ensemble calls."""
+    return {f"{name}/config.pbtxt": config(name), f"{name}/1/model.py": MODEL}
 
 
 def plant(
@@ -89,13 +71,13 @@ def plant(
 
 
 PLANTS = (
-    plant(
-        "two instances with state",
-        "stream-state-divided",
-        "adds/config.pbtxt",
-        "instance_group",
-        {"adds/config.pbtxt": ON_PAGE},
-    ),
+    page("stream-state-divided", "adds/config.pbtxt", FILES),
+    page("calls-unknown", good={**named("prompt"), **named("llm-hf")}),
+    page("vllm-batch-size", "vllm/config.pbtxt", {"vllm/config.pbtxt": VLLM, "vllm/1/model.json": '{"model": "m"}'}),
+    page("engine-batched-twice", "counts/config.pbtxt", FILES),
+    page("cancelled-after-final", COUNTS, {**FILES, COUNTS: FILES[COUNTS].replace(FINAL, ASKED_FIRST)}),
+    page("async-exec-decoupled", ASKS, {**FILES, ASKS: FILES[ASKS].replace("def pass_on", "async def pass_on")}),
+    page("decoupled-mismatch", at=COUNTS, line="class Counts", good={**FILES, COUNTS: COMPONENT}),
     plant(
         "state on two GPUs",
         "stream-state-divided",
@@ -142,32 +124,6 @@ PLANTS = (
         NESTED,
     ),
     plant(
-        "a call to a model that is not there",
-        "calls-unknown",
-        "asks/config.pbtxt",
-        "calls",
-        {"asks/config.pbtxt": ('"counts"', '"count"')},
-    ),
-    plant(
-        "one of two calls to a model that is not there",
-        "calls-unknown",
-        "asks/config.pbtxt",
-        "calls",
-        {"asks/config.pbtxt": ('"counts adds"', '"counts  adder"')},
-        {"asks/config.pbtxt": ('"counts"', '"counts adds"')},
-    ),
-    plant(
-        "a batch size beside vLLM",
-        "vllm-batch-size",
-        "vllm/config.pbtxt",
-        "max_batch_size",
-        {"vllm/config.pbtxt": ON_PAGE},
-        {
-            "vllm/config.pbtxt": VLLM.replace('"m"', '"vllm"') + "max_batch_size: 0\n",
-            "vllm/1/model.json": '{"model": "m"}',
-        },
-    ),
-    plant(
         "a decoupled ensemble on an old server",
         "leaving-client",
         SUMS,
@@ -175,14 +131,6 @@ PLANTS = (
         {path: FILES[path] for path in NO_ENSEMBLE},
         NO_ENSEMBLE,
         target="embedded",
-    ),
-    plant(
-        "a queue delay before an engine",
-        "engine-batched-twice",
-        "counts/config.pbtxt",
-        "dynamic_batching",
-        {"counts/config.pbtxt": ("{ }", "{ max_queue_delay_microseconds: 5000 }")},
-        {"counts/config.pbtxt": ("instance_group", "dynamic_batching { }\ninstance_group")},
     ),
     plant(
         "sequences before an engine",
@@ -193,56 +141,10 @@ PLANTS = (
         NO_ENSEMBLE,
     ),
     plant(
-        "a sender that is asked when it has ended",
-        "cancelled-after-final",
-        COUNTS,
-        "left = sender.is_cancelled()",
-        {COUNTS: (FINAL, FINAL + "        self.left = sender.is_cancelled()\n")},
-    ),
-    plant(
-        "a sender that is asked in a test when it has ended",
-        "cancelled-after-final",
-        COUNTS,
-        "if sender.is_cancelled()",
-        {
-            COUNTS: (
-                FINAL,
-                "        sender.send(None, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
-                "        print(number)\n"
-                "        if sender.is_cancelled():\n            print(1)\n",
-            )
-        },
-    ),
-    plant(
-        "a streaming component without its policy",
-        "decoupled-mismatch",
-        COUNTS,
-        "class Counts",
-        {"counts/config.pbtxt": SINGLE},
-        {COUNTS: COMPONENT},
-    ),
-    plant(
-        "a component that answers once, decoupled",
-        "decoupled-mismatch",
-        COUNTS,
-        "class Counts",
-        {COUNTS: ("(StreamingComponent)", "(Component)")},
-        {COUNTS: COMPONENT},
-    ),
-    plant(
-        "many answers, awaited",
-        "async-exec-decoupled",
-        ASKS,
-        "async_exec",
-        {ASKS: ("for answer in asked.exec(decoupled=True)", "for answer in await asked.async_exec(decoupled=True)")},
-        {ASKS: ("def pass_on", "async def pass_on")},
-    ),
-    plant(
         "an error that ends the answers",
         "error-with-final",
         COUNTS,
         "FINAL",
         {COUNTS: ("(str(error))))", "(str(error))), flags=FINAL)")},
     ),
-    plant("an error by name that ends the answers", "error-with-final", ASKS, "flags=FINAL", {ASKS: (FINAL, LATE)}),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Plant
+from tests.support.planted import Plant, change
 
 CONFIG, CODE = "first/config.pbtxt", "first/1/model.py"
 BACKEND = 'backend: "python"'
@@ -34,13 +34,13 @@ PLANTS = (
         {CONFIG: VLLM, "left/config.pbtxt": (BACKEND, 'backend: "onnxruntime"')},
         target="26.06",
     ),
-    Plant(
-        "an agent that the embedded server lacks",
-        "agent-not-in-target",
+    change(
         CONFIG,
-        "model_repository_agents",
-        {CONFIG: ("max_batch", 'model_repository_agents { agents [ { name: "checksum" } ] }\nmax_batch')},
-        core="failed to load 'first'",
+        "agent-not-in-target",
+        "an agent that the embedded server lacks",
+        "max_batch",
+        'model_repository_agents { agents [ { name: "checksum" } ] }\nmax_batch',
+        "failed to load 'first'",
         model="first",
         target="embedded",
     ),

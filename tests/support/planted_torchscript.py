@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from tests.support.planted import ON_PAGE, Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant, change
 
 CONFIG = "net/config.pbtxt"
 FILE = "net/1/model.pt"
@@ -68,10 +69,11 @@ NAMED = (("ids", INT64), ("mask", INT64))
 IN_PYTHON = 'runtime: "model.py"'
 
 PLANTS = (
+    *(page(f"torchscript-{part}", CONFIG, good()) for part in ("inputs", "names")),
+    page("torchscript-outputs", CONFIG, good(), line="output"),
+    page("torchscript-dtype", CONFIG, good(more=IN_PYTHON)),
     Plant("a state_dict", "torchscript-foreign", FILE, "", {FILE: weights}, good()),
-    Plant("half an archive of torch", "torchscript-foreign", FILE, "", {FILE: lambda: archive()[:-500]}, good()),
     Plant("a web page", "torchscript-foreign", FILE, "", {FILE: b"<!DOCTYPE html><html></html>"}, good()),
-    Plant("an input too few", "torchscript-inputs", CONFIG, "input", {CONFIG: config(inputs=NAMED[:1])}, good()),
     Plant(
         "an input too many, traced",
         "torchscript-inputs",
@@ -86,14 +88,6 @@ PLANTS = (
         CONFIG,
         "input",
         {FILE: partial(archive, "optional")},
-        good(),
-    ),
-    Plant(
-        "indices from 1",
-        "torchscript-names",
-        CONFIG,
-        "INPUT__1",
-        {CONFIG: config(inputs=(("INPUT__1", INT64), ("INPUT__2", INT64)))},
         good(),
     ),
     Plant(
@@ -120,21 +114,8 @@ PLANTS = (
         {CONFIG: config(inputs=(("INPUT__1", INT64), ("INPUT__0", INT64)), more=IN_PYTHON)},
         good(more=IN_PYTHON),
     ),
-    Plant(
-        "an output too many",
-        "torchscript-outputs",
-        CONFIG,
-        "output",
-        {CONFIG: config(outputs=("OUTPUT__0", "OUTPUT__1"))},
-        good(),
-    ),
-    Plant(
-        "an output's index too high",
-        "torchscript-outputs",
-        CONFIG,
-        "output",
-        {CONFIG: ("OUTPUT__0", "OUTPUT__1")},
-        good(),
+    change(
+        CONFIG, "torchscript-outputs", "an output's index too high", "OUTPUT__0", "OUTPUT__1", "", "output", good=good()
     ),
     Plant("a dict of outputs", "torchscript-outputs", CONFIG, "output", {FILE: partial(archive, "dict")}, good()),
     Plant(
@@ -145,40 +126,17 @@ PLANTS = (
         {FILE: partial(traced, "placed")},
         {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
     ),
-    Plant(
-        "a device in a script",
-        "torchscript-device",
-        FILE,
-        "",
-        {FILE: partial(archive, "on host")},
-        {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
-    ),
-    Plant(
-        "a constant tensor, put on a device",
-        "torchscript-device",
-        FILE,
-        "",
-        {FILE: partial(traced, "listed")},
-        {**good(partial(traced, "buffered")), CONFIG: config().replace(*ON_GPU)},
-    ),
     Plant("a GPU on the host", "torchscript-device", FILE, "", {FILE: partial(archive, "on gpu")}, good()),
     Plant("a trace for the host alone", "torchscript-bound", FILE, "", {FILE: partial(traced, "placed")}, good()),
-    Plant("a device as an attribute", "torchscript-bound", FILE, "", {FILE: partial(archive, "held")}, good()),
-    Plant(
-        "an encoder of the embedded server whose devices its backend chooses",
+    change(
+        CONFIG,
         "kind-unsupported",
-        CONFIG,
+        "an encoder of the embedded server whose devices its backend chooses",
+        "KIND_CPU",
+        "KIND_MODEL",
+        "",
         "instance_group",
-        {CONFIG: ("KIND_CPU", "KIND_MODEL")},
-        good(),
+        good=good(),
         target="embedded",
-    ),
-    Plant(
-        "a dtype for a module without a trunk",
-        "torchscript-dtype",
-        CONFIG,
-        "bf16",
-        {CONFIG: ON_PAGE},
-        good(more=IN_PYTHON + '\nparameters { key: "dtype" value { string_value: "fp32" } }'),
     ),
 )

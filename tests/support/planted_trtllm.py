@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.planted import Edit, Plant
+from tests.support.page_plants import page
+from tests.support.planted import Edit, Plant, change
 from tests.support.planted_checkpoints import parameter
 
-PRE, POST, LLM, BLS = (f"{name}/config.pbtxt" for name in ("preprocessing", "postprocessing", "tensorrt_llm", "bls"))
+PRE, POST, LLM, BLS = (
+    f"{name}/config.pbtxt" for name in ("preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_bls")
+)
 ABOUT, TEXTS, YAML = "tensorrt_llm/1/config.json", "texts/config.pbtxt", "texts/1/model.yaml"
 BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }"
 CODE = """import triton_python_backend_utils as pb_utils
@@ -45,18 +48,19 @@ def about(**built: Any) -> str:
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ENGINE: Mapping[str, Edit] = {
-    PRE: model("preprocessing", "QUERY STRING 1", "INPUT_ID INT32 -1", "tokenizer_dir=/tokenizer",
+    PRE: model("preprocessing", "QUERY STRING 1", "INPUT_ID INT32 -1", "tokenizer_dir=/weights/llama",
                "add_special_tokens=${add_special_tokens}"),
-    POST: model("postprocessing", "TOKENS_BATCH INT32 -1, -1", "OUTPUT STRING -1", "tokenizer_dir=/tokenizer"),
+    POST: model("postprocessing", "TOKENS_BATCH INT32 -1, -1", "OUTPUT STRING -1", "tokenizer_dir=/weights/llama"),
     LLM: model(
         "tensorrt_llm", "input_ids INT32 -1", "output_ids INT32 -1, -1", "gpt_model_type=inflight_fused_batching",
         "gpt_model_path=/models/tensorrt_llm/1", "max_beam_width=", "max_attention_window_size=2048",
         "gpu_device_ids=0,1", "kv_cache_free_gpu_mem_fraction=0.9", "encoder_model_path=${encoder_engine_dir}",
         backend="tensorrtllm", more=DECOUPLED,
     ),
-    BLS: model("bls", "text_input STRING 1", "text_output STRING -1", "accumulate_tokens=${accumulate_tokens}",
+    BLS: model("tensorrt_llm_bls", "text_input STRING 1", "text_output STRING -1",
+               "accumulate_tokens=${accumulate_tokens}",
                "tensorrt_llm_model_name=${tensorrt_llm_model_name}", more=DECOUPLED),
-    **{f"{name}/1/model.py": CODE for name in ("preprocessing", "postprocessing", "bls")},
+    **{f"{name}/1/model.py": CODE for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls")},
     ABOUT: about(),
     **{f"tensorrt_llm/1/rank{rank}.engine": "" for rank in range(2)},
 }  # fmt: skip
@@ -86,14 +90,18 @@ def engine(name: str, rule: str, file: str, line: str, *edit: str, **bad: Edit) 
 
 def texts(name: str, rule: str, line: str, old: str, new: str, file: str = YAML) -> Plant:
     """A mistake in ``model.yaml``, or beside it."""
-    return Plant(name, rule, file, line, {file: (old, new)}, YAML_GOOD)
+    return change(file, rule, name, old, new, "", line, good=YAML_GOOD)
 
 
 PLANTS = (
-    engine("a word for a number", "trtllm-value", LLM, "kv_cache_free", '"0.9"', '"most"'),
+    *(page(f"trtllm-{part}", LLM, ENGINE) for part in ("value", "engine-limit")),
+    *(page(f"trtllm-{part}", BLS, ENGINE) for part in ("batch-size", "decoupled")),
+    *(page(f"trtllm-{part}", PRE, ENGINE) for part in ("swapped", "queue-delay", "tokenizer", "tokenizer-type")),
+    *(page(f"llmapi-{part}", YAML, YAML_GOOD) for part in ("config", "misspelt")),
     engine("a batching strategy that is none", "trtllm-value", LLM, "gpt_model_type", "fused_batching", "batch"),
-    engine("an address for a folder", "trtllm-value", PRE, "tokenizer_dir", '"/tokenizer"', '"hf://meta/llama"'),
-    engine("a path left out", "template-leftover-in-text", PRE, "tokenizer_dir", '"/tokenizer"', '"${tokenizer_dir}"'),
+    engine("an address for a folder", "trtllm-value", PRE, "tokenizer_dir", '"/weights/llama"', '"hf://meta/llama"'),
+    engine("a path left out", "template-leftover-in-text", PRE, "tokenizer_dir", '"/weights/llama"',
+           '"${tokenizer_dir}"'),
     engine("an engine left out", "template-leftover-in-text", LLM, "gpt_model_path", '"/models/tensorrt_llm/1"',
            '"${engine_dir}"'),
     engine("an engine without its second rank", "trtllm-engine", LLM, "gpt_model_path",
@@ -106,22 +114,10 @@ PLANTS = (
            **{ABOUT: about(max_seq_len=512)}),
     engine("an engine for fewer rows", "trtllm-engine-limit", LLM, "max_batch_size",
            **{ABOUT: about(max_batch_size=1)}),
-    engine("more rows than its models take", "trtllm-batch-size", BLS, "max_batch_size", "size: 8", "size: 16"),
-    engine("pieces from one side alone", "trtllm-decoupled", BLS, "", DECOUPLED, ""),
     engine("an engine that does not stream", "trtllm-decoupled", BLS, "decoupled", **{LLM: (DECOUPLED, "")}),
-    engine("the first step in the place of the last", "trtllm-swapped", PRE, "TOKENS_BATCH",
-           '"QUERY" data_type: TYPE_STRING', '"TOKENS_BATCH" data_type: TYPE_INT32'),
-    engine("milliseconds for microseconds", "trtllm-queue-delay", PRE, "delay", "{ default",
-           "{ max_queue_delay_microseconds: 5000000 default"),
-    engine("two tokenizers", "trtllm-tokenizer", PRE, "tokenizer_dir", **{POST: ("/tokenizer", "/other")}),
-    engine("a folder without a tokenizer", "trtllm-tokenizer", POST, "tokenizer_dir", "/tokenizer", "/usr",
-           **{PRE: ("/tokenizer", "/usr")}),
-    engine("a parameter that was removed", "trtllm-tokenizer-type", PRE, "tokenizer_type", "instance_group",
-           'parameters { key: "tokenizer_type" value { string_value: "auto" } }\ninstance_group'),
-    texts("a misspelt field of TensorRT-LLM", "llmapi-misspelt", "paralel", "parallel_size",
-          "paralel_size"),
+    engine("a folder without a tokenizer", "trtllm-tokenizer", POST, "tokenizer_dir", "/weights/llama", "/usr",
+           **{PRE: ("/weights/llama", "/usr")}),
     texts("a misspelt field of Triton", "llmapi-config", "triton_config", "  decoupled", "  decoupld"),
-    texts("a text for true", "llmapi-config", "decoupled", "decoupled: true", 'decoupled: "false"'),
     texts("a word for a size", "llmapi-config", "parallel", "size: 2", "size: two"),
     texts("an address for a model", "llmapi-config", "model:", "meta-llama", "hf://meta-llama"),
     texts("rows that its code does not take", "llmapi-config", "max_batch", "size: 0", "size: 4"),

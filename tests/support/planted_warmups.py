@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 
-from tests.support.planted import MODEL, Edit, Plant, config
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Edit, Plant, change, config
 
 FIRST = "first/config.pbtxt"
 FILE = "first/warmup/x"
@@ -36,6 +37,16 @@ def request(source: str = ZEROS, *, dtype: str = "TYPE_FP32", dims: str = "[ 4 ]
 """
 
 
+# As the pages write it: an input on a line.
+LINES = """model_warmup [ {
+  name: "w"
+  batch_size: 1
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }
+} ]
+"""
+IN_LINES: dict[str, Edit] = {FIRST: config("first") + LINES}
+
+
 def good(source: str = ZEROS, *, count: int = 1, content: bytes | None = None) -> dict[str, Edit]:
     edits: dict[str, Edit] = {FIRST: config("first") + request(source, count=count)}
     return edits if content is None else {**edits, FILE: content}
@@ -48,7 +59,7 @@ def of_text(content: bytes) -> dict[str, Edit]:
     return {"texts/config.pbtxt": settings + request_of_text, "texts/1/model.py": TEXTS, TEXT_FILE: content}
 
 
-def change(old: str, new: str) -> dict[str, Edit]:
+def edit(old: str, new: str) -> dict[str, Edit]:
     return {FIRST: (old, new)}
 
 
@@ -67,34 +78,36 @@ def plant(name: str, line: str, bad: dict[str, Edit], core: str, before: dict[st
 GOOD_FILE = good(FROM_FILE, content=ROW)
 GOOD_TEXT = of_text(text(b"abc"))
 PLANTS = (
-    plant("a warm-up of no type", "value", change("      data_type: TYPE_FP32\n", ""), "inference input 'X' data-type"),
+    page(
+        "warm-up-data",
+        good={FIRST: config("first") + LINES.replace(ZEROS, FROM_FILE), FILE: ROW},
+        core="warmup setting expects all",
+    ),
+    page("warm-up-mismatch", good=IN_LINES),
+    page("warm-up-input", good=IN_LINES, core="unexpected shape"),
+    page("warm-up-batch-size", good={FIRST: config("first") + LINES.replace("size: 1", "size: 8")}),
+    page("warm-up-skipped", good=IN_LINES, line="model_warmup"),
+    plant("a warm-up of no type", "value", edit("      data_type: TYPE_FP32\n", ""), "inference input 'X' data-type"),
     plant(
-        "a warm-up of type 99",
-        "data_type",
-        change("      data_type: TYPE_FP32\n", "      data_type: 99\n"),
-        "inference",
+        "a warm-up of type 99", "data_type", edit("      data_type: TYPE_FP32\n", "      data_type: 99\n"), "inference"
     ),
     plant(
         "a warm-up of integers",
         "data_type",
-        change("      data_type: TYPE_FP32\n", "      data_type: TYPE_INT64\n"),
+        edit("      data_type: TYPE_FP32\n", "      data_type: TYPE_INT64\n"),
         "inference",
     ),
     plant(
-        "a warm-up of five", "dims", change("      dims: [ 4 ]", "      dims: [ 5 ]"), "unexpected shape for input 'X'"
+        "a warm-up of five", "dims", edit("      dims: [ 4 ]", "      dims: [ 5 ]"), "unexpected shape for input 'X'"
     ),
-    plant("a warm-up with its batch", "dims", change("      dims: [ 4 ]", "      dims: [ 1, 4 ]"), "unexpected shape"),
-    plant(
-        "a warm-up of any size", "dims", change("      dims: [ 4 ]", "      dims: [ -1 ]"), "warmup setting expects all"
-    ),
-    plant("a warm-up from nowhere", "inputs", change(f"      {ZEROS}\n", ""), "to have input_data_type set"),
+    plant("a warm-up from nowhere", "inputs", edit(f"      {ZEROS}\n", ""), "to have input_data_type set"),
     plant(
         "a warm-up of nothing",
         "model_warmup",
         {FIRST: config("first") + 'model_warmup { name: "w" batch_size: 1 }\n'},
         "expected 1 inputs but got 0",
     ),
-    plant("a warm-up by another name", "model_warmup", change('key: "X"', 'key: "x"'), "expected 1 inputs but got 0"),
+    plant("a warm-up by another name", "model_warmup", edit('key: "X"', 'key: "x"'), "expected 1 inputs but got 0"),
     plant(
         "a warm-up without its file", "input_data_file", {FILE: None}, "failed to open text file for read", GOOD_FILE
     ),
@@ -114,16 +127,6 @@ PLANTS = (
         )
     ),
     plant("a warm-up of an empty file", "input_data_file", {TEXT_FILE: b""}, "expected 1 string elements", GOOD_TEXT),
-    Plant(
-        "a warm-up of another input too",
-        "warm-up-mismatch",
-        FIRST,
-        "Z",
-        change(
-            "  inputs {", f'  inputs {{ key: "Z" value {{ data_type: TYPE_FP32 dims: [ 4 ] {ZEROS} }} }}\n  inputs {{'
-        ),
-        good(),
-    ),
     Plant("a warm-up file of seven", "warm-up-mismatch", FIRST, "input_data_file", {FILE: ROW + ROW[:12]}, GOOD_FILE),
     Plant(
         "a warm-up file of a batch",
@@ -133,24 +136,15 @@ PLANTS = (
         {FILE: ROW * 3},
         good(FROM_FILE, count=2, content=ROW * 2),
     ),
-    Plant(
-        "a warm-up beyond the batch",
-        "warm-up-batch-size",
-        FIRST,
-        "batch_size: 16",
-        change("  batch_size: 8", "  batch_size: 16"),
-        good(count=8),
-    ),
-    Plant(
-        "a warm-up of two without batches",
-        "warm-up-batch-size",
+    change(
         "alone/config.pbtxt",
-        "batch_size: 2",
-        {"alone/config.pbtxt": ("  batch_size: 1", "  batch_size: 2")},
-        {
+        "warm-up-batch-size",
+        "a warm-up of two without batches",
+        "  batch_size: 1",
+        "  batch_size: 2",
+        good={
             "alone/config.pbtxt": config("alone", batching="").replace("size: 8", "size: 0") + request(),
             "alone/1/model.py": MODEL,
         },
     ),
-    Plant("a warm-up of none", "warm-up-skipped", FIRST, "model_warmup", change("  batch_size: 1\n", ""), good()),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, ON_PAGE, Plant
+from tests.support.page_plants import page
+from tests.support.planted import MODEL, Plant, changes
 from tests.support.planted_ensembles import ALL, ensemble
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
@@ -18,29 +19,48 @@ ensemble_scheduling { step [ {
 """
 
 PLANTS = (
-    Plant(
-        "a model that is not there",
-        "member-missing",
-        ALL,
-        "ghost",
-        ensemble('model_name: "first"', 'model_name: "ghost"'),
-        core="not available or ambiguous: ghost",
-    ),
-    Plant(
-        "a version that is not there",
+    page("member-missing", ALL, core="not available or ambiguous: frist"),
+    page(
         "member-version",
         ALL,
-        "7",
-        ensemble("model_version: -1", "model_version: 7"),
+        ensemble("model_version: -1", "model_version: 1"),
         core="required version 7 is not loaded",
     ),
-    Plant(
-        "a version that is not said",
-        "member-version",
+    page("ensemble-in-itself", ALL, core="circular dependency between ensembles"),
+    page("ensemble-batch-size", ALL, line="first", core="which only allows maximum batch size to be 8"),
+    page("step-input-unknown", ALL, core="non-existing input x"),
+    page("step-output-unknown", ALL, core="non-existing output y"),
+    page("step-output-twice", at=ALL, line="first_y", core="multiple outputs in model first are mapped to the same"),
+    page("step-input-unmapped", at=ALL, line="{", core="input Z in model left is not mapped"),
+    page("step-dtype", at=ALL, line="first_y", core="inconsistent data type"),
+    page("step-shape", at=ALL, line="first_y", core="inconsistent shape"),
+    page("decoupled-joined", at=ALL, line="{", core="originated from different decoupled models"),
+    *changes(
         ALL,
-        "{",
-        ensemble("model_version: -1", ""),
-        core="required version 0 is not loaded",
+        (
+            "member-version",
+            "a version that is not said",
+            "model_version: -1",
+            "",
+            "required version 0 is not loaded",
+            "{",
+        ),
+        (
+            "step-dtype",
+            "another type than the ensemble's",
+            '"IN" data_type: TYPE_FP32',
+            '"IN" data_type: TYPE_FP64',
+            "inconsistent data type",
+            '"IN"',
+        ),
+        (
+            "step-shape",
+            "a number for a vector",
+            "dims: [ 4 ] } ]\noutput",
+            "dims: [ 1 ] reshape { } } ]\noutput",
+            "inconsistent shape",
+            '"IN"',
+        ),
     ),
     Plant(
         "a version that is not the latest",
@@ -50,96 +70,6 @@ PLANTS = (
         {"first/2/model.py": MODEL},
         ensemble("model_version: -1", "model_version: 1"),
         core="required version 1 is not loaded",
-    ),
-    Plant(
-        "an ensemble in itself",
-        "ensemble-in-itself",
-        ALL,
-        '"all"',
-        ensemble('model_name: "first"', 'model_name: "all"'),
-        core="circular dependency between ensembles",
-    ),
-    Plant(
-        "more rows than a model takes",
-        "ensemble-batch-size",
-        ALL,
-        "first",
-        {ALL: ON_PAGE},
-        core="which only allows maximum batch size to be 8",
-    ),
-    Plant(
-        "an input of no model",
-        "step-input-unknown",
-        ALL,
-        "NOPE",
-        ensemble('key: "X" value: "IN"', 'key: "NOPE" value: "IN"'),
-        core="non-existing input NOPE",
-    ),
-    Plant(
-        "an output of no model",
-        "step-output-unknown",
-        ALL,
-        "NOPE",
-        ensemble('key: "Y" value: "OUT"', 'key: "NOPE" value: "OUT"'),
-        core="non-existing output NOPE",
-    ),
-    Plant(
-        "an output twice in a step's model",
-        "step-output-twice",
-        ALL,
-        "first_y",
-        {"first/config.pbtxt": ("dynamic", 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic')},
-        core="multiple outputs in model first are mapped to the same ensemble tensor",
-    ),
-    Plant(
-        "an input left open",
-        "step-input-unmapped",
-        ALL,
-        "{",
-        {"left/config.pbtxt": ("optional: true ", "")},
-        {
-            "left/config.pbtxt": (
-                "output",
-                'input { name: "Z" data_type: TYPE_FP32 optional: true dims: [ 4 ] }\noutput',
-            ),
-            "left/1/model.py": (
-                "responses = []",
-                'responses = [pb_utils.get_input_tensor_by_name(r, "Z") for r in requests][:0]',
-            ),
-        },
-        core="input Z in model left is not mapped",
-    ),
-    Plant(
-        "two types of a tensor",
-        "step-dtype",
-        ALL,
-        "first_y",
-        {"left/config.pbtxt": ("TYPE_FP32", "TYPE_INT64")},
-        core="inconsistent data type",
-    ),
-    Plant(
-        "another type than the ensemble's",
-        "step-dtype",
-        ALL,
-        "IN",
-        ensemble('"IN" data_type: TYPE_FP32', '"IN" data_type: TYPE_FP64'),
-        core="inconsistent data type",
-    ),
-    Plant(
-        "two shapes of a tensor",
-        "step-shape",
-        ALL,
-        "first_y",
-        {"left/config.pbtxt": ("dims: [ 4 ] }\noutput", "dims: [ 5 ] }\noutput")},
-        core="inconsistent shape",
-    ),
-    Plant(
-        "a number for a vector",
-        "step-shape",
-        ALL,
-        '"IN"',
-        {ALL: ("dims: [ 4 ] } ]\noutput", "dims: [ 1 ] reshape { } } ]\noutput")},
-        core="inconsistent shape",
     ),
     Plant(
         "a row too many",
@@ -155,14 +85,6 @@ PLANTS = (
         ALL,
         "{",
         {"left/config.pbtxt": ("instance_group", DECOUPLED), "right/config.pbtxt": ("instance_group", DECOUPLED)},
-        core="originated from different decoupled models",
-    ),
-    Plant(
-        "a decoupled one joined",
-        "decoupled-joined",
-        ALL,
-        "{",
-        {"left/config.pbtxt": ("instance_group", DECOUPLED)},
         core="originated from different decoupled models",
     ),
     Plant(

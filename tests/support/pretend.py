@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from array_api_compat import torch as xp
 
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
 
 from shoal.kit.component.base import Component
-from shoal.kit.component.tensors import Arrays
+from shoal.kit.component.spec import Arrays
 
 
 class Blank(Component):

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from shoal.errors import ShoalError
 from shoal.kit.component.base import Component
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 
 TEXT = "The cat sat on the mat. Olá, 😀! [INST] STOP \n" * 3
 CHAT = [{"role": "user", "content": "The cat"}]

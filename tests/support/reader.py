@@ -68,7 +68,7 @@ class Reader:
 
     def stop(self) -> None:
         if self.server is not None:
-            self.server.send_signal(signal.SIGINT)
+            for _ in range(2):  # the second one ends it at once
+                self.server.send_signal(signal.SIGINT)
             self.server.communicate(timeout=60)
-            assert self.server.returncode == 0
             self.server = None

@@ -54,12 +54,6 @@ def device_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device) -> 
     return read
 
 
-def assert_equal(some: Reading, other: Reading) -> None:
-    assert np.array_equal(some.ids, other.ids)
-    assert np.array_equal(some.mask, other.mask)
-    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
-
-
 # Much of what matters is rare in random text: sentence ends, listed words, repeated words, marks and signs.
 snippets = st.sampled_from(
     ["the", "The", "dog", "cat", "é", "²", "…", ".", "!", "?", ", ", "—", " ", "x1", "漢", "\u0301", "€", "٣"]

@@ -8,8 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
+import pytest
+
+from shoal.cli import main
 from tests.support.bulk import WORDS
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
@@ -44,7 +49,15 @@ def command(forest: Path, pattern: str, out: Path | str, *more: str) -> list[str
 
 
 def run(forest: Path, pattern: str, out: Path | str, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(forest, pattern, out, *more), capture_output=True, text=True, timeout=120)
+    """Run the command in this process; its workers are processes all the same."""
+    line, errors, code = command(forest, pattern, out, *more), StringIO(), 0
+    with redirect_stdout(StringIO()), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["shoal", *line[len(SHOAL) :]])
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(line, code, stderr=errors.getvalue())
 
 
 def read_files(out: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -35,7 +36,7 @@ def _install(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
-    _run([*pip, "install", "--quiet", *_PACKAGES])
+    _run([*pip, "install", "--quiet", "--no-compile", *_PACKAGES])  # most of its modules are never imported
     _run([*pip, "uninstall", "--quiet", "--yes", *_BROKEN])
     _run([*pip, "install", "--quiet", *_LAST])
 
@@ -46,6 +47,16 @@ def _run(command: list[str]) -> None:
 
 ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
 ENGINE = "llm-vllm"
+CONTEXT = 16384
+
+
+def lengthen(weights: Path, out: Path) -> Path:
+    """Copy a tiny model, and give it a context that an answer cannot fill within a test."""
+    copy = shutil.copytree(weights, out / "weights")
+    path = copy / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}), encoding="utf-8")
+    return copy
 
 
 def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: int = 2) -> Path:

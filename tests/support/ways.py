@@ -8,9 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,6 @@ from shoal.errors import ServerError
 from shoal.serving.server.launch import Server
 
 WAYS = ("grpc", "http", "grpc-async", "http-async")
-Connect: TypeAlias = Callable[..., AbstractContextManager[Any]]
 
 
 class AwaitedReplies:

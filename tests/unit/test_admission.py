@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
+from shoal.serving.gateway.core.admission import A_REQUEST, FEW, MANY, Admission
 from tests.support.virtual_time import Clock
 
 MINE, YOURS, THEIRS = Caller("mine"), Caller("yours"), Caller("theirs")
@@ -64,17 +64,6 @@ def test_before_anything_is_known(clock: Clock) -> None:
         assert admission.refuse(0) is None
         admission.enter(0)
     assert admission.refuse(0) == 1.0
-
-
-def test_a_batch_that_takes_long_is_no_reason_to_stay_away_for_ever(clock: Clock) -> None:
-    admission = Admission(1.0, clock=clock)
-    work(admission, clock, number=100, seconds=0.01)
-    for _ in range(FEW):
-        admission.enter(0)
-    for _ in range(300):
-        clock.now += 1
-        wait = admission.refuse(0)
-    assert wait == MOST_SECONDS
 
 
 def test_lost_requests_are_no_work_done(clock: Clock) -> None:

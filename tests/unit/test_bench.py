@@ -137,9 +137,6 @@ def test_losing_repositories_are_named_per_load() -> None:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-MOST = 3.0  # of a share in a window of 0.3 s, to which what began before it counts as a whole
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -143,8 +143,8 @@ def test_the_first_tutorial_is_read_in_both_places(tmp_path: Path) -> None:
     """A Python model, with its arguments beside config.pbtxt or in the version folder."""
     config = TEXTS.replace('"vllm"', '"python"').replace("model_transaction_policy { decoupled: true }\n", "")
     write(tmp_path / CONFIG, config)
-    write(tmp_path / "chat/1/model.py", "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n")
-    for path in ("chat/vllm_engine_args.json", "chat/1/vllm_engine_args.json"):
+    write(tmp_path / "llama/1/model.py", "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n")
+    for path in ("llama/vllm_engine_args.json", "llama/1/vllm_engine_args.json"):
         write(tmp_path / path, dump(disable_log_requests="true"))
         found = {finding.rule.id: finding.place for finding in check(tmp_path)}
         assert found["engine-args-removed"].path == tmp_path / path

@@ -25,12 +25,6 @@ ONE_ERROR = Plant("", "", "", "", {"first/config.pbtxt": ('backend: "python"', '
 WHOLE_FOLDER = Plant("", "", "", "", {"all/1/.gitkeep": None})
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["check", *map(str, arguments)])
 

@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from shoal import __version__, cli
+from shoal.cli.usage import _HABITS, Root
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
 from tests.support.commands import Shoal
@@ -22,6 +24,20 @@ def test_help_names_every_command(shoal: Shoal) -> None:
     text = shoal("--help")
     for command in ("train", "compose", "serve", "infer", "quickstart", "doctor", "graph"):
         assert command in text
+
+
+@pytest.mark.parametrize("word", list(_HABITS))
+def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
+    run = CliRunner().invoke(cli.app, [word, "x"], env={"COLUMNS": "300"})
+    assert run.exit_code == 2
+    assert f"No such command '{word}'. Type: {_HABITS[word]}" in run.output
+    context: Any = None
+    for part in _HABITS[word].split("shoal ")[1:]:
+        name = part.split()[0].strip(",;")
+        if re.match(r"[a-z]", name):
+            command = Root().get_command(context, name)
+            options = {option for parameter in command.params for option in parameter.opts}
+            assert {*re.findall(r"--[a-z-]+", part)} <= options | {"--help"}
 
 
 @pytest.mark.usefixtures("trained_for_a_moment")
@@ -66,7 +82,7 @@ def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path
         ("infer", "a", "--format", "xml"),
         ("env", "build", "--engine", "poetry"),
         ("new", "component", "x", "--category", "middle"),
-        ("add-model", "x", "y", "--head", "tail"),
+        ("add-model", "x", "y", "--task", "tail"),
     ],
 )
 def test_choices_are_checked_and_listed(arguments: tuple[str, ...]) -> None:
@@ -135,6 +151,7 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.splitlines()[-2:] == [
-        "error: /nowhere does not exist.",
-        "  Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
+        "error: There is no /nowhere.",
+        "  Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
+        " --task embeddings, --task classify, --task rerank, --task predict, --task generate",
     ]

@@ -24,12 +24,6 @@ ONE_ERROR = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: 
 ONE_WARNING = Plant("", "", "", "", {"first/config.pbtxt": ("instance_group [ { kind: KIND_CPU } ]", "")})
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["check", *map(str, arguments)])
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
 from shoal.cli.serving import _print_pipelines
-from shoal.errors import InputError
+from shoal.errors import ArtifactError, InputError
+from shoal.serving.gateway.options import Addresses, Options
 from tests.support.apis import write_apis
 from tests.support.counting import write_counting
 from tests.support.planted import Plant
 
+AT = Addresses("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
 MISTAKE = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
 
 
@@ -34,23 +40,29 @@ def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = write_counting(tmp_path / "r")
-    _print_pipelines(repository, [], "127.0.0.1:8001")
+    _print_pipelines(repository, Options(), AT)
     said = capsys.readouterr().out.splitlines()
     assert [line.strip().split("(")[0] for line in said[::2]] == ["count", "count_all", "count_bls", "engine"]
     assert said[3].strip() == "shoal infer --stream --model count_all COUNT=1 DELAY=0.5 FAIL_AT=1 WRONG_AT=1"
     (repository / "manifest.json").write_text('{"ensembles": ["ten_more"]}', encoding="utf-8")
-    _print_pipelines(repository, [], "127.0.0.1:9")
+    _print_pipelines(repository, Options(), Addresses("127.0.0.1:8", "127.0.0.1:9", "127.0.0.1:10"))
     said = capsys.readouterr().out.splitlines()
     assert said[-1].strip() == "shoal infer --model ten_more --url 127.0.0.1:9 X=1"
 
 
 def test_the_paths_of_openai_s_api_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _print_pipelines(write_apis(tmp_path), [], "127.0.0.1:8001")
+    keys = tmp_path / "keys.json"
+    _print_pipelines(write_apis(tmp_path / "r"), Options(keys=keys), AT)
     said = capsys.readouterr().out.splitlines()
-    assert {name.split("(")[0].strip(): paths.strip() for name, paths in zip(said[::3], said[2::3], strict=True)} == {
-        "embedder": "POST /v1/embeddings", "labeller": "POST /v1/classify",
-        "ranker": "POST /v1/rerank /v1/score", "reader": "POST /v1/classify",
-    }  # fmt: skip
+    commands = [shlex.split(line) for line in said if line.strip().startswith("curl ")]
+    assert [(command[1], command[5], json.loads(command[-1])["model"]) for command in commands] == [
+        (f"http://127.0.0.1:8000{path}", "Authorization: Bearer KEY", name)
+        for path, name in (
+            ("/v1/embeddings", "embedder"), ("/v1/classify", "labeller"), ("/v1/rerank", "ranker"),
+            ("/v1/classify", "reader"),
+        )
+    ]  # fmt: skip
+    assert "    also: POST /v1/score" in said
 
 
 def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +70,43 @@ def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.M
     MISTAKE.write(tmp_path / "r", is_bad=False)
     (tmp_path / "empty").mkdir()
     for path, message in (
-        ("nowhere", "nowhere does not exist. Make one: shoal compose"),
+        ("nowhere", "There is no nowhere. Name a file, a folder, or a repository"),
         ("r/first", "r/first is the folder of one model. Name the repository that holds it: "),
-        ("empty", "empty is not a model repository: it holds no MODEL/config.pbtxt."),
+        ("empty", "empty holds neither a model repository nor a model's config.json. Make a repository: shoal compose"),
     ):
         assert message in str(serve(path).exception)
+
+
+def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").write_bytes(b"no model")
+    error = serve("net.onnx").exception
+    assert isinstance(error, ArtifactError)
+    assert "net.onnx" in error.what
+    assert error.fix
+    assert not (tmp_path / "build/net").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    (tmp_path / "build").touch()
+    error = serve("net.onnx").exception
+    assert str(error) == "build/net cannot be made: Not a directory. Type the command in a folder where you may write."
+    assert "'../out' is not a valid model name" in str(serve("net.onnx", "--name", "../out").exception)
+
+
+def test_a_maker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    monkeypatch.setattr("shoal.authoring.project.recipes.find_recipe", lambda *_, **__: os.kill(os.getpid(), SIGKILL))
+    assert "was killed. Is there too little memory" in str(serve("net.onnx").exception)
+
+
+def test_a_task_is_for_models(tmp_path: Path) -> None:
+    MISTAKE.write(tmp_path / "r", is_bad=False)
+    for option in ("--task", "--name"):
+        assert f"{option} predict has no effect" in str(serve(str(tmp_path / "r"), option, "predict").exception)
 
 
 def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from shoal.authoring.check.families import check
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.base import Component
-from shoal.kit.component.tensors import Arrays
+from shoal.kit.component.spec import Arrays
 from shoal.kit.generation.completions import Completions, TextStream
 from shoal.kit.generation.pieces import Piece, join_pieces
 from tests.conftest import Scale
@@ -109,16 +109,6 @@ def test_rows_are_those_asked_alone(component: Component) -> None:
 # --- one stream --------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_text() -> None:
-    ids = encode("cat 😀")
-    stream = TextStream(BPE, num_input_tokens=7)
-    pieces = [stream.step([token]) for token in ids]
-    end = stream.step([], last=True, reason="length")
-    assert "".join(piece.text for piece in pieces) == "cat 😀"
-    assert [piece[1:4] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
-    assert end == Piece("", "length", 7, len(ids))
-
-
 def test_counts_of_each_answer() -> None:
     """With the switch of NVIDIA's vLLM backend, the counts of the packed pieces add up to the number of tokens."""
     ids = encode("The cat sat on the mat")
@@ -136,21 +126,9 @@ def test_counts_of_each_answer() -> None:
         assert {piece.num_input_tokens for piece in counts} == {7}
 
 
-def test_a_stop_string_ends_text_reason_and_count() -> None:
-    """The count is up to the token that completes the stop string, however many tokens come with it."""
-    stream = TextStream(BPE, ["sat on"])
-    first, second = encode("The cat sa"), encode("t on the mat")
-    number = len(first) + tokens_until(BPE, first + second, "sat on", after=len(first))
-    assert number < len(first) + len(second)
-    assert stream.step(first).text == "The cat "
-    assert stream.step(second) == Piece("", "stop", 0, number)
-    assert stream.step(encode("more")) == Piece("", "stop", 0, number)
-    assert stream.step([], last=True, reason="length") == Piece("", "stop", 0, number)
-
-
-def tokens_until(tokenizer: Tokenizer, ids: Sequence[int], stop: str, after: int = 0) -> int:
-    """Return the number of ids, behind the first ``after``, that complete a stop string."""
-    return next(n for n in range(len(ids) - after + 1) if stop in tokenizer.decode(list(ids[: after + n])))
+def tokens_until(tokenizer: Tokenizer, ids: Sequence[int], stop: str) -> int:
+    """Return the number of ids that complete a stop string."""
+    return next(n for n in range(len(ids) + 1) if stop in tokenizer.decode(list(ids[:n])))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
@@ -378,12 +356,6 @@ def test_log_probabilities_come_with_the_next_piece_that_is_packed() -> None:
     assert places[0][str(ids[0])]["logprob"] == -9999.0  # JSON has no infinity
     assert places[0][str(ids[0])]["rank"] is None
     assert json.loads(stream.pack(stream.step([], last=True))["logprobs"].item()) == []
-
-
-def test_the_last_answer_ends_the_state(component: Component) -> None:
-    ask(component, answer(encode("The"), 1, carry=carry("cat")), answer([], 1, last=True))
-    (piece,) = ask(component, answer(encode("The cat"), 1, carry=carry(prompt=9)))  # an id that comes again
-    assert piece == Piece("The cat", "", 9, len(encode("The cat")))
 
 
 def test_the_stream_that_is_idle_longest_is_dropped() -> None:

@@ -15,8 +15,8 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError, Sho
 from shoal.kit.component import tensors
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
-from shoal.kit.component.spec import ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array, Arrays, Device
+from shoal.kit.component.spec import Array, Arrays, ModelSpec, TensorSpec
+from shoal.kit.component.tensors import Device
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
 
 CONFIG: dict[str, Any] = {

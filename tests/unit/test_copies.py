@@ -31,7 +31,7 @@ from shoal.kit.component.ledger import (
     CopyEdge,
     CopyTotals,
 )
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.readability import reader
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu

@@ -18,7 +18,8 @@ from shoal.errors import SetupError
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
 from shoal.kit.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, CopyEdge, CopyTotals, Ledger, Metrics
-from shoal.kit.component.tensors import Array, Arrays, Device
+from shoal.kit.component.spec import Array, Arrays
+from shoal.kit.component.tensors import Device
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor
 from tests.support.once import ROOT
 from tests.support.pretend import PretendGpu

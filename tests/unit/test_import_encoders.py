@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
+import shoal
 from shoal.authoring.composition.artifacts import choose_precisions
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.importing.add_model import add_model
+from shoal.authoring.repository.apis import find_served
 from shoal.authoring.repository.config import Artifact, read_config
+from shoal.authoring.repository.model_folders import read_configs
 from shoal.authoring.repository.plan import Plan
 from shoal.clients.local import load, load_component
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.provenance import read_archive
 from tests.support.encoders import WIDTH, ask, embed, pipeline
 from tests.support.imports import NUM_ROWS, add, here, load_script
@@ -34,13 +46,13 @@ def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "triage": ("triage", {"head": "classification"}),
-    "triage_onnx": ("triage", {"head": "classification", "format": "onnx"}),
-    "score": ("score", {"head": "regression"}),
-    "many": ("many", {"head": "classification"}),
-    "mean": ("triage", {"head": "embedding", "pooling": "mean", "normalise": True}),
-    "cls": ("score", {"head": "embedding", "pooling": "cls"}),
-    "cls_onnx": ("score", {"head": "embedding", "pooling": "cls", "format": "onnx"}),
+    "triage": ("triage", {"task": "classify"}),
+    "triage_onnx": ("triage", {"task": "classify", "format": "onnx"}),
+    "score": ("score", {"task": "predict"}),
+    "many": ("many", {"task": "classify"}),
+    "mean": ("triage", {"task": "embeddings", "pooling": "mean", "normalise": True}),
+    "cls": ("score", {"task": "embeddings", "pooling": "cls"}),
+    "cls_onnx": ("score", {"task": "embeddings", "pooling": "cls", "format": "onnx"}),
 }
 
 
@@ -92,7 +104,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["wordpiece", "tokenizer.json"])
 def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: Path) -> None:
     folder = published / "triage" if kind == "wordpiece" else roberta
-    config, _ = add(tmp_path, folder, "topic", head="classification", tokenizer="tokens", max_length=16)
+    config, _ = add(tmp_path, folder, "topic", task="classify", tokenizer="tokens", max_length=16)
     file = "vocab.txt" if kind == "wordpiece" else "tokenizer.json"
     assert (tmp_path / "preprocess" / "tokens" / "1" / file).is_file()
     assert set(read_archive(tmp_path / "models" / "topic" / "1" / "model.pt")) == {file}
@@ -110,8 +122,52 @@ def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: P
     assert config.spec.outputs[0].dims == (3 if kind == "wordpiece" else 2,)
 
 
+@pytest.mark.parametrize("form", ["torchscript", "onnx"])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_pairs_to_scores(kind: str, form: str, published: Path, roberta: Path, tmp_path: Path) -> None:
+    """With the segments of BERT, and without any; and CrossEncoder's sigmoid."""
+    folder = published / "score"
+    if kind == "roberta":
+        folder = tmp_path / "one"
+        shutil.copytree(roberta, folder)
+        config = RobertaConfig.from_pretrained(roberta, num_labels=1)
+        RobertaForSequenceClassification(config).save_pretrained(folder)
+    project = tmp_path / "project"
+    added, said = add(project, folder, "ranker", task="rerank", tokenizer="pairs", max_length=16, format=form)
+    assert [tensor.name for tensor in added.spec.inputs] == ["INPUT__0", "INPUT__1", "INPUT__2"]
+    assert added.spec.parameters["api"] == "rerank"
+    assert any("at most 16 per pair" in line for line in said)
+    made = shoal.Ensemble("both", projects=[project])
+    tokens = made.step("pairs", QUERY=made.input("Q", "STRING", [1]), DOCUMENT=made.input("D", "STRING", [1]))
+    given = zip(("INPUT__0", "INPUT__1", "INPUT__2"), tokens.values(), strict=True)
+    made.output("SCORE", made.step("ranker", dict(given))["OUTPUT__0"])
+    made.write(project / "ensembles" / "both")
+    repository = compose("both", tmp_path / "repository", projects=[project])
+    configs = read_configs(repository)
+    assert str(find_served(configs["both"], configs)) == "rerank=SCORE"
+    queries, documents = ["some words", "w1"] * 2, ["other", "", "some w2 w3 " * 9, "w4"]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
+    pairs = tokenizer(queries, documents, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(**pairs).logits.sigmoid().numpy()
+    with load(repository / "both") as local:
+        np.testing.assert_allclose(local(Q=queries, D=documents)["SCORE"], expected, rtol=0, atol=1e-5)
+
+
+def test_an_activation_that_is_not_known(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(published / "score", folder)
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text("utf-8")), "sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}
+    path.write_text(json.dumps(config), "utf-8")
+    with pytest.raises(InputError, match=r"files name the activation 'torch\.nn\.Tanh'\. Known: Sigmoid, Identity\."):
+        add_model(folder, "m", project=tmp_path / "project")
+    with pytest.raises(InputError, match=r"gives 3 numbers, not a score"):
+        add_model(published / "triage", "m", project=tmp_path / "project", task="rerank")
+
+
 def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
-    add(tmp_path, published / "triage", "topic", head="classification", tokenizer="tokens")
+    add(tmp_path, published / "triage", "topic", task="classify", tokenizer="tokens")
     pipeline(tmp_path, "topic", "tokens", "triage")
     vocabulary = tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt"
     vocabulary.write_text(vocabulary.read_text(encoding="utf-8") + "more\n", encoding="utf-8")

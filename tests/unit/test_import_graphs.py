@@ -127,11 +127,7 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (
-            "net.onnx",
-            {"head": "embedding"},
-            r"Unknown option for an ONNX model: head\. It takes: mask, max_batch_size\.",
-        ),
+        ("net.onnx", {"task": "embeddings"}, r"--task embeddings needs a tokenizer, and .*net\.onnx has none\."),
         ("tagger.pt", {"pooling": "cls"}, r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask"),
         ("absent.onnx", {}, r"There is no file .*absent\.onnx\."),
         ("forest.pkl", {}, r"forest\.pkl is not a model that can be added\. Known suffixes: .* A pickle runs code"),

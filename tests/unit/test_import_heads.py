@@ -36,7 +36,7 @@ def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_labels_that_transformers_makes_are_labels(published: Path, tmp_path: Path) -> None:
-    config, said = add(tmp_path, published / "unnamed", "unnamed", head="classification", max_batch_size=8)
+    config, said = add(tmp_path, published / "unnamed", "unnamed", task="classify", max_batch_size=8)
     assert config.spec.parameters["labels"] == '["LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3"]'
     assert config.message.output[0].label_filename == "labels.txt"
     assert (config.folder / "labels.txt").read_text(encoding="utf-8") == "LABEL_0\nLABEL_1\nLABEL_2\nLABEL_3\n"
@@ -46,14 +46,14 @@ def test_labels_that_transformers_makes_are_labels(published: Path, tmp_path: Pa
 
 def test_a_head_that_may_be_of_pairs(published: Path, tmp_path: Path) -> None:
     """A cross-encoder would be added as what it is not: this is said, with the way out."""
-    for source, head in (("score", "regression"), ("unnamed", "classification")):
-        _, said = add(tmp_path, published / source, source, head=head)
+    for source, task in (("score", "predict"), ("unnamed", "classify")):
+        _, said = add(tmp_path, published / source, source, task=task)
         (note,) = [line for line in said if line.startswith("note: ")]
         assert "without a second text and without segment ids" in note
-        assert note.endswith("shoal add-model pair.pt NAME --input INT64:-1 --input INT64:-1 --input INT64:-1")
-    _, said = add(tmp_path, published / "score", "embedding", head="embedding", pooling="mean")
+        assert note.endswith("add it with --task rerank")
+    _, said = add(tmp_path, published / "score", "embedding", task="embeddings", pooling="mean")
     assert not any(line.startswith("note: ") for line in said)
-    _, said = add(tmp_path, published / "triage", "distil", head="classification")  # which takes no segment ids
+    _, said = add(tmp_path, published / "triage", "distil", task="classify")  # which takes no segment ids
     assert not any(line.startswith("note: ") for line in said)
 
 
@@ -68,21 +68,21 @@ def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sentences"
     shutil.copytree(published / "triage", folder)
     with pytest.raises(InputError, match=r"The pooling of .* is not given: it has no modules\.json .* --pooling mean"):
-        add_model(folder, "m", project=tmp_path, head="embedding")
+        add_model(folder, "m", project=tmp_path, task="embeddings")
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}', encoding="utf-8")
-    config, said = add(tmp_path, folder, "m", head="embedding", tokenizer="t")
+    config, said = add(tmp_path, folder, "m", task="embeddings", tokenizer="t")
     assert "last hidden state of [CLS]" in config.spec.parameters["content"]
     assert "not normalised: as its files for sentence-transformers say" in said
     assert said[-1].endswith("at most 20 per text")
     for kinds in (["Transformer", "Pooling", "LSTM"], ["Transformer", "Pooling", "Dense"], ["WordEmbeddings"]):
         write_sentences(folder, kinds, pooling_mode_mean_tokens=True)  # the Dense module has no files
         with pytest.raises(InputError, match=rf"cannot be computed: its modules\.json lists {', '.join(kinds)}\b"):
-            add_model(folder, "n", project=tmp_path, head="embedding", pooling="mean")
+            add_model(folder, "n", project=tmp_path, task="embeddings", pooling="mean")
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_max_tokens=True)
     with pytest.raises(InputError, match=r"is not given: its pooling is pooling_mode_max_tokens, which is not known\."):
-        add_model(folder, "n", project=tmp_path, head="embedding")
-    _, said = add(tmp_path, folder, "n", head="embedding", pooling="mean")
+        add_model(folder, "n", project=tmp_path, task="embeddings")
+    _, said = add(tmp_path, folder, "n", task="embeddings", pooling="mean")
     assert "not normalised: as its files for sentence-transformers say" in said
 
 
@@ -109,7 +109,7 @@ def test_layers_after_the_pooling(published: Path, tmp_path: Path) -> None:
     write_sentences(folder, kinds, pooling_mode_mean_tokens=True)
     first = write_dense(folder / "2_Dense", 16, 24)
     second = write_dense(folder / "4_Dense", 24, 8, kind="Identity", bias=False)
-    config, said = add(tmp_path, folder, "m", head="embedding")
+    config, said = add(tmp_path, folder, "m", task="embeddings")
     assert config.spec.outputs[0].dims == (8,)
     assert "with the layers after its pooling: 8 numbers per text" in said
     ids, mask = np.array([[7, 8, 9, 0], [5, 4, 3, 2]]), np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
@@ -133,7 +133,7 @@ def test_embeddings_cut_to_a_size(way: str, published: Path, tmp_path: Path) -> 
     dense = write_dense(folder / "2_Dense", 16, 8) if way == "dense" else nn.Identity()
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}), encoding="utf-8")
     is_option = way == "normalised by the option" or None
-    config, said = add(tmp_path, folder, "m", head="embedding", normalise=is_option)
+    config, said = add(tmp_path, folder, "m", task="embeddings", normalise=is_option)
     ids, mask = np.array([[7, 8, 9, 3], [5, 4, 3, 2]]), np.ones((2, 4), np.int64)
     with torch.inference_mode():
         model = AutoModel.from_pretrained(folder).eval()
@@ -155,7 +155,7 @@ def test_a_size_that_is_none(size: Any, published: Path, tmp_path: Path) -> None
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_mean_tokens=True)
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}), encoding="utf-8")
     with pytest.raises(InputError, match=r"config_sentence_transformers\.json has truncate_dim "):
-        add_model(folder, "m", project=tmp_path, head="embedding")
+        add_model(folder, "m", project=tmp_path, task="embeddings")
 
 
 @pytest.mark.parametrize("pad", [0, 1, 5])
@@ -165,7 +165,7 @@ def test_positions_that_roberta_reserves(pad: int, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     changed = RobertaConfig(**{**config, "pad_token_id": pad, "max_position_embeddings": 34})
     RobertaForSequenceClassification(changed).save_pretrained(folder)
-    _, said = add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="t")
+    _, said = add(tmp_path, folder, "m", task="embeddings", pooling="mean", tokenizer="t")
     most = 34 - (pad + 1)
     assert said[-1].endswith(f"at most {most} per text")
     ids = np.full((1, most), 6)
@@ -181,7 +181,7 @@ def test_layers_of_another_encoder(published: Path, tmp_path: Path) -> None:
     write_sentences(folder, ["Transformer", "Pooling", "Dense"], pooling_mode_mean_tokens=True)
     write_dense(folder / "2_Dense", 24, 8)
     with pytest.raises(InputError, match=r"layers after the pooling of .* take 24 numbers, and the encoder gives 16"):
-        add_model(folder, "m", project=tmp_path, head="embedding")
+        add_model(folder, "m", project=tmp_path, task="embeddings")
 
 
 def test_an_encoder_that_cannot_be_traced(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_an_encoder_that_cannot_be_traced(published: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(torch.jit, "trace", fail)  # as for Gemma 3, transformers 5.23
     with pytest.raises(ArtifactError, match=r"of the kind bert cannot be traced: unordered_map::at\. Take an"):
-        add_model(published / "score", "m", project=tmp_path, head="embedding", pooling="mean")
+        add_model(published / "score", "m", project=tmp_path, task="embeddings", pooling="mean")
 
 
 def test_prompts_are_the_clients(published: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_prompts_are_the_clients(published: Path, tmp_path: Path) -> None:
         ("two", "query", "note: sentence-transformers puts a default prompt before each text, 'query: '; here texts"),
     ):
         path.write_text(json.dumps({"prompts": prompts, "default_prompt_name": default}), encoding="utf-8")
-        _, said = add(tmp_path, folder, name, head="embedding", pooling="mean")
+        _, said = add(tmp_path, folder, name, task="embeddings", pooling="mean")
         (found,) = [line for line in said if line.startswith("note: ")]
         assert found.startswith(note)
 
@@ -216,7 +216,7 @@ def test_an_encoder_without_fused_attention(tmp_path: Path) -> None:
         max_position_embeddings=80,
     )  # fmt: skip
     MPNetModel(config).save_pretrained(folder)
-    config, _ = add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="tokens")
+    config, _ = add(tmp_path, folder, "m", task="embeddings", pooling="mean", tokenizer="tokens")
     assert config.spec.outputs[0].dims == (16,)
 
 
@@ -227,7 +227,7 @@ def test_added_tokens_of_a_wordpiece(published: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens([AddedToken("w7", single_word=False, normalized=False)])  # which the vocabulary has
     tokenizer.save_pretrained(folder)
-    add(tmp_path, folder, "m", head="embedding", pooling="mean", tokenizer="tokens")
+    add(tmp_path, folder, "m", task="embeddings", pooling="mean", tokenizer="tokens")
     assert not (tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt").exists()
     written = Tokenizer.from_file(str(tmp_path / "preprocess" / "tokens" / "1" / "tokenizer.json"))
     ids = written.encode("xw7x w8").ids
@@ -237,7 +237,7 @@ def test_added_tokens_of_a_wordpiece(published: Path, tmp_path: Path) -> None:
 
 def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
-    options: dict[str, Any] = {"head": "classification", "on_progress": lambda *stage: stages.append(stage)}
+    options: dict[str, Any] = {"task": "classify", "on_progress": lambda *stage: stages.append(stage)}
     add_model(published / "triage", "m", project=tmp_path, **options)
     assert stages[::2] == [(name, 0, 1) for name, _, _ in stages[1::2]]
     assert [name for name, done, _ in stages if done] == [
@@ -252,23 +252,22 @@ def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("triage", {}, r"The encoder's head is not given\. Add --head embedding, --head classification, --head"),
-        ("triage", {"head": "tokens"}, r"Unknown head 'tokens'\. Known: embedding, classification, regression\."),
-        ("triage", {"head": "embedding", "pooling": "max"}, r"Unknown pooling 'max'\. Known: mean, cls\."),
-        ("triage", {"head": "classification", "format": "gguf"}, r"Unknown format 'gguf'\. Known: torchscript, onnx"),
-        ("triage", {"head": "classification", "pooling": "cls"}, r"pooling is for embeddings; a classification head"),
-        ("triage", {"head": "regression", "normalise": True}, r"normalise is for embeddings; a regression head"),
-        ("triage", {"head": "regression"}, r"The head of .* gives 3 numbers, not a score\. Use --head classification"),
-        ("score", {"head": "classification"}, r"The head of .* gives a score, not classes\. Use --head regression"),
-        ("triage", {"head": "classification", "max_length": 9}, r"max_length is for a tokenizer, and none is given\."),
+        ("triage", {"task": "tokens"}, r"Unknown task 'tokens'\. Known: embeddings, classify, rerank, predict, gen"),
+        ("triage", {"task": "embeddings", "pooling": "max"}, r"Unknown pooling 'max'\. Known: mean, cls\."),
+        ("triage", {"task": "classify", "format": "gguf"}, r"Unknown format 'gguf'\. Known: torchscript, onnx"),
+        ("triage", {"task": "classify", "pooling": "cls"}, r"pooling is for embeddings; a trained head"),
+        ("triage", {"task": "predict", "normalise": True}, r"normalise is for embeddings; a trained head"),
+        ("triage", {"task": "predict"}, r"The head of .* gives 3 numbers, not a score\. Use --task classify"),
+        ("score", {"task": "classify"}, r"The head of .* gives a score, not classes\. Use --task predict"),
+        ("triage", {"task": "classify", "max_length": 9}, r"max_length is for a tokenizer, and none is given\."),
         (
             "triage",
-            {"head": "classification", "max_length": 65, "tokenizer": "t"},
+            {"task": "classify", "max_length": 65, "tokenizer": "t"},
             r"max_length is 65; .*triage takes 3 to 64 tokens",
         ),
-        ("triage", {"head": "classification", "max_batch_size": 0}, r"max_batch_size is 0; an encoder takes rows"),
-        ("triage", {"head": "classification", "mask": "x"}, r"Unknown option for an encoder: mask\. It takes: head, "),
-        ("triage", {"head": "classification", "tokenizer": "m"}, r"There is a model m already"),
+        ("triage", {"task": "classify", "max_batch_size": 0}, r"max_batch_size is 0; an encoder takes rows"),
+        ("triage", {"task": "classify", "mask": "x"}, r"Unknown option for an encoder: mask\. It takes: task, "),
+        ("triage", {"task": "classify", "tokenizer": "m"}, r"There is a model m already"),
     ],
 )
 def test_options_that_cannot_be(
@@ -279,13 +278,28 @@ def test_options_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_says_its_task(published: Path, tmp_path: Path) -> None:
+    config, said = add(tmp_path, published / "triage", "topic")
+    assert config.spec.parameters["api"] == "classify"
+    assert any("probabilities" in line for line in said)
+    with pytest.raises(InputError, match=r"gives one score, and its files do not say whether of one text or of two"):
+        add_model(published / "score", "m", project=tmp_path)
+    config, _ = add(tmp_path, published / "score", "score", task="predict")
+    assert "api" not in config.spec.parameters
+
+
+def test_a_name_on_the_hub_needs_a_task(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"The model's task is not given\. Add --task embeddings, --task classify or"):
+        add_model("owner/name", "m", project=tmp_path)
+
+
 def test_no_head_is_drawn_at_random(tiny_bert: Path, tmp_path: Path) -> None:
-    message = r"bert0 has no trained classification head: its checkpoint lacks classifier\.bias, classifier\.weight.*\."
+    message = r"bert0 has no trained head for classify: its checkpoint lacks classifier\.bias, classifier\.weight.*\."
     with pytest.raises(InputError, match=message):
-        add_model(tiny_bert, "m", project=tmp_path, head="classification")
-    with pytest.raises(InputError, match=r"has no trained regression head: its checkpoint lacks "):
-        add_model(SMALL_ENCODER, "m", project=tmp_path, head="regression")
-    add(tmp_path, tiny_bert, "m", head="embedding", pooling="mean")
+        add_model(tiny_bert, "m", project=tmp_path, task="classify")
+    with pytest.raises(InputError, match=r"has no trained head for predict: its checkpoint lacks "):
+        add_model(SMALL_ENCODER, "m", project=tmp_path, task="predict")
+    add(tmp_path, tiny_bert, "m", task="embeddings", pooling="mean")
 
 
 @pytest.mark.parametrize("task", ["BertForTokenClassification", "DistilBertForTokenClassification",
@@ -297,10 +311,10 @@ def test_a_head_of_another_task(task: str, published: Path, tmp_path: Path) -> N
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "architectures": [task]}), encoding="utf-8")
-    for head in ("classification", "regression"):
-        with pytest.raises(InputError, match=rf"has no trained {head} head for texts: it is a {task}\. .* trace it"):
-            add_model(folder, "m", project=tmp_path, head=head)
-    add(tmp_path, folder, "m", head="embedding", pooling="mean")
+    for own in ("classify", "predict"):
+        with pytest.raises(InputError, match=rf"is a {task}, which .*: shoal has no pipeline for that\. .* trace it"):
+            add_model(folder, "m", project=tmp_path, task=own)
+    add(tmp_path, folder, "m", task="embeddings", pooling="mean")
 
 
 def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
@@ -312,13 +326,13 @@ def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
     weights = {key: value for key, value in weights.items() if "layer.1." not in key}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"is not an encoder .*: its checkpoint lacks .* and \d+ more\."):
-        add_model(folder, "m", project=tmp_path, head="embedding", pooling="mean")
+        add_model(folder, "m", project=tmp_path, task="embeddings", pooling="mean")
 
 
 def test_a_folder_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"The encoder '.*empty' cannot be loaded: .* Name a folder that holds config"):
-        add_model(tmp_path / "empty", "m", project=tmp_path, head="embedding", pooling="mean")
+    with pytest.raises(InputError, match=r"empty holds no model: it has no config\.json .* Name a folder with config"):
+        add_model(tmp_path / "empty", "m", project=tmp_path, task="embeddings", pooling="mean")
 
 
 def test_an_export_that_differs_is_not_written(
@@ -328,5 +342,5 @@ def test_an_export_that_differs_is_not_written(
 
     monkeypatch.setattr(export, "compare", lambda *_: 0.5)
     with pytest.raises(ArtifactError, match=r"model\.pt differs from the trained encoder by 0\.5"):
-        add_model(published / "triage", "m", project=tmp_path, head="classification")
+        add_model(published / "triage", "m", project=tmp_path, task="classify")
     assert list(tmp_path.iterdir()) == []

@@ -71,11 +71,6 @@ def test_inputs_that_do_not_fit_forward(inputs: Any, message: str, tmp_path: Pat
         add_model(script(Tagger(), tmp_path / "tagger.pt"), "tagger", project=tmp_path, inputs=inputs)
 
 
-class Same(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 class AsDict(nn.Module):
     def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
         return {"x": x}

@@ -13,7 +13,6 @@ from shoal.errors import ArtifactError, InputError
 from shoal.serving.gateway.callers.callers import Caller, Callers
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.core.models import find_exposed
-from shoal.serving.gateway.core.resending import Quarantine
 from shoal.serving.gateway.http.bodies import inflate
 from shoal.serving.gateway.logs import Flood, Plain
 from shoal.serving.gateway.options import Options
@@ -102,15 +101,6 @@ def test_bodies_are_inflated(window: int) -> None:
     with pytest.raises(RefusedError) as caught:
         inflate(body, encoding, len(content) - 1)
     assert caught.value.reason is RefusalReason.LARGE
-
-
-def test_suspects_are_told_by_model_and_bytes() -> None:
-    suspects = Quarantine()
-    assert not suspects.has("a", b"x")
-    suspects.add("a", b"x")
-    assert suspects.has("a", b"x")
-    assert not suspects.has("a", b"y")
-    assert not suspects.has("b", b"x")
 
 
 def record(message: str, *arguments: object, created: float = 0.0, **more: object) -> logging.LogRecord:

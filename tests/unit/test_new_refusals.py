@@ -13,13 +13,6 @@ from shoal.errors import InputError, SetupError
 from tests.support.skeletons import files, new, run, write_leaf
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, in which the commands are typed."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -363,3 +363,16 @@ def test_a_text_beside_many_others_is_bounded() -> None:
         with pytest.raises(ApiError, match="once for each second one, has more than 4194304 bytes") as refused:
             asyncio.run(answering)
         assert refused.value.reason is RefusalReason.LARGE
+
+
+def test_rows_of_a_prediction() -> None:
+    assert ask("predict", {}).rows == ["a"]
+    columns = schema.decode(schema.PredictRequest, b'{"inputs": {"X": [[1, 2], [3, 4]], "N": [5, 6.5]}}')
+    assert columns.rows == [{"X": [1, 2], "N": 5}, {"X": [3, 4], "N": 6.5}]
+    for body, message in (
+        ({"instances": [1], "inputs": [1]}, "Leave one out"),
+        ({"inputs": {"X": [1], "Y": [1, 2]}}, "different numbers of rows"),
+        ({"inputs": {}}, "different numbers of rows, or none"),
+    ):
+        with pytest.raises(ApiError, match=message):
+            schema.decode(schema.PredictRequest, json.dumps(body).encode())

@@ -59,7 +59,7 @@ def test_a_key_file_without_effect_is_refused(line: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("command", ["infer hello --url 127.0.0.1:1", "generate hello --url 127.0.0.1:1",
-    "copies here", "tokens 1,2 --url 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
+    "copies here", "status", "tokens 1,2 --url 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
 def test_commands_read_a_key_from_a_file_or_the_environment(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,8 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
         raise InputError("seen")
 
     monkeypatch.setattr(Client, "__init__", refuse)
-    monkeypatch.setattr("shoal.clients.client.copies.read_metrics", lambda _, api_key, *__: refuse(api_key=api_key))
+    for name in ("copies.read_metrics", "operators.read_states"):
+        monkeypatch.setattr(f"shoal.clients.client.{name}", lambda _, api_key, *__: refuse(api_key=api_key))
     key, other = make_key("0" * 12), make_key("1" * 12)
     (tmp_path / "key").write_text(f"{key}\n")
     for options, environment in ((["--api-key-file", str(tmp_path / "key")], {"SHOAL_API_KEY": other}), ([], {})):
@@ -82,7 +83,7 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
 
 
 @pytest.mark.parametrize("command", ["infer hello --url grpcs://127.0.0.1:1", "generate hello --url grpcs://127.0.0.1:1",
-    "copies here --url https://127.0.0.1:1", "tokens 1,2 --url grpcs://127.0.0.1:1",
+    "copies here --url https://127.0.0.1:1", "status https://127.0.0.1:1", "tokens 1,2 --url grpcs://127.0.0.1:1",
     "bench --url grpcs://127.0.0.1:1"])  # fmt: skip
 @pytest.mark.parametrize("option", ["--ca-cert", "--client-cert"])
 def test_commands_read_certificates(command: str, option: str, tmp_path: Path) -> None:

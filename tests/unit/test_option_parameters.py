@@ -147,6 +147,8 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("top_k", "labels"): Piece('["a", "b", "c"]', '["d", "e", "f"]', (SCORES,)),
     ("threshold", "threshold"): Piece("0.4", "0.6", (SCORES,)),
     ("blend", "weights"): Piece("[1, 2]", "[2, 1]", (SCORES, 2 * SCORES)),
+    ("pair_tokenizer", "max_length"): Elsewhere("unit/test_text_pieces.py::test_pairs_as_transformers_joins_them"),
+    ("pair_tokenizer", "max_text_bytes"): Elsewhere("unit/test_text_pieces.py::test_pairs_that_are_refused"),
     ("tokenizer", "lowercase"): Piece("true", "false", (TEXT,)),
     ("tokenizer", "max_length"): Piece("3", "9", (TEXT,)),
     ("tokenizer", "max_text_bytes"): Piece("3", "99", (TEXT,)),

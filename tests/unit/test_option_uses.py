@@ -20,7 +20,7 @@ from tests.support.published import publish
 
 SCRIPT = "add-model tagger.pt net"
 ONNX = "add-model net.onnx net"
-ENCODER = "add-model published/triage net --head embedding --pooling mean"
+ENCODER = "add-model published/triage net --task embeddings --pooling mean"
 INFER = "infer --local"
 X = f"{INFER} --model probe X=[1,2,3,4,5,6]"
 FILE = f"{INFER} --model probe --input rows.csv"
@@ -31,10 +31,8 @@ TABLE: Table = {
     ),
     "add-model --mask": Both("add-model tokens.onnx net", "", "--mask padding"),
     "add-model --label": Both("add-model forest.json net", "--label a --label b", "--label c --label d"),
-    "add-model --head": Both(
-        "add-model published/triage net", "--head embedding --pooling mean", "--head classification"
-    ),
-    "add-model --pooling": Both("add-model published/triage net --head embedding", "--pooling mean", "--pooling cls"),
+    "add-model --task": Both("add-model published/triage net", "--task embeddings --pooling mean", "--task classify"),
+    "add-model --pooling": Both("add-model published/triage net --task embeddings", "--pooling mean", "--pooling cls"),
     "add-model --normalise": Both(ENCODER, "", "--normalise", "*.pt"),
     "add-model --tokenizer": Both(ENCODER, "", "--tokenizer tokens"),
     "add-model --max-length": Both(
@@ -43,7 +41,6 @@ TABLE: Table = {
     "add-model --revision": Both(ENCODER, "", "--revision abc"),
     "add-model --format": Both(ENCODER, "", "--format onnx"),
     "add-model --max-batch-size": Both(ONNX, "", "--max-batch-size 4", "*/config.pbtxt"),
-    "add-model --decoder": Both(ONNX, "", "--decoder"),
     "add-model --project": Both(ONNX, "", "--project mine"),
     "add-model --dry-run": Both(ONNX, "", "--dry-run"),
     "infer --input": Both(f"{INFER} --model probe", "--input rows.csv", "--input more.csv"),
@@ -64,7 +61,7 @@ TABLE: Table = {
     "infer --shard-rows": Elsewhere("unit/test_bulk_shards.py::test_plans_that_are_refused"),
     "infer --workers": Elsewhere("unit/test_bulk_shards.py::test_each_row_is_there_once_in_order"),
     "infer --ray": Elsewhere("slow/test_shards_killed.py::test_killed_on_ray"),
-    "infer --worker": Elsewhere("unit/test_bulk_shards.py::test_workers_that_die_leave_no_half_and_lose_nothing"),
+    "infer --worker": Elsewhere("slow/test_shards_killed.py::test_killed_at_random_moments"),
     "shards status --json": Elsewhere("unit/test_bulk_shards.py::test_the_commands_that_look_at_a_folder"),
     "shards merge --output": Elsewhere("unit/test_bulk_shards.py::test_each_row_is_there_once_in_order"),
     "infer --stream": Both(f"{INFER} --model count COUNT=3", "", "--stream"),

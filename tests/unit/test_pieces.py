@@ -24,7 +24,8 @@ from shoal import cli
 from shoal.authoring.check.families import check
 from shoal.errors import InputError
 from shoal.kit.component.ledger import CONTROL, DOWN
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from tests.support.once import ROOT
 from tests.support.pieces import PIECES, POSTPROCESS, TRIO, ask, examples, leaf, start, zscore
 from tests.support.pretend import PretendGpu

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -50,7 +49,3 @@ def test_texts_that_cannot_be_used_are_named() -> None:
         check_texts([b"a", b"abc"], name="excerpt", max_bytes=2)
     with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8: byte 0xff at position 1\."):
         check_texts([b"a\xff"], name="excerpt", max_bytes=9)
-
-
-def test_empty_batch_of_values_pads_to_fill() -> None:
-    assert np.array_equal(ragged([[], []]).pad(2, 5), [[5, 5], [5, 5]])

@@ -18,7 +18,7 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, make_reader
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
-from tests.support.readings import assert_equal, device_reader
+from tests.support.readings import assert_same_reading, device_reader
 
 PLAIN = ["The cat sat. It purred!", "", "   ", "Naïve café, 1984?", "漢字 и кошка", "don't stop… now"]
 # Each is exact for a reason of its own.
@@ -34,7 +34,7 @@ def vocabulary(artifacts: Path) -> list[str]:
 def test_the_device_reads_as_the_host_does(vocabulary: list[str], bundle: Bundle, device: Device) -> None:
     read, reference = device_reader(vocabulary, bundle, device), Reader(vocabulary, bundle)
     for texts in (PLAIN, EXACT_TEXTS, [*PLAIN, *EXACT_TEXTS, *PLAIN], ["", " "], ["a " * 400, "[SEP]" * 9, ""]):
-        assert_equal(read(texts), reference(texts))
+        assert_same_reading(read(texts), reference(texts))
 
 
 def test_only_rows_that_need_it_take_the_exact_path(vocabulary: list[str], bundle: Bundle) -> None:
@@ -69,7 +69,9 @@ def test_texts_that_are_read_on_the_host_only_are_refused_on_a_gpu(
     changed = dataclasses.replace(bundle, **change)
     with pytest.raises(SetupError, match=f"on GPU 0, and {why} .* --place preprocess=cpu"):
         make_reader(vocabulary, changed, PretendGpu(), edge="TEXT")
-    assert_equal(make_reader(vocabulary, changed, Device(), edge="TEXT")(PLAIN), Reader(vocabulary, changed)(PLAIN))
+    assert_same_reading(
+        make_reader(vocabulary, changed, Device(), edge="TEXT")(PLAIN), Reader(vocabulary, changed)(PLAIN)
+    )
 
 
 def test_marks_that_change_places_are_on_the_list() -> None:

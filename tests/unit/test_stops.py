@@ -55,21 +55,6 @@ def test_only_what_may_become_a_stop_is_held_back(stops: list[str], text: str) -
         assert given_out + held == so_far
 
 
-def test_a_stop_that_straddles_pieces() -> None:
-    cutter = StopCutter(["\n\nUser:"])
-    assert [cutter.step(piece) for piece in ("Hi", "\n", "there\n", "\nUs", "er", ": more", "!")] == [
-        ("Hi", False), ("", False), ("\nthere", False), ("", False), ("", False), ("", True), ("", True),
-    ]  # fmt: skip
-    assert cutter.step("x", last=True) == ("", True)
-
-
-def test_held_back_text_is_sent_at_the_end() -> None:
-    cutter = StopCutter(["END"])
-    assert cutter.step("the EN") == ("the ", False)
-    assert cutter.step("", last=True) == ("EN", False)
-    assert StopCutter([]).step("all", last=False) == ("all", False)
-
-
 def test_the_stop_that_is_complete_first_wins() -> None:
     assert StopCutter(["late", "mid"]).step("a mid late") == ("a ", True)
     assert StopCutter(["bc", "abcd"]).step("xabcd") == ("xa", True)

@@ -17,7 +17,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.base import Component
 from shoal.kit.component.ledger import UP, CopyEdge
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.kit.text.words import BasicTokenizer
 from tests.conftest import as_bytes
 from tests.support.pieces import ask, examples, start, vocabulary
@@ -106,6 +106,45 @@ def test_any_fast_tokenizer(byte_level: Path, max_length: int, texts: list[str])
     reference = PreTrainedTokenizerFast(tokenizer_file=str(byte_level / "tokenizer.json"), pad_token="<pad>")
     for sample in (texts[:30], ["", "a"], ["naïve 漢字 🐟\n\ttabs"]):
         assert_tokens(ask(piece, as_bytes(sample)), sample, reference, max_length)
+
+
+@pytest.mark.parametrize("max_length", [5, 64, 256])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_pairs_as_transformers_joins_them(
+    kind: str, max_length: int, byte_level: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    folder, reference = (
+        byte_level,
+        PreTrainedTokenizerFast(
+            tokenizer_file=str(byte_level / "tokenizer.json"), pad_token="<pad>", truncation_side="right"
+        ),
+    )
+    if kind == "bert":
+        (tmp_path / "vocab.txt").symlink_to(vocabulary())
+        folder, reference = tmp_path / "whole", BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+        folder.mkdir()
+        reference.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    first, second = [*texts[:20], "", "a [SEP] b"], [*reversed(texts[:20]), "a", ""]
+    ids, mask, segments = ask(
+        start("pair_tokenizer", folder, max_length=str(max_length)), as_bytes(first), as_bytes(second)
+    )
+    wanted = reference(first, second, truncation=True, max_length=max_length, return_token_type_ids=True)
+    for row, expected in enumerate(wanted["input_ids"]):
+        assert ids[row, : len(expected)].tolist() == expected
+        assert segments[row, : len(expected)].tolist() == wanted["token_type_ids"][row]
+        assert mask[row].tolist() == [1] * len(expected) + [0] * (ids.shape[1] - len(expected))
+        assert set(ids[row, len(expected) :]) <= {reference.pad_token_id}
+        assert not segments[row, len(expected) :].any()
+
+
+def test_pairs_that_are_refused(byte_level: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json adds 4 special tokens to each pair"):
+        start("pair_tokenizer", byte_level, max_length="4")
+    with pytest.raises(ArtifactError, match=r"pair_tokenizer misses its artifact tokenizer\.json"):
+        start("pair_tokenizer", tmp_path)
+    piece = start("pair_tokenizer", byte_level, max_text_bytes="5")
+    with pytest.raises(InputError, match=r"^DOCUMENT\[1\] has 6 bytes; at most 5 are allowed\."):
+        ask(piece, as_bytes(["a", "b"]), as_bytes(["short", "longer"]))
 
 
 def test_nothing_but_padding_is_a_row_too(tmp_path: Path) -> None:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import shoal
-from shoal.cli import environment, keys, project, repository, serving, shards
-from shoal.cli.bench import bench
-from shoal.cli.check import check
 from shoal.cli.console import ERR, plain
-from shoal.cli.graph import describe, graph
-from shoal.cli.infer import infer
-from shoal.cli.llm import generate, tokens
-from shoal.cli.tune import tune
 from shoal.cli.usage import Root, Waiting
 from shoal.errors import ShoalError
 
@@ -47,38 +40,39 @@ def options(
     del version
 
 
-_PANELS: dict[str, tuple[Any, ...]] = {
-    "Serve and ask: start a server, and send requests to it.": (
-        serving.serve,
-        infer,
-        generate,
-        tokens,
-        serving.copies,
-        ("shards", shards.app),
-    ),
-    "Author: make, check and draw repositories, without a server.": (
-        repository.compose,
-        repository.plan,
-        repository.fill,
-        check,
-        graph,
-        describe,
-    ),
-    "Models: take in those that you have, and write new ones.": (project.add_model, ("new", project.app)),
-    "Measure: find out what is fast and exact on this machine.": (bench, tune),
-    "Keys and environments: what a service needs around it.": (
-        serving.doctor,
-        ("keys", keys.app),
-        ("env", environment.app),
-    ),
+_PANELS = {  # commands by their names, each the function or the app that it is made of
+    "Serve and ask: start a server, and send requests to it.": {
+        "serve": "shoal.cli.serving:serve",
+        "infer": "shoal.cli.infer:infer",
+        "generate": "shoal.cli.llm:generate",
+        "tokens": "shoal.cli.llm:tokens",
+        "status": "shoal.cli.serving:status",
+        "copies": "shoal.cli.serving:copies",
+        "shards": "shoal.cli.shards:app",
+    },
+    "Author: make, check and draw repositories, without a server.": {
+        "compose": "shoal.cli.repository:compose",
+        "plan": "shoal.cli.repository:plan",
+        "fill": "shoal.cli.repository:fill",
+        "check": "shoal.cli.check:check",
+        "graph": "shoal.cli.graph:graph",
+        "describe": "shoal.cli.graph:describe",
+    },
+    "Models: take in those that you have, and write new ones.": {
+        "add-model": "shoal.cli.project:add_model",
+        "new": "shoal.cli.project:app",
+    },
+    "Measure: find out what is fast and exact on this machine.": {
+        "bench": "shoal.cli.bench:bench",
+        "tune": "shoal.cli.tune:tune",
+    },
+    "Keys and environments: what a service needs around it.": {
+        "doctor": "shoal.cli.serving:doctor",
+        "keys": "shoal.cli.keys:app",
+        "env": "shoal.cli.environment:app",
+    },
 }
-Root.own = [
-    Waiting(each[0], each[1], panel)
-    if isinstance(each, tuple)
-    else Waiting(each.__name__.replace("_", "-"), each, panel)
-    for panel, commands in _PANELS.items()
-    for each in commands
-]
+Root.own = [Waiting(name, place, panel) for panel, places in _PANELS.items() for name, place in places.items()]
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.clients.client.tls import Access
+    from shoal.lab.bench.record import BenchSettings
+    from shoal.system.progress import OnProgress
 
 QUICK = (1, 8, 32)  # rows per request
 
@@ -88,16 +90,33 @@ def bench(context: typer.Context, asked: BenchAsked) -> None:
     Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
     second.
     """
-    from shoal.cli.applications import sample_texts
-    from shoal.lab.bench.generation import bench_tokens
-    from shoal.lab.bench.record import BenchSettings, TokenCell
-    from shoal.lab.bench.run import BATCHES, make_folder, write
-    from shoal.lab.bench.run import bench as run_bench
+    from shoal.lab.bench.record import BenchSettings
+    from shoal.lab.bench.run import make_folder, write
 
     if asked.out:
         make_folder(asked.out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if asked.is_quick else (4.0, 1.0, 3)
     settings = BenchSettings(asked.protocol, asked.seconds or times[0], times[1], asked.repeats or times[2])
+    _refuse_options(context, asked)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
+    with show_progress() as show:
+        measure = _measure_rows if asked.repositories else _measure_tokens
+        record = measure(asked, settings, show)
+    files, missing = write(record, asked.out) if asked.out else ([], "")
+    if asked.as_json:
+        print_json(record)
+        if missing:
+            ERR.print(plain(missing), soft_wrap=True)
+        return
+    _print(record, is_report=asked.is_report)
+    for path in files:
+        OUT.print(f"written: {path}", soft_wrap=True, markup=False)
+    if missing:
+        OUT.print(plain(missing), soft_wrap=True)
+
+
+def _refuse_options(context: typer.Context, asked: BenchAsked) -> None:
+    """Refuse options of the other kind of measurement: of repositories, or of a running language model."""
     of_rows = {
         "--inputs": asked.rows,
         "--batches": asked.batches,
@@ -119,40 +138,38 @@ def bench(context: typer.Context, asked: BenchAsked) -> None:
         )
     if not asked.rows:
         refuse_ignored(context, "--text-column", "without --inputs")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
-    with show_progress() as show:
-        if asked.repositories:
-            record = run_bench(
-                asked.repositories,
-                settings,
-                rows=asked.rows or sample_texts,
-                model=asked.model,
-                text_column=asked.text_column,
-                batches=_parse_numbers(asked.batches, "--batches", "1,8,64"),
-                callers=_parse_numbers(asked.callers, "--callers", "1,16"),
-                usual=QUICK if asked.is_quick else BATCHES,
-                on_progress=show,
-            )
-        else:
-            lengths = (
-                _parse_numbers(asked.input_tokens or "32", "--input-tokens", "32"),
-                _parse_numbers(asked.output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
-                _parse_numbers(asked.streams or "1,16", "--streams", "1,16"),
-            )
-            access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
-            cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-            record = bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
-    files, missing = write(record, asked.out) if asked.out else ([], "")
-    if asked.as_json:
-        print_json(record)
-        if missing:
-            ERR.print(plain(missing), soft_wrap=True)
-        return
-    _print(record, is_report=asked.is_report)
-    for path in files:
-        OUT.print(f"written: {path}", soft_wrap=True, markup=False)
-    if missing:
-        OUT.print(plain(missing), soft_wrap=True)
+
+
+def _measure_rows(asked: BenchAsked, settings: BenchSettings, show: OnProgress) -> dict[str, Any]:
+    from shoal.cli.applications import sample_texts
+    from shoal.lab.bench.run import BATCHES
+    from shoal.lab.bench.run import bench as run_bench
+
+    return run_bench(
+        asked.repositories or (),
+        settings,
+        rows=asked.rows or sample_texts,
+        model=asked.model,
+        text_column=asked.text_column,
+        batches=_parse_numbers(asked.batches, "--batches", "1,8,64"),
+        callers=_parse_numbers(asked.callers, "--callers", "1,16"),
+        usual=QUICK if asked.is_quick else BATCHES,
+        on_progress=show,
+    )
+
+
+def _measure_tokens(asked: BenchAsked, settings: BenchSettings, show: OnProgress) -> dict[str, Any]:
+    from shoal.lab.bench.generation import bench_tokens
+    from shoal.lab.bench.record import TokenCell
+
+    lengths = (
+        _parse_numbers(asked.input_tokens or "32", "--input-tokens", "32"),
+        _parse_numbers(asked.output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
+        _parse_numbers(asked.streams or "1,16", "--streams", "1,16"),
+    )
+    access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
+    cells = [TokenCell(*numbers) for numbers in product(*lengths)]
+    return bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
 
 
 def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ def _paths() -> Iterator[Finding]:
 def _ports() -> Iterator[Finding]:
     for port in PORTS:
         try:
-            find_ports(port, 0, 0)
+            find_ports(*(port if port == each else 0 for each in PORTS))
         except ShoalError as error:
             yield Finding(f"port {port}", WARNING, error.what, error.fix)
         else:

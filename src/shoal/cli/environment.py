@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from shoal.cli.console import OUT, Json, Target, plain, print_json, refuse_ignored, show_progress
 from shoal.cli.usage import Command, Group
+
+if TYPE_CHECKING:
+    from shoal.authoring.environment.building import Built
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
@@ -82,15 +85,18 @@ def build(
     )
     with show_progress() as show:
         built = build(request, show)
-    if as_json:
-        print_json({**built.record, "is_new": built.is_new})
-        return
+    _print_built(built, target, f"{model}={out}" if model else str(out), as_json=as_json)
+
+
+def _print_built(built: Built, target: str, place: str, *, as_json: bool) -> None:
     record = built.record
+    if as_json:
+        print_json({**record, "is_new": built.is_new})
+        return
     OUT.print(f"environment: {built.environment}{'' if built.is_new else '  (unchanged)'}", soft_wrap=True)
     no_stub = f"none needed, {target} has its own for Python {record['python']}"
     OUT.print(f"stub: {built.stub or no_stub}", soft_wrap=True)
     OUT.print(f"Python {record['python']}, NumPy {record['numpy']}, needs glibc {record['glibc']}: fits {target}")
-    place = f"{model}={out}" if model else out
     OUT.print(f"next: shoal compose ENSEMBLE build/repository --target {target} --env {place}", soft_wrap=True)
 
 

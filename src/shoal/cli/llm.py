@@ -88,20 +88,7 @@ def generate(context: typer.Context, asked: GenerateAsked) -> None:
             *([{"role": "system", "content": asked.system}] if asked.system else []),
             {"role": "user", "content": text},
         ]
-    given = {
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "seed": asked.seed,
-        "stop_words": asked.stop,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    settings: Any = _read_settings(asked.others)
-    if twice := sorted(settings.keys() & given.keys()):
-        raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
-    settings |= given
-    if settings.get("top_logprobs") and not asked.as_json:
-        raise InputError("--set top_logprobs changes nothing in the text.", "Add --json, which shows what it gives.")
+    settings = _find_settings(asked)
     with ExitStack() as held:
         if asked.is_local:
             pipeline = load(asked.repository / asked.model if asked.model else asked.repository)
@@ -130,6 +117,24 @@ def generate(context: typer.Context, asked: GenerateAsked) -> None:
                 typer.echo()
         if asked.as_json:
             _print(join_pieces(pieces)._asdict(), as_json=True)
+
+
+def _find_settings(asked: GenerateAsked) -> dict[str, Any]:
+    """Return the settings given by options and by ``--set``."""
+    given = {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "stop_words": asked.stop,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = _read_settings(asked.others)
+    if twice := sorted(settings.keys() & given.keys()):
+        raise InputError(f"{twice[0]} is given twice, as an option and by --set.", "Give it once.")
+    if settings.get("top_logprobs") and not asked.as_json:
+        raise InputError("--set top_logprobs changes nothing in the text.", "Add --json, which shows what it gives.")
+    return settings | given
 
 
 def tokens(

@@ -143,8 +143,9 @@ def add_model(
         list[str] | None,
         typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in the order of the classes."),
     ] = None,
-    head: Annotated[
-        Literal["embedding", "classification", "regression"] | None, typer.Option(help="Encoders: what they return.")
+    task: Annotated[
+        Literal["embeddings", "classify", "rerank", "predict", "generate"] | None,
+        typer.Option(help="What the model is for, if its files do not say it."),
     ] = None,
     pooling: Annotated[Literal["mean", "cls"] | None, typer.Option(help="Encoders, for embedding.")] = None,
     normalise: Annotated[
@@ -155,9 +156,6 @@ def add_model(
     revision: Annotated[str | None, typer.Option(help="Encoders: the commit on the hub.")] = None,
     form: Annotated[Literal["torchscript", "onnx"] | None, typer.Option("--format", help="Encoders.")] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=0, help="Default: 512, or what the file allows.")] = None,
-    is_decoder: Annotated[
-        bool, typer.Option("--decoder", help="A language model that continues text, for ONNX Runtime.")
-    ] = False,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
@@ -166,30 +164,29 @@ def add_model(
     The configuration is derived from the model's file. Options give what the file does not say.
     """
     from shoal.authoring.project.importing.add_model import add_model as add
+    from shoal.kit.generation.weights import DECODER
 
     options: dict[str, Any] = {
-        "inputs": inputs, "mask": mask, "labels": labels, "head": head, "pooling": pooling,
+        "inputs": inputs, "mask": mask, "labels": labels, "task": task, "pooling": pooling,
         "normalise": normalise, "tokenizer": tokenizer, "max_length": max_length, "revision": revision, "format": form,
-        "max_batch_size": max_batch_size,
+        "max_batch_size": max_batch_size, "project": project, "is_dry": is_dry,
     }  # fmt: skip
     said: list[str] = []
     if Path(source).suffix.lower() == ".pt":
         ERR.print(f"{plain(source)} is a program, and is run now, as you: add files that you trust.", soft_wrap=True)
     with show_progress() as show:
-        options |= {"project": project, "is_decoder": is_decoder, "is_dry": is_dry}
         paths = add(source, name, tell=said.append, on_progress=show, **options)
     for line in said:
         _print(line)
     _print_paths(paths, is_dry=is_dry)
-    if not is_dry:
+    weights = project / "models" / name / "1"
+    if not is_dry and (weights / DECODER).is_file():
+        compose = ["shoal", "compose", "llm", project / "build" / "llm", "--project", project, "--weights", weights]
+        _print_next(["shoal", "check", project], [*compose, "--swap", f"llm-hf={name}"])
+    elif not is_dry:
         steps = [part for step in (tokenizer, name) if step for part in ("--step", step)]
         at = ["--project", project] if project != Path() else []
-        then = ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at]
-        if is_decoder:
-            weights = project / "models" / name / "1"
-            then = ["shoal", "compose", "llm", project / "build" / "llm", "--project", project, "--weights", weights]
-            then += ["--swap", f"llm-hf={name}"]
-        _print_next(["shoal", "check", project], then)
+        _print_next(["shoal", "check", project], ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at])
 
 
 def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:

@@ -1,14 +1,13 @@
-"""``shoal serve``, ``shoal copies`` and ``shoal doctor``."""
+"""``shoal serve``, ``status``, ``copies`` and ``doctor``."""
 
 from __future__ import annotations
 
 import json
 import os
 import tomllib
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,15 +25,18 @@ from shoal.cli.console import (
     print_json,
     refuse_ignored,
 )
-from shoal.cli.serve_options import read_options, takes_options
+from shoal.cli.making import find_or_make
+from shoal.cli.records import takes_record
 from shoal.errors import InputError, ShoalError, suggest
 from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
 
+_METRICS = "127.0.0.1:8002"
+
 
 def copies(
     folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
-    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = "127.0.0.1:8002",
+    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = _METRICS,
     api_key: ApiKey = "",
     ca_cert: CaCert = "",
     client_cert: ClientCert = "",
@@ -60,7 +62,34 @@ def copies(
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
 
 
-_NOT_IN_FILES = ("repository", "config", "is_printed", "is_config_printed", "target", "help")
+def status(
+    url: Annotated[str, typer.Argument(help="The metrics address of a running service.")] = _METRICS,
+    api_key: ApiKey = "",
+    ca_cert: CaCert = "",
+    client_cert: ClientCert = "",
+    as_json: Json = False,
+) -> None:
+    """Show the models of a running `shoal serve`: ready, or why not, and their requests in flight.
+
+    The exit code is 1 if a model is not ready.
+    """
+    from rich.table import Column, Table
+
+    from shoal.clients.client.operators import read_states
+
+    states = read_states(url, api_key, ca_cert, client_cert)
+    if as_json:
+        print_json([state._asdict() for state in states])
+    else:
+        table = Table("model", "state", Column("in flight", justify="right"))
+        for each in states:
+            table.add_row(plain(each.model), plain(each.state), str(each.in_flight))
+        OUT.print(table)
+    if any(each.state != "ready" for each in states):
+        raise typer.Exit(1)
+
+
+_NOT_IN_FILES = ("thing", "task", "name", "config", "is_printed", "is_config_printed", "target", "help")
 _PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
 
 
@@ -118,17 +147,27 @@ def _tell_left_out(context: typer.Context) -> None:
         ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
-@takes_options(Options)
-def serve(
-    context: typer.Context,
-    repository: Annotated[Path, typer.Argument(help="A model repository.")],
-    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
+@dataclass(frozen=True)
+class ServeAsked:
+    """Options of one ``shoal serve``, as they were given."""
+
+    thing: Annotated[
+        Path,
+        typer.Argument(help="A model repository; or a model's file or folder, or its name on the Hugging Face hub."),
+    ]
+    options: Options
+    task: Annotated[
+        Literal["embeddings", "classify", "rerank", "predict", "generate"] | None,
+        typer.Option(help="What a model is for, if its files do not say it."),
+    ] = None
+    name: Annotated[str, typer.Option(help="A model's, for clients. Default: the name of its file or folder.")] = ""
+    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
-    ] = True,
-    is_printed: Annotated[
-        bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
-    ] = False,
+    ] = True
+    is_printed: Annotated[bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")] = (
+        False
+    )
     target: Annotated[
         str,
         typer.Option(
@@ -136,41 +175,54 @@ def serve(
             help="With --print, the release for a repository that was not composed; by default the newest known.",
             callback=check_target,
         ),
-    ] = "",
-    config: Annotated[  # noqa: ARG001  # its callback reads it
+    ] = ""
+    config: Annotated[
         Path | None, typer.Option(help="A TOML file with options.", callback=_read_config, is_eager=True)
-    ] = None,
+    ] = None
     is_config_printed: Annotated[
         bool, typer.Option("--print-config", help="Print all options as a file for --config instead.")
-    ] = False,
-    **given: Any,
-) -> None:
-    """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
+    ] = False
 
-    The metrics port also has /health/live and /health/ready.
+
+@takes_record(ServeAsked)
+def serve(context: typer.Context, asked: ServeAsked) -> None:
+    """Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised, and restarted when necessary.
+
+    A model's repository is made in build/NAME, and found there the next time. The metrics port also has /health/live
+    and /health/ready.
     """
-    if target and not is_printed:
+    if asked.target and not asked.is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
-    options = read_options(Options, given)
-    if is_config_printed:
+    if asked.is_config_printed:
         refuse_ignored(context, "--print", "with --print-config")
         _print_config(context)
-    elif is_printed:
-        _print_container(context, repository, target, options)
-    else:
-        _run(repository, options, log, is_checked=is_checked)
+        return
+    if asked.is_printed:
+        _refuse_printed(context, asked.options)
+    made, options = find_or_make(asked.thing, task=asked.task or "", name=asked.name), asked.options
+    if asked.is_printed:
+        _print_container(context, made.repository, asked.target, options)
+        return
+    if made.alias:
+        other, _, model = made.alias.partition("=")
+        options = replace(options, aliases={other: model, **options.aliases})
+    _run(made.repository, options, asked.log, is_checked=asked.is_checked)
 
 
-def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
-    """Print the command that serves a repository in NVIDIA's container."""
-    from shoal.serving.server.container import container_command
-
+def _refuse_printed(context: typer.Context, options: Options) -> None:
+    """Refuse options that the container cannot obey."""
     refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
     if options.tls_cert:
         raise InputError(
             "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
             "Leave it out, and put a proxy with TLS in front of the container.",
         )
+
+
+def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
+    """Print the command that serves a repository in NVIDIA's container."""
+    from shoal.serving.server.container import container_command
+
     _tell_left_out(context)
     ports = (options.http_port, options.grpc_port, options.metrics_port)
     memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
@@ -185,7 +237,6 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 
     from shoal.serving.gateway.logs import configure
     from shoal.serving.gateway.logs import log as told
-    from shoal.serving.gateway.run import run_service
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
     os.umask(0o077)  # texts of clients are in shared memory and logs
@@ -194,10 +245,11 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
     if is_checked:
         _check(repository)
+    from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
-        _print_pipelines(repository, options.exposed, at.grpc, " --api-key-file FILE" if options.keys else "")
+        _print_pipelines(repository, options, at)
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
@@ -206,13 +258,19 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
 def _check(repository: Path) -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
+    A forked process finds them: what it loads for this is not in the process that serves afterwards.
+
     Raises:
         InputError: there are such mistakes.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     from shoal.cli.check import find_mistakes, print_findings
 
     try:
-        errors = find_mistakes(repository)
+        with ProcessPoolExecutor(1, get_context("fork")) as checker:
+            errors = checker.submit(find_mistakes, repository).result()
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:
@@ -223,32 +281,53 @@ def _check(repository: Path) -> None:
         )
 
 
-def _print_pipelines(repository: Path, exposed: Iterable[str], address: str, key: str = "") -> None:
-    """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
-    from shoal.authoring.repository.apis import find_served
+# Bodies of example requests by path, without the model.
+_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}]},
+    "/v1/completions": {"prompt": "Once upon a time"},
+    "/v1/embeddings": {"input": "A text."},
+    "/v1/classify": {"input": "A text."},
+    "/v1/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
+}
+
+
+def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
+    """Print the signature of each pipeline that clients may ask, and commands that send it a request."""
+    from shoal.authoring.repository.apis import Api, find_served
     from shoal.authoring.repository.call_graph import mark_decoupled
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
-    from shoal.clients.bulk.inputs import show_example
+    from shoal.clients.bulk.rows import show_example
     from shoal.kit.component.spec import DTYPES, STRING
     from shoal.serving.gateway.core.models import find_exposed
 
     configs = read_configs(repository)
     configs = mark_decoupled(configs, configs.get)
-    server = "" if address == "127.0.0.1:8001" else f" --url {address}"
-    for name in sorted(find_exposed(configs, [*exposed, *read_composed(repository)])):
+    server = f" --url {'grpcs://' if options.tls_cert else ''}{at.grpc}"
+    server = "" if server == " --url 127.0.0.1:8001" else server
+    key = " --api-key-file FILE" if options.keys else ""
+    head = f"curl {'https' if options.tls_cert else 'http'}://{at.http}"
+    bearer = " -H 'Authorization: Bearer KEY'" if options.keys else ""
+    for name in sorted(find_exposed(configs, [*options.exposed, *read_composed(repository)])):
         spec = configs[name].spec
         required = [tensor for tensor in spec.inputs if not tensor.is_optional]
         is_text = len(required) == 1 and required[0].dtype == STRING
         shown = required or spec.inputs[:1]
         values = '"A text."' if is_text else " ".join(map(show_example, shown))
-        stream = " --stream" if spec.is_decoupled else ""
+        served = find_served(configs[name], configs)
+        verb = f"infer{' --stream' if spec.is_decoupled else ''}"
+        if served.api is Api.LANGUAGE:
+            verb, values = f"generate{' --chat' if served.takes_chats else ''}", '"Hello!"'
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
-            command = f"shoal infer{stream} --model {name}{server}{key} {plain(values)}"
+            command = f"shoal {verb} --model {name}{server}{key} {plain(values)}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
-        if paths := find_served(configs[name], configs).paths:
-            OUT.print(f"    POST {' '.join(paths)}", soft_wrap=True, highlight=False)
+        if paths := served.paths:
+            body = json.dumps({"model": name, **_BODIES[paths[0]]})
+            command = f"{head}{paths[0]} -H 'Content-Type: application/json'{bearer} -d '{body}'"
+            OUT.print(f"    {command}", soft_wrap=True, highlight=False, markup=False)
+            if paths[1:]:
+                OUT.print(f"    also: POST {' '.join(paths[1:])}", soft_wrap=True, highlight=False)
 
 
 def doctor(

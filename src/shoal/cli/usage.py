@@ -7,12 +7,40 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+# Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
+_HABITS = {
+    "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
+    "benchmark": "shoal bench REPOSITORY",
+    "chat": "shoal generate --chat MESSAGE",
+    "convert": "shoal add-model FILE NAME",
+    "deploy": "shoal serve REPOSITORY",
+    "embed": "shoal infer --model NAME TEXT",
+    "explain": "shoal describe REPOSITORY/ENSEMBLE; for a rule: shoal check --explain RULE",
+    "export": "shoal add-model FILE NAME",
+    "help": "shoal --help, or shoal COMMAND --help",
+    "import": "shoal add-model FILE NAME",
+    "init": "shoal new pipeline NAME",
+    "list": "shoal status, of what is served",
+    "logs": "shoal serve REPOSITORY --log FILE",
+    "ls": "shoal status, of what is served",
+    "models": "shoal status, of what is served",
+    "predict": "shoal infer --model NAME VALUE",
+    "ps": "shoal status",
+    "run": "shoal serve REPOSITORY, or without a server: shoal infer --local --repository REPOSITORY TEXT",
+    "start": "shoal serve REPOSITORY",
+    "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
+    "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
+    "up": "shoal serve REPOSITORY",
+    "validate": "shoal check REPOSITORY",
+    "version": "shoal --version",
+}
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -45,26 +73,37 @@ class Group(TyperGroup):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Command that is made of its function, or of the app of a group, when it is asked for."""
+    """Command that is made of its function, or of the app of a group, when it is asked for.
+
+    ``place`` is one of these, or a text ``module:name`` with the module to import for it.
+    """
 
     name: str
-    source: Callable[..., None] | Typer
+    place: Callable[..., None] | Typer | str
     panel: str
+
+    @property
+    def source(self) -> Callable[..., None] | Typer:
+        """The function, or the app."""
+        found: Callable[..., None] | Typer = resolve_name(self.place) if isinstance(self.place, str) else self.place
+        return found
 
     def make(self) -> Any:
         """Return the command, with all its options."""
-        if isinstance(self.source, Typer):
-            command = get_command(self.source)
+        source = self.source
+        if isinstance(source, Typer):
+            command = get_command(source)
         else:
             alone = Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(self.name, cls=Command)(self.source)
+            alone.command(self.name, cls=Command)(source)
             command = get_command(alone)
         command.name, command.rich_help_panel = self.name, self.panel  # type: ignore[attr-defined]
         return command
 
     def sketch(self) -> Any:
         """Return what the list of commands shows."""
-        text = self.source.info.help if isinstance(self.source, Typer) else inspect.getdoc(self.source)
+        source = self.source
+        text = source.info.help if isinstance(source, Typer) else inspect.getdoc(source)
         return TyperCommand(self.name, help=text, rich_help_panel=self.panel)
 
 
@@ -108,6 +147,12 @@ class Root(Group):
         if cmd_name not in self.commands:
             self._add_applications()
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for; one of other tools is refused with what to type instead."""
+        if args and args[0] in _HABITS and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. Type: {_HABITS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""

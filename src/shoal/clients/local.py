@@ -23,8 +23,8 @@ from shoal.errors import ArtifactError, InputError, ShoalError, suggest
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Callees, Context, Leavable, choose
-from shoal.kit.component.spec import FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array, Arrays, Device
+from shoal.kit.component.spec import FILES, OTHER_REPOSITORY, REPOSITORY, Array, Arrays, ModelSpec, TensorSpec
+from shoal.kit.component.tensors import Device
 
 MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 

@@ -15,7 +15,8 @@ from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.files import GREATEST, is_number, read_object, refusal
 from shoal.kit.component.ledger import CONTROL
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.tensors import Array, Arrays, Device, namespace
+from shoal.kit.component.spec import Array, Arrays
+from shoal.kit.component.tensors import Device, namespace
 
 __all__ = ["Choices", "blend", "check_finite", "check_numbers", "check_weight", "normalise", "read_zscore"]
 

@@ -103,12 +103,16 @@ def train(
     if as_json:
         print_json({**report, "artifacts": str(out.resolve())})
         return
-    if chosen.num_folds:
+    _print_trained(report, out.resolve(), PAGE, is_evaluated=bool(chosen.num_folds))
+
+
+def _print_trained(report: dict[str, Any], out: Path, page: str, *, is_evaluated: bool) -> None:
+    if is_evaluated:
         _print_evaluation(report["evaluation"]["predictions"], title=report["evaluation"]["kind"])
     _print_rmse(report["unseen_rmse"], report["is_demonstration"])
     OUT.print(f"weight of the encoder in the blend: {report['bert_weight']:.2f}", soft_wrap=True)
-    OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
-    OUT.print(f"report: {out.resolve() / PAGE}", soft_wrap=True)
+    OUT.print(f"artifacts: {out}", soft_wrap=True)
+    OUT.print(f"report: {out / page}", soft_wrap=True)
 
 
 @app.command(cls=Command)

@@ -165,10 +165,14 @@ class CrossValidator:
             mean[unseen] = targets[known].mean()
         tree = forests.pop(self.forest_kind)
         evaluation = evaluate_rows(
-            self.corpus, number, encoder=encoder, tree=tree, mean=mean,
+            self.corpus,
+            number,
+            encoder=encoder,
+            tree=tree,
+            mean=mean,
             other={f"{kind} forest": scores for kind, scores in forests.items()},
             formulas=linear_baselines(self.corpus.formulas, targets, folds),
-        )  # fmt: skip
+        )
         chosen = [result.facts["chosen"] for result in encoders]
         return CrossValidation(
             evaluation=evaluation,

@@ -12,7 +12,8 @@ import numpy as np
 
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.kit.component.provenance import dump_ties
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.forests.treelite import round_forest
 from shoal.kit.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from shoal.readability.batches import OnStep
@@ -123,9 +124,13 @@ def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int)
     from cuml.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
-        n_estimators=num_trees, max_depth=MAX_DEPTH, random_state=seed, n_streams=1, output_type="numpy",
+        n_estimators=num_trees,
+        max_depth=MAX_DEPTH,
+        random_state=seed,
+        n_streams=1,
+        output_type="numpy",
         n_bins=min(128, len(features)),  # 128 is its default, of which it warns where there are fewer rows
-    )  # fmt: skip
+    )
     return forest.fit(features, np.asarray(targets, np.float32))
 
 

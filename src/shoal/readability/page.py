@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.errors import needs
 from shoal.kit.encoders.encoder import HEADS
+from shoal.lab.bench.plots import drawing
 from shoal.readability import plots
 from shoal.readability.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
 from shoal.readability.work import flatten
@@ -27,9 +28,13 @@ def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) ->
     with needs("train"):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     environment = Environment(
-        loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     environment.filters |= {"fixed": fixed, "span": span, "seconds": seconds}
     template = environment.get_template(TEMPLATE)
     page = template.render(
@@ -62,7 +67,7 @@ def _settings_used(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
     """Draw the page's pictures, each a data URI by name; pictures without data are left out."""
-    with plots.drawing():
+    with drawing("train"):
         pictures = {
             "errors": plots.plot_errors(report["evaluation"]["predictions"]),
             "predictions": plots.plot_predictions(evaluation),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.errors import needs
 from shoal.kit.blocks import blend
+from shoal.lab.bench.plots import make_figure, save
 from shoal.readability.evaluation import (
     BASELINE,
     BLEND,
@@ -40,50 +38,11 @@ WIDTH = 9.0  # inches
 MAX_IMPORTANCES = 20
 MAX_POINTS = 400  # fewer texts are drawn one by one, more as a density
 _DOTS_PER_INCH = 144
-_STYLE = {
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "font.size": 9,
-    "legend.frameon": False,
-    "svg.fonttype": "path",  # the reader's machine may lack the font
-    "svg.hashsalt": "shoal",
-    "text.color": INK,
-    "text.parse_math": False,  # a dollar in a genre's name is a dollar
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Apply the report's style, independent of any matplotlibrc, inside the context.
-
-    Raises:
-        SetupError: matplotlib is not installed.
-    """
-    with needs("train"):
-        import matplotlib
-        import matplotlib.style
-    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a word in a script the font lacks
-        yield
-
-
-def _figure(height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Create a figure ``height`` inches high, without pyplot, and its axes side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), layout="compressed", facecolor="white")
-    axes = figure.subplots(1, columns, squeeze=False, **options)
-    return figure, list(axes.ravel())
 
 
 def _svg(figure: Figure) -> str:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    save(figure, buffer)
     return _data_uri("image/svg+xml", buffer)
 
 
@@ -109,7 +68,7 @@ def plot_predictions(evaluation: Evaluation) -> str:
     low, high = min(x.min() for x in drawn), max(x.max() for x in drawn)
     margin = 0.05 * (high - low) or 1.0
     limits = (float(low - margin), float(high + margin))
-    figure, axes = _figure(3.8, len(names), sharex=True, sharey=True)
+    figure, axes = make_figure(WIDTH, 3.8, len(names), sharex=True, sharey=True)
     densities = []
     for axis, name in zip(axes, names, strict=True):
         values = evaluation.predictions[name]
@@ -145,7 +104,7 @@ def plot_residuals(evaluation: Evaluation) -> str:
     groupings = {"by length": length_groups(evaluation), "by genre": genre_groups(evaluation)}
     groupings = {title: groups for title, groups in groupings.items() if groups}
     height = 1.2 + 0.3 * max(map(len, groupings.values()))
-    figure, axes = _figure(height, len(groupings), sharex=True)
+    figure, axes = make_figure(WIDTH, height, len(groupings), sharex=True)
     for axis, (title, groups) in zip(axes, groupings.items(), strict=True):
         axis.boxplot(
             [residuals[rows] for rows in groups.values()],
@@ -170,7 +129,7 @@ def plot_residuals(evaluation: Evaluation) -> str:
 def plot_errors(predictions: Sequence[Mapping[str, Any]]) -> str:
     """Plot the RMSE of every prediction with its interval, best on top; ``predictions`` comes from ``summarise``."""
     rows = sorted(predictions, key=lambda row: row["rmse"])
-    figure, (axis,) = _figure(1.2 + 0.27 * len(rows))
+    figure, (axis,) = make_figure(WIDTH, 1.2 + 0.27 * len(rows))
     for kind, colour in COLOURS.items():
         chosen = [(place, row) for place, row in enumerate(rows) if row["kind"] == kind]
         if not chosen:
@@ -202,7 +161,7 @@ def plot_errors(predictions: Sequence[Mapping[str, Any]]) -> str:
 def plot_importances(importances: Mapping[str, float]) -> str:
     """Plot the twenty features with the greatest permutation importance."""
     top = sorted(importances.items(), key=lambda item: -item[1])[:MAX_IMPORTANCES]
-    figure, (axis,) = _figure(0.9 + 0.22 * len(top))
+    figure, (axis,) = make_figure(WIDTH, 0.9 + 0.22 * len(top))
     axis.barh(range(len(top)), [value for _, value in top], color=COLOURS[MODEL], height=0.7)
     axis.set_yticks(range(len(top)), [_label(name, 48) for name, _ in top])
     axis.tick_params(axis="y", length=0)
@@ -219,7 +178,7 @@ def plot_weights(evaluation: Evaluation, bert_weight: float) -> str:
         return rmse(blend(weight, encoder, forest), evaluation.targets)
 
     weights = np.linspace(0, 1, 101).tolist()
-    figure, (axis,) = _figure(2.8)
+    figure, (axis,) = make_figure(WIDTH, 2.8)
     axis.plot(weights, [error(weight) for weight in weights], color=COLOURS[MODEL])
     axis.plot([bert_weight], [error(bert_weight)], "o", color=INK, markersize=7)
     axis.annotate(
@@ -240,7 +199,7 @@ def plot_histories(histories: Sequence[Sequence[Mapping[str, Any]]], chosen: Seq
     The inner split is held out of the training rows. Its RMSE is that of the head that the fold chose; a dot marks the
     step that was kept.
     """
-    figure, (train, inner) = _figure(3.0, 2, sharex=True, sharey=True)
+    figure, (train, inner) = make_figure(WIDTH, 3.0, 2, sharex=True, sharey=True)
     for index, history in enumerate(histories):
         if not history:
             continue

@@ -13,7 +13,8 @@ import numpy as np
 from shoal.errors import SetupError
 from shoal.kit.blocks import normalise
 from shoal.kit.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
-from shoal.kit.component.tensors import Array, Device, namespace
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device, namespace
 from shoal.kit.text.device import DeviceCoder, Ragged, Routing, Words, count_tokens, frame, round_up, upload
 from shoal.kit.text.gpu_text import GpuText, TextEngine
 from shoal.kit.text.tokens import WIDTH_MULTIPLE, WordCache, WordPiece, flatten

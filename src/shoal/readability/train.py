@@ -208,10 +208,16 @@ class _Run:
 
     def _cross_validate(self, text_path: TextPath) -> CrossValidation:
         validator = CrossValidator(
-            corpus=self.corpus, text_path=text_path, load=self._load, settings=self.preset.encoder,
-            num_trees=self.preset.num_trees, forest_kind=self.preset.forest, seed=self.seed, work=self.work,
+            corpus=self.corpus,
+            text_path=text_path,
+            load=self._load,
+            settings=self.preset.encoder,
+            num_trees=self.preset.num_trees,
+            forest_kind=self.preset.forest,
+            seed=self.seed,
+            work=self.work,
             stage=self.clock.stage,
-        )  # fmt: skip
+        )
         return validator.run(self.preset.num_folds)
 
     def _train_forest(self, text_path: TextPath, known: Corpus) -> tuple[Any, Bundle]:
@@ -243,15 +249,24 @@ class _Run:
             training.progress.head = found.head
         with self.clock.stage("train encoder") as on_step:
             encoder = training.run(
-                known, None, num_steps=num_steps, stop_at=max(1, round(found.share * num_steps)) if found else None,
-                checkpoint=self.work.checkpoint("encoder"), on_step=on_step,
-            )  # fmt: skip
+                known,
+                None,
+                num_steps=num_steps,
+                stop_at=max(1, round(found.share * num_steps)) if found else None,
+                checkpoint=self.work.checkpoint("encoder"),
+                on_step=on_step,
+            )
         return encoder, training
 
     def _score(
-        self, text_path: TextPath, rows: tuple[Rows, Rows], encoder: encoders.Encoder, trees: Any, bundle: Bundle,
+        self,
+        text_path: TextPath,
+        rows: tuple[Rows, Rows],
+        encoder: encoders.Encoder,
+        trees: Any,
+        bundle: Bundle,
         on_step: OnStep,
-    ) -> CrossValidation:  # fmt: skip
+    ) -> CrossValidation:
         """Evaluate the final models on the held-out rows, in the form of a cross-validation with one fold."""
         known, unseen = rows
         held_out = self.corpus.take(unseen)
@@ -271,9 +286,15 @@ class _Run:
         )
         importances = sort_importances(dict(zip(forest.name_features(bundle), growth, strict=True)))
         return CrossValidation(
-            evaluation, unseen, weight=EVEN, head=encoder.pooling, share=1.0, chosen=[], histories=[],
+            evaluation,
+            unseen,
+            weight=EVEN,
+            head=encoder.pooling,
+            share=1.0,
+            chosen=[],
+            histories=[],
             importances=importances,
-        )  # fmt: skip
+        )
 
     def _write_rest(self, known: Corpus, found: CrossValidation) -> None:
         weight = json.dumps({"bert_weight": found.weight})

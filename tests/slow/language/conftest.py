@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config, write_config
+from shoal.clients.local import Pipeline, load
 from shoal.lab.tiny_llm import make_tiny
 from tests.support.imports import add
 from tests.support.llm import ENGINE
@@ -17,6 +20,7 @@ from tests.support.once import ROOT
 from tests.support.planted import write
 from tests.support.rows import make_config
 from tests.support.service import Service
+from tests.support.vllm import lengthen, make_repository
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -44,7 +48,7 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = make_config(name, has_prompt=name == "UINT32").replace('"llm-hf"', f'"{name}"')
         write(home / "models" / name / "config.pbtxt", config)
         write(home / "models" / name / "1" / "model.py", (ENGINE / "1" / "model.py").read_text(encoding="utf-8"))
-    add(home, folder, "tiny-onnx", is_decoder=True)
+    add(home, folder, "tiny-onnx", task="generate")
     message = read_config(ROOT / "ensembles" / "llm").message
     message.name, message.ensemble_scheduling.step[1].model_name = "llm_onnx", "tiny-onnx"
     (home / "ensembles" / "llm_onnx" / "1").mkdir(parents=True)
@@ -65,4 +69,19 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def service(repository: Path) -> Iterator[Service]:
     with Service(repository, repository.parent / "log", "--trusted-proxy", "127.0.0.1") as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def here(repository: Path) -> Iterator[Callable[[str], Pipeline]]:
+    """A model of the repository in this process, by its name, loaded once."""
+    with ExitStack() as held:
+        yield cache(lambda name: held.enter_context(load(repository / name)))
+
+
+@pytest.fixture(scope="package")
+def vllm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Both pipelines on vLLM, with four slots; ``test_vllm.py``, the last file that asks it, stops it."""
+    place = tmp_path_factory.mktemp("vllm")
+    with Service(make_repository(lengthen(folder, place), place, slots=4), place / "log") as running:
         yield running

@@ -8,7 +8,7 @@ import random
 import re
 import shlex
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +20,18 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-import shoal
-from shoal.authoring.composition.compose import compose
 from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import AsyncLlm, Llm
+from shoal.clients.local import Pipeline
 from shoal.errors import InputError, ServerError, ShoalError
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.lab.tiny_llm import CONTEXT
 from tests.conftest import Scale
 from tests.support.commands import Shoal
 from tests.support.generate import TIE, check_equal, expect
-from tests.support.imports import add
 from tests.support.llm import SENTENCES, cut, token_inputs, tokens_of
 from tests.support.service import Service, wait_until
-from tests.support.vllm import make_repository
 
 MODELS = ["llm", "llm_bls"]
 WAYS = ["grpc", "http", "local"]
@@ -47,6 +44,7 @@ class Oracle:
 
     texts: dict[str, str | None]
     counts: dict[str, tuple[int, int]]
+    tokens: dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 def prompts(scale: Scale) -> list[str]:
     draw = random.Random(0)
     made = []
-    for index in range(scale(25, 200)):
+    for index in range(scale(10, 200)):
         words = " ".join(draw.sample(SENTENCES[index % 5].split(), k=min(3, len(SENTENCES[index % 5].split()))))
         made.append(f"{words} {SENTENCES[index % 5]}"[: draw.randrange(4, 60)])
     return made
@@ -69,7 +67,7 @@ def oracle(folder: Path, tokenizer: Tokenizer, prompts: list[str]) -> Oracle:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     end = model.generation_config.eos_token_id or model.config.eos_token_id
     texts: dict[str, str | None] = {}
-    counts = {}
+    counts, tokens = {}, {}
     for prompt in prompts:
         ids = tokenizer.encode(prompt).ids
         config = GenerationConfig(
@@ -79,17 +77,16 @@ def oracle(folder: Path, tokenizer: Tokenizer, prompts: list[str]) -> Oracle:
         new = [token for token in out.sequences[0, len(ids) :].tolist() if token != end]
         gaps = [float(best[0] - best[1]) for best in (scores[0].topk(2).values for scores in out.scores)]
         texts[prompt] = tokenizer.decode(new) if min(gaps) > TIE else None
-        counts[prompt] = len(ids), len(new)
+        counts[prompt], tokens[prompt] = (len(ids), len(new)), new
     assert sum(text is None for text in texts.values()) <= len(texts) / 10
-    return Oracle(texts, counts)
+    return Oracle(texts, counts, tokens)
 
 
-@pytest.fixture(params=[(model, way) for model in MODELS for way in WAYS], ids="-".join)
-def llm(repository: Path, service: Service, request: pytest.FixtureRequest) -> Iterator[Llm]:
+@pytest.fixture(scope="module", params=[(model, way) for model in MODELS for way in WAYS], ids="-".join)
+def llm(here: Callable[[str], Pipeline], service: Service, request: pytest.FixtureRequest) -> Iterator[Llm]:
     model, way = request.param
     if way == "local":
-        with shoal.load(repository / model) as pipeline:
-            yield Llm(pipeline)
+        yield Llm(here(model))
     else:
         with Client(service.grpc if way == "grpc" else service.http, protocol=way) as client:
             yield Llm(client, model)
@@ -136,50 +133,44 @@ def test_a_seed_gives_the_same_text_again(llm: Llm) -> None:
     assert once == again != other
 
 
-@pytest.mark.parametrize(
-    ("prompt", "settings", "message"),
-    [
-        ("", {}, "The prompt is empty"),
-        ("fish " * 1200, {}, rf"The prompt has \d+ tokens; the model's context is {CONTEXT}"),
-        ("fish", {"max_tokens": CONTEXT}, rf"max_tokens is {CONTEXT}: \d+ together; the model's context is {CONTEXT}"),
-        ("fish", {"max_tokens": 0}, "max_tokens is 0"),
-        ("fish", {"max_tokens": -3}, "max_tokens is -3"),
-        ("fish", {"temperature": float("nan")}, "temperature is nan"),
-        ("fish", {"temperature": -1.0}, r"temperature is -1\.0"),
-        ("fish", {"top_p": 1.5}, r"top_p is 1\.5"),
-        ("fish", {"top_k": -1}, "top_k is -1"),
-        ("fish", {"repetition_penalty": 0.0}, r"repetition_penalty is 0\.0"),
-        ("fish", {"min_tokens": 9, "max_tokens": 3}, "min_tokens is 9, and max_tokens is 3"),
-        ("fish", {"stop_words": ["a"] * 65}, "stop_words has 65 entries; at most 64"),
-        ([{"role": "boss", "content": "Hi"}], {}, r"messages\[0\] has the role 'boss'"),
-        ([], {}, "expected a list of messages"),
-    ],
-    ids=str,
-)
-def test_what_is_refused(llm: Llm, prompt: Any, settings: dict[str, Any], message: str) -> None:
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ("", {}, "The prompt is empty"),
+    ("fish " * 1200, {}, rf"The prompt has \d+ tokens; the model's context is {CONTEXT}"),
+    ("fish", {"max_tokens": CONTEXT}, rf"max_tokens is {CONTEXT}: \d+ together; the model's context is {CONTEXT}"),
+    ("fish", {"max_tokens": 0}, "max_tokens is 0"),
+    ("fish", {"max_tokens": -3}, "max_tokens is -3"),
+    ("fish", {"temperature": float("nan")}, "temperature is nan"),
+    ("fish", {"temperature": -1.0}, r"temperature is -1\.0"),
+    ("fish", {"top_p": 1.5}, r"top_p is 1\.5"),
+    ("fish", {"top_k": -1}, "top_k is -1"),
+    ("fish", {"repetition_penalty": 0.0}, r"repetition_penalty is 0\.0"),
+    ("fish", {"min_tokens": 9, "max_tokens": 3}, "min_tokens is 9, and max_tokens is 3"),
+    ("fish", {"stop_words": ["a"] * 65}, "stop_words has 65 entries; at most 64"),
+    ([{"role": "boss", "content": "Hi"}], {}, r"messages\[0\] has the role 'boss'"),
+    ([], {}, "expected a list of messages"),
+]
+
+
+def test_what_is_refused(llm: Llm) -> None:
     """With a clear error, while others are served."""
-    neighbour = llm.stream("A cat", max_tokens=200, min_tokens=200)
+    neighbour = llm.stream("A cat", max_tokens=600, min_tokens=600)
     next(neighbour)
-    with pytest.raises(InputError, match=message):
-        llm.generate(prompt, **settings)
+    for prompt, settings, message in REFUSED:
+        with pytest.raises(InputError, match=message):
+            llm.generate(prompt, **settings)
     last = list(neighbour)[-1]
-    assert (last.num_output_tokens, last.finish_reason) == (200, "length")
+    assert (last.num_output_tokens, last.finish_reason) == (600, "length")
 
 
 def test_counts_and_least_lengths_with_stop_words(
-    llm: Llm, prompts: list[str], oracle: Oracle, tokenizer: Tokenizer, folder: Path
+    llm: Llm, prompts: list[str], oracle: Oracle, tokenizer: Tokenizer
 ) -> None:
     """Up to the token that completes the stop word, which also ends within tokens; as from every beginning decoded."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ended = 0
     for number, prompt in enumerate(prompts[:10]):
-        text = oracle.texts[prompt]
+        text, new = oracle.texts[prompt], oracle.tokens[prompt]
         if text is None or len(text) < 12:
             continue
-        ids = torch.tensor([tokenizer.encode(prompt).ids])
-        config = GenerationConfig(max_new_tokens=NEW, eos_token_id=model.config.eos_token_id, pad_token_id=0)
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-        new = [token for token in out[0, ids.shape[1] :].tolist() if token != model.config.eos_token_id]
         stops, least = [text[4:7].strip("\ufffd") or "x", text[9:11].strip("\ufffd") or "y"], number % 3 * 3
         expected, reason, count = cut(tokenizer, new, stops, least)
         ended += reason == "stop"
@@ -192,14 +183,14 @@ def test_counts_and_least_lengths_with_stop_words(
     assert ended
 
 
-def test_an_engine_by_itself_needs_no_carry(repository: Path, service: Service, folder: Path) -> None:
+def test_an_engine_by_itself_needs_no_carry(here: Callable[[str], Pipeline], service: Service, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     inputs = token_inputs([5, 6, 7], 12)
     assert "carry" not in inputs
     right = expect(model, [5, 6, 7], 12)
-    with shoal.load(repository / "llm-hf") as pipeline, Client(service.grpc) as client:
-        for answers in ([*pipeline.stream(**inputs)], [*client.stream("llm-hf", inputs)]):
+    with Client(service.grpc) as client:
+        for answers in ([*here("llm-hf").stream(**inputs)], [*client.stream("llm-hf", inputs)]):
             check_equal(tokens_of(answers), right)
             assert {answer["carry"].item() for answer in answers} == {b""}
 
@@ -256,7 +247,7 @@ def test_the_service_counts_tokens(model: str, protocol: str, service: Service, 
         assert seen <= last["output"] - after["output"] < 900
 
 
-def test_a_text_of_shape_1(service: Service, repository: Path) -> None:
+def test_a_text_of_shape_1(service: Service, here: Callable[[str], Pipeline]) -> None:
     """A model without batches takes it, over each protocol and in this process; its name has a dot."""
     tensor = {"name": "prompt", "shape": [1], "datatype": "BYTES", "data": ["What is a river?"]}
     request = urllib.request.Request(
@@ -267,11 +258,11 @@ def test_a_text_of_shape_1(service: Service, repository: Path) -> None:
     with urllib.request.urlopen(request, timeout=60) as answer:
         output = json.load(answer)["outputs"][0]
     assert output["shape"] == [1]
-    with Client(service.grpc) as client, shoal.load(repository / "llamav2.plain") as here:
+    with Client(service.grpc) as client:
         batched = client.infer("llamav2", prompt=[["What is a river?"]])["generated_text"]
         assert [text.decode() for text in batched[0]] == output["data"]
         assert np.array_equal(client.infer("llamav2.plain", prompt=["What is a river?"])["generated_text"], batched[0])
-        assert np.array_equal(here(prompt=["What is a river?"])["generated_text"], batched[0])
+        assert np.array_equal(here("llamav2.plain")(prompt=["What is a river?"])["generated_text"], batched[0])
 
 
 def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer) -> None:
@@ -294,34 +285,16 @@ def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer)
         assert tokenizer.decode(out[0, len(ids) :].tolist()) == text.decode()
 
 
-# --- other engines in the place of llm-hf ------------------------------------------------------------------------
+# --- other engines -----------------------------------------------------------------------------------------------
 
 
-def swap_onnx(folder: Path, place: Path) -> Path:
-    add(place / "project", folder, "tiny-onnx", is_decoder=True)
-    swap = {"llm-hf": "tiny-onnx"}
-    return compose(MODELS, place / "repository", projects=[place / "project"], weights=folder, swap=swap)
-
-
-def swap_vllm(folder: Path, place: Path) -> Path:
-    return make_repository(folder, place, slots=16)
-
-
-@pytest.fixture(scope="module", params=[swap_onnx, swap_vllm])
-def swapped(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Service]:
-    place = tmp_path_factory.mktemp("swapped")
-    with Service(request.param(folder, place), place / "log") as running:
-        yield running
-
-
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(("place", "model"), [("service", "llm_onnx"), ("vllm", "llm"), ("vllm", "llm_bls")])
 def test_other_engines_write_the_same(
-    model: str, protocol: str, swapped: Service, prompts: list[str], oracle: Oracle
+    place: str, model: str, protocol: str, request: pytest.FixtureRequest, prompts: list[str], oracle: Oracle
 ) -> None:
-    with Client(swapped.grpc if protocol == "grpc" else swapped.http, protocol=protocol) as client:
+    running: Service = request.getfixturevalue(place)
+    with Client(running.grpc if protocol == "grpc" else running.http, protocol=protocol) as client:
         check_texts(Llm(client, model), prompts, oracle)
 
 
@@ -389,7 +362,7 @@ def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
     commands: list[list[str]] = []
     while len(commands) < len(names):
         line = service.process.stdout.readline().split()
-        commands += [line[1:]] if line[:2] == ["shoal", "infer"] else []
+        commands += [line[1:]] if line[:1] == ["shoal"] else []
     assert sorted(command[command.index("--model") + 1] for command in commands) == names
     for command in commands:
         assert shoal(*shlex.split(" ".join(command)))
@@ -414,10 +387,14 @@ def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokeniz
             shoal("tokens", *arguments, *asked[:2])
 
 
+@pytest.mark.verify  # test_tutorial.py types it
 def test_quickstart(shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.lab.llm_quickstart._STEPS", 2)
     printed = shoal("quickstart", "--llm", "--out", tmp_path / "build")
     assert "What do fish do?" in printed
     assert f"next: shoal serve {tmp_path / 'build' / 'repository'}" in printed
+
+
+def test_quickstart_in_a_folder_that_triton_does_not_support(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises((InputError, ServerError), match="does not support"):
         shoal("quickstart", "--llm", "--out", tmp_path / "a b")

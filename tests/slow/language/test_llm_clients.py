@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,18 @@ def test_asyncio_in_this_process(model: str, repository: Path) -> None:
 
 @pytest.mark.parametrize("way", ["grpc", "http", "local"])
 @pytest.mark.parametrize("model", ["llm", "llm_bls", "llamav2"])
-def test_several_prompts(way: Any, model: str, service: Service, repository: Path) -> None:
+def test_several_prompts(way: Any, model: str, service: Service, here: Callable[[str], Pipeline]) -> None:
     """More than are asked at once; the answers are those of single requests, in their order."""
     prompts: list[str | Messages] = [*PROMPTS, [{"role": "user", "content": "Hello"}]] * 3
     url = "" if way == "local" else getattr(service, way)
 
     async def ask() -> list[Piece]:
         if way == "local":
-            with load(repository / model) as pipeline:
-                return await AsyncLlm(pipeline).generate_all(prompts, max_tokens=4, temperature=0)
+            return await AsyncLlm(here(model)).generate_all(prompts, max_tokens=4, temperature=0)
         async with AsyncClient(url, protocol=way) as client:
             return await AsyncLlm(client, model).generate_all(prompts, max_tokens=4, temperature=0)
 
-    with load(repository / model) if way == "local" else Client(url, protocol=way) as source:
+    with nullcontext(here(model)) if way == "local" else Client(url, protocol=way) as source:
         llm = Llm(source, "" if way == "local" else model)
         single = [llm.generate(prompt, max_tokens=4, temperature=0) for prompt in prompts[:7]]
         assert llm.generate_all(prompts, max_tokens=4, temperature=0) == single * 3 == asyncio.run(ask())
@@ -118,17 +118,14 @@ def test_llama_2_with_a_history_and_settings(service: Service) -> None:
 
 
 @pytest.mark.parametrize("way", ["grpc", "http", "local"])
-def test_the_client_asks_llama_2(way: str, service: Service, repository: Path, shoal: Shoal) -> None:
+def test_the_client_asks_llama_2(way: Any, service: Service, here: Callable[[str], Pipeline], shoal: Shoal) -> None:
     """One whole answer, with a chat's earlier messages as the history; settings that it lacks are refused."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
     chat += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Why?"}]
     with Client(service.grpc) as client:
         right = client.infer("llamav2", prompt=[["Why?"]], history=[[json.dumps(chat[:-1])]], max_tokens=[[9]])
-    with ExitStack() as held:
-        if way == "local":
-            llm = Llm(held.enter_context(load(repository / "llamav2")))
-        else:
-            llm = Llm(held.enter_context(Client(getattr(service, way), protocol=way)), "llamav2")
+    with nullcontext(here("llamav2")) if way == "local" else Client(getattr(service, way), protocol=way) as source:
+        llm = Llm(source, "" if way == "local" else "llamav2")
         assert llm.generate(chat, max_tokens=9) == Piece(right["generated_text"].item().decode(), "", 0, 0)
         assert [*llm.stream("Why?", max_tokens=9)] == [llm.generate("Why?", max_tokens=9)]
         with pytest.raises(InputError, match=r"The model has no setting stop_words. Leave it out, or ask llm."):

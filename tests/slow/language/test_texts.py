@@ -7,9 +7,9 @@ import json
 import re
 import urllib.error
 import urllib.request
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -17,22 +17,24 @@ import pytest
 import shoal
 from shoal import Client
 from shoal.authoring.repository.config import read_config
+from shoal.clients.local import Pipeline
 from shoal.errors import ShoalError
+from tests.conftest import verified
 from tests.support.commands import Shoal
 from tests.support.service import Service
 
 MODELS = ["llm", "llm_bls", "llm_onnx"]
 WAYS = ["grpc", "http", "local"]
+Here: TypeAlias = Callable[[str], Pipeline]
 ROWS = [1, 2, 16]
 WORDS = ["The", "cat", "sat", "on", "the", "mat", "and", "watched", "rain", "from", "hills", "reach", "the", "sea"]
 TEXTS = [" ".join(WORDS[at % 7 : at % 7 + 1 + at % 5]) for at in range(64)]
 NEW = [3 + at % 9 for at in range(64)]  # tokens of each answer
 
 
-def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> list[Any]:
+def ask(way: str, service: Service, here: Here, model: str, inputs: dict[str, Any]) -> list[Any]:
     if way == "local":
-        with closing(shoal.load(repository / model)) as pipeline:
-            return list(pipeline.stream(**inputs))
+        return list(here(model).stream(**inputs))
     with Client(getattr(service, way), protocol=way, retries=0, timeout=120) as client:
         return list(client.stream(model, inputs))
 
@@ -72,16 +74,11 @@ def settings(numbers: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_each_row_is_the_single_request(
-    way: str,
-    model: str,
-    is_streaming: bool,
-    service: Service,
-    repository: Path,
-    singles: list[tuple[str, str, int, int]],
+    way: str, model: str, is_streaming: bool, service: Service, here: Here, singles: list[tuple[str, str, int, int]]
 ) -> None:
     for number in (*ROWS, *([64] if way == "grpc" else [])):
         inputs = settings([*range(number)]) | {"stream": [is_streaming] * number}
-        answers = ask(way, service, repository, model, inputs)
+        answers = ask(way, service, here, model, inputs)
         assert gather(answers, number) == singles[:number]
         if is_streaming:
             assert {answer["batch_index"].shape for answer in answers} == {(1, 1)}
@@ -94,22 +91,22 @@ def test_each_row_is_the_single_request(
 
 @pytest.mark.parametrize("way", ["grpc", "http"])
 @pytest.mark.parametrize("model", ["llm", "llm_bls"])
-def test_stop_words_of_each_row(way: str, model: str, service: Service, repository: Path) -> None:
+def test_stop_words_of_each_row(way: str, model: str, service: Service, here: Here) -> None:
     """A row ends at its own stop word, and the others go on. Over HTTP lists of lists have no shape."""
     texts = TEXTS[:3]
     inputs = {"text_input": texts, "max_tokens": [24] * 3, "stream": [False] * 3}
-    plain = gather(ask("grpc", service, repository, model, inputs), 3)
+    plain = gather(ask("grpc", service, here, model, inputs), 3)
     stops = [[text[len(text) // 2 :][:2]] for text, *_ in plain]
     for is_streaming in (True, False):
         more = {"stop_words": stops, "stream": [is_streaming] * 3}
         if way == "http":
             with pytest.raises(shoal.InputError, match=r"stop_words has shape .* Use gRPC"):
-                ask(way, service, repository, model, inputs | more)
+                ask(way, service, here, model, inputs | more)
             continue
-        found = gather(ask(way, service, repository, model, inputs | more), 3)
+        found = gather(ask(way, service, here, model, inputs | more), 3)
         for row, (text, *_) in enumerate(plain):
             cut = {"stop_words": [stops[row]], "text_input": [texts[row]], "max_tokens": [24], "stream": [False]}
-            (alone,) = gather(ask("grpc", service, repository, model, cut), 1)
+            (alone,) = gather(ask("grpc", service, here, model, cut), 1)
             assert found[row] == alone
             assert text.startswith(alone[0])
             assert alone[1] == "stop"
@@ -127,9 +124,9 @@ BAD = [
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["llm", "llm_bls"])
 @pytest.mark.parametrize(("more", "words"), BAD)
-def test_bad_rows(way: str, model: str, more: dict[str, Any], words: str, service: Service, repository: Path) -> None:
+def test_bad_rows(way: str, model: str, more: dict[str, Any], words: str, service: Service, here: Here) -> None:
     with pytest.raises(shoal.ShoalError, match=words):
-        ask(way, service, repository, model, {"text_input": ["a", "b"]} | more)
+        ask(way, service, here, model, {"text_input": ["a", "b"]} | more)
 
 
 def generate(service: Service, path: str, body: dict[str, Any]) -> str:
@@ -195,8 +192,13 @@ def test_llamav2(way: str, service: Service) -> None:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["llm", "llm_bls"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "model"),
+    [
+        ("grpc", "llm"), ("http", "llm_bls"), ("local", "llm_bls"),
+        *verified(("grpc", "llm_bls"), ("http", "llm"), ("local", "llm")),
+    ],
+)  # fmt: skip
 def test_a_file_of_prompts(
     way: str, model: str, shoal: Shoal, service: Service, repository: Path, tmp_path: Path, singles: list[Any]
 ) -> None:

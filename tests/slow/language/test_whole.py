@@ -9,9 +9,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
@@ -26,6 +25,7 @@ import shoal
 from shoal import cli
 from shoal.clients.client.calls import Call, Method
 from shoal.clients.client.grpc_transport import to_grpc
+from shoal.clients.local import Pipeline
 from tests.conftest import Scale
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.planted import write
@@ -33,6 +33,7 @@ from tests.support.rows import ROWS, make_config, prompts, stack
 from tests.support.service import Service, wait_until
 
 WAYS = ["grpc", "http", "local"]
+Here: TypeAlias = Callable[[str], Pipeline]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,9 @@ def singles(folder: Path) -> dict[tuple[int, ...], list[int]]:
         return {ids: tokens_of(stream) for ids, stream in asked.items()}
 
 
-def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[str, Any]) -> Any:
+def ask(way: str, service: Service, here: Here, model: str, inputs: dict[str, Any]) -> Any:
     if way == "local":
-        with closing(shoal.load(repository / model)) as pipeline:
-            return pipeline(**inputs)
+        return here(model)(**inputs)
     with shoal.Client(getattr(service, way), protocol=way, retries=0, timeout=120) as client:
         return client.infer(model, inputs)
 
@@ -54,11 +54,11 @@ def ask(way: str, service: Service, repository: Path, model: str, inputs: dict[s
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["INT32", "UINT32"])
 def test_each_row_is_the_single_request(
-    way: str, model: str, service: Service, repository: Path, singles: dict[tuple[int, ...], list[int]]
+    way: str, model: str, service: Service, here: Here, singles: dict[tuple[int, ...], list[int]]
 ) -> None:
     for number in ROWS:
         asked = prompts(64)[:number]
-        answer = ask(way, service, repository, model, stack(asked, model))
+        answer = ask(way, service, here, model, stack(asked, model))
         assert answer["output_ids"].dtype == np.dtype(model.lower())
         for ids, row, length in zip(asked, answer["output_ids"], answer["sequence_length"], strict=True):
             right = singles[tuple(ids)] if model == "INT32" else [*ids, *singles[tuple(ids)]]
@@ -68,18 +68,18 @@ def test_each_row_is_the_single_request(
         assert set(answer["finish_reason"].ravel()) == {b"length"} or set(answer["finish_reason"].ravel()) == {"length"}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_rows_end_and_are_padded(way: str, service: Service, repository: Path, folder: Path) -> None:
+def test_rows_end_and_are_padded(service: Service, here: Here, folder: Path) -> None:
     asked = prompts(3)
     with open_engine(folder) as component:
         ends = [tokens_of(component.stream(token_inputs(ids, 6)))[2] for ids in asked]
         right = [tokens_of(component.stream(token_inputs(ids, 6, end_id=ends[0]))) for ids in asked]
     more = {"end_id": np.full((3, 1), ends[0], np.int32), "pad_id": np.full((3, 1), 9, np.int32)}
-    answer = ask(way, service, repository, "INT32", stack(asked, "INT32") | more)
-    for row, length, tokens in zip(answer["output_ids"], answer["sequence_length"], right, strict=True):
-        assert row[0, : length[0]].tolist() == tokens
-        assert set(row[0, length[0] :].tolist()) <= {9}
-    assert answer["sequence_length"][0, 0] == 2
+    for way in WAYS:
+        answer = ask(way, service, here, "INT32", stack(asked, "INT32") | more)
+        for row, length, tokens in zip(answer["output_ids"], answer["sequence_length"], right, strict=True):
+            assert row[0, : length[0]].tolist() == tokens
+            assert set(row[0, length[0] :].tolist()) <= {9}
+        assert answer["sequence_length"][0, 0] == 2
 
 
 def test_rows_are_as_fast_as_streams(service: Service, scale: Scale, record: Callable[..., None]) -> None:
@@ -121,21 +121,21 @@ BAD = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("more", "words"), BAD)
-def test_bad_rows(way: str, more: dict[str, Any], words: str, service: Service, repository: Path) -> None:
+def test_bad_rows(way: str, more: dict[str, Any], words: str, service: Service, here: Here) -> None:
     inputs = {name: value for name, value in (stack([[5, 6], [7]], "INT32") | more).items() if value is not None}
     if len(inputs["input_ids"]) == 0:
         inputs = {name: value[:0] for name, value in inputs.items()}
     with pytest.raises(shoal.ShoalError, match=words):
-        ask(way, service, repository, "INT32", inputs)
-    assert ask(way, service, repository, "INT32", stack([[5]], "INT32"))["sequence_length"].item() == 6
+        ask(way, service, here, "INT32", inputs)
+    assert ask(way, service, here, "INT32", stack([[5]], "INT32"))["sequence_length"].item() == 6
 
 
-def test_more_rows_than_the_model_takes(service: Service, repository: Path) -> None:
+def test_more_rows_than_the_model_takes(service: Service, here: Here) -> None:
     """The client divides them; a pipeline in this process refuses them."""
     inputs = stack([[5]] * 65, "INT32")
-    assert ask("grpc", service, repository, "INT32", inputs)["sequence_length"].shape == (65, 1)
+    assert ask("grpc", service, here, "INT32", inputs)["sequence_length"].shape == (65, 1)
     with pytest.raises(shoal.ShoalError, match="64"):
-        ask("local", service, repository, "INT32", inputs)
+        ask("local", service, here, "INT32", inputs)
 
 
 def test_a_stream_has_one_answer(service: Service) -> None:
@@ -188,27 +188,24 @@ parameters { key: "public" value { string_value: "true" } }
 """
 
 
-@pytest.mark.parametrize("way", ["grpc", "http"])
-@pytest.mark.parametrize("is_ours", [False, True])
-def test_the_command_tokens(way: str, is_ours: bool, service: Service, tmp_path: Path) -> None:
+def test_the_command_tokens(service: Service, tmp_path: Path) -> None:
     """New tokens alone, of a model that gives the prompt first, two beams and padding, and of our own."""
 
-    def tokens(query: str, server: str, *arguments: str) -> list[str]:
+    def tokens(way: str, query: str, server: str, *arguments: str) -> list[str]:
         asked = ["tokens", query, "--url", server, "--protocol", way, *arguments]
         result = CliRunner().invoke(cli.app, asked, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()
 
-    if is_ours:
-        single, prompted = (tokens("5,6,7", getattr(service, way), "--model", name) for name in ("INT32", "UINT32"))
-        assert single == prompted
-        return
     write(tmp_path / "repository" / "gpt3_1.3b" / "config.pbtxt", COUNTS_CONFIG)
     write(tmp_path / "repository" / "gpt3_1.3b" / "1" / "model.py", COUNTS)
     with shoal.serve(tmp_path / "repository") as server:
-        url = server.grpc_url if way == "grpc" else server.http_url
-        found = tokens("1 2 3 4 5 6", url, "--model", "gpt3_1.3b", "--output-length", "30")
-    assert found == [",".join(map(str, range(7, 37))), ",".join(map(str, [2, 3, 4, 5, 6, 7, *range(8, 38)]))]
+        for way, url in (("grpc", server.grpc_url), ("http", server.http_url)):
+            found = tokens(way, "1 2 3 4 5 6", url, "--model", "gpt3_1.3b", "--output-length", "30")
+            assert found == [",".join(map(str, row)) for row in (range(7, 37), [2, 3, 4, 5, 6, 7, *range(8, 38)])]
+            url = getattr(service, way)
+            single, prompted = (tokens(way, "5,6,7", url, "--model", name) for name in ("INT32", "UINT32"))
+            assert single == prompted
 
 
 @pytest.mark.parametrize("way", ["grpc", "http"])

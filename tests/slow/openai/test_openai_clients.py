@@ -350,7 +350,10 @@ def test_predictions(service: Service) -> None:
             assert row["NAME"] == "r"
             assert np.float32(row["SCORE"]) == answer["SCORE"][0, 0]
             assert np.float32(row["OTHER"]) == answer["OTHER"][0, 0]
-    for bad, place in (("[5]", "instances[0]"), ('[{"NO": 1}]', None), ('[{"TEXT": 5}]', None), ("[]", "instances")):
+    _, rows = post(service, "/v1/models/embedder:predict", json.dumps({"inputs": TEXTS}).encode())
+    assert rows == post(service, "/v1/models/embedder:predict", json.dumps({"instances": TEXTS}).encode())[1]
+    assert rows == post(service, "/v1/models/embedder:predict", json.dumps({"inputs": {"TEXT": TEXTS}}).encode())[1]
+    for bad, place in (("[5]", None), ('[{"NO": 1}]', None), ('[{"TEXT": 5}]', None), ("[]", "instances")):
         status, found = post(service, "/v1/models/reader:predict", f'{{"instances": {bad}}}'.encode())
         assert (status, found["error"]["param"]) == (400, place), found
 

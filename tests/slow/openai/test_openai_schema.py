@@ -56,7 +56,7 @@ def test_requests_that_a_program_makes(service: Service, scale: Any, record: Any
     with requests.Session() as session:
 
         @settings(
-            max_examples=scale(1000, full=100_000), phases=[Phase.generate], derandomize=True, database=None,
+            max_examples=scale(400, full=100_000), phases=[Phase.generate], derandomize=True, database=None,
             deadline=None, suppress_health_check=[*HealthCheck],
         )  # fmt: skip
         @given(st.one_of(strategies))

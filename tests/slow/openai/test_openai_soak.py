@@ -20,12 +20,12 @@ NOISE_MIB = 6.0  # by which the allocator's memory goes up and down
 
 
 def test_an_hour_of_streams(repository: Path, tmp_path: Path, scale: Any, record: Any) -> None:
-    """At 70 % of what they can do; 20 s of it as a sample. Every stream has the whole text, and [DONE].
+    """At 70 % of what they can do; 10 s of it as a sample. Every stream has the whole text, and [DONE].
 
     The service may use 5 MiB more in an hour. Its memory goes up and down with what is in flight, so the means of two
     thirds are compared, after a first one in which caches fill.
     """
-    seconds, counts = scale(20, full=3600), Counter[str]()
+    seconds, counts = scale(10, full=3600), Counter[str]()
 
     with Service(repository, tmp_path / "log") as service:
 

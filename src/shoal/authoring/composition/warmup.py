@@ -23,7 +23,8 @@ from shoal.authoring.repository.versions import find_version
 from shoal.authoring.repository.warmup_request import FOLDER, make_zeros, requested
 from shoal.kit.component.base import check_outputs, join
 from shoal.kit.component.context import Context
-from shoal.kit.component.tensors import Arrays, to_inside
+from shoal.kit.component.spec import Arrays
+from shoal.kit.component.tensors import to_inside
 
 NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
 

@@ -14,6 +14,7 @@ from shoal.authoring.repository.model_code import read_code
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.kit.component.files import read_json, sha256
+from shoal.kit.encoders.hub import check_hub
 from shoal.kit.generation.tokenizer import TOKENIZER
 from shoal.kit.generation.weights import DECODER, find_weights
 
@@ -42,6 +43,7 @@ def find(weights: str) -> Found:
 
     Raises:
         ArtifactError: the weights are incomplete, damaged or pickled, or are not found.
+        InputError: the hub does not answer.
         SetupError: huggingface_hub is not installed.
     """
     folder, revision = Path(weights), ""
@@ -60,6 +62,7 @@ def _download(weights: str) -> Path:
     except ModuleNotFoundError:
         raise SetupError("huggingface_hub is not installed.", "Type: pip install 'shoal[llm]'") from None
     name, _, revision = weights.partition("@")
+    check_hub(name)
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -103,7 +106,7 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
             if _ONNX_ENGINE in read_code(model) and not decoders and not (found.folder / DECODER).is_file():
                 raise ArtifactError(
                     f"Model {model.name} runs {DECODER}, and {found.folder} has none.",
-                    f"Make it: shoal add-model {found.folder} NAME --decoder; then --weights models/NAME/1",
+                    f"Make it: shoal add-model {found.folder} NAME --task generate; then --weights models/NAME/1",
                 )
             message = type(model.message)()
             message.CopyFrom(model.message)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -50,29 +51,41 @@ def find_imports(folder: Path) -> Imports:
     code without imports, since ``shoal check`` reports it.
     """
     model = folder / "model.py"
-    found, waiting, is_ours = {model}, [model], False
+    found, waiting = {model}, [model]
     first: set[str] = set()
     later: set[str] = set()
+    beside: dict[str, set[Path]] = {}  # files of each module, which most files of shoal import again
     while waiting:
         for name, is_first in _read(waiting.pop()):
-            beside = [folder / f"{name}.py", *(folder / name).glob("**/*.py")]
-            new = {path for path in beside if path.is_file()}
-            if not new:
+            if name not in beside:
+                files = [folder / f"{name}.py", *(folder / name).glob("**/*.py")]
+                beside[name] = {path for path in files if path.is_file()}
+                new = beside[name]
+                if name == "shoal" and not new:
+                    new = {path for path in find_carried([model]) if path.suffix == ".py"}
+                waiting += new - found
+                found |= new
+            if not beside[name]:
                 (first if is_first else later).add(name)
-            if name == "shoal":
-                is_ours, new = True, new or {path for path in find_carried([model]) if path.suffix == ".py"}
-            waiting += new - found
-            found |= new
+    is_ours = "shoal" in beside
     uses_cupy = is_ours and not any(_LIBRARY.search(read_bytes(path)) for path in found)
     return Imports(frozenset(first), frozenset(later - first), is_ours, uses_cupy)
 
 
-def _read(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the first part of each imported module's name, and whether the import always runs."""
+def _read(path: Path) -> frozenset[tuple[str, bool]]:
+    """Return the first part of each imported module's name, and whether the import always runs."""
     try:
-        tree = ast.parse(read_bytes(path))
+        return frozenset(_find_modules(read_bytes(path)))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return
+        return frozenset()
+
+
+@lru_cache(maxsize=1024)  # every model folder has a copy of the same files of shoal
+def _find_modules(code: bytes) -> tuple[tuple[str, bool], ...]:
+    return tuple(_walk(ast.parse(code)))
+
+
+def _walk(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shoal.authoring.repository.config import ModelConfig
-from shoal.authoring.repository.manifest import launch_flags
-from shoal.authoring.repository.model_folders import read_configs
 from shoal.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from shoal.authoring.repository.config import ModelConfig
 
 CACHE_MIB = 64.0  # of the response cache
 
@@ -30,6 +31,9 @@ def find_scheduling_flags(models: Iterable[ModelConfig], cache_mib: float = CACH
 
 def find_launch_flags(repository: Path, cache_mib: float = CACHE_MIB) -> list[str]:
     """Return the tritonserver flags for a repository: those of its manifest, and those that its configurations need."""
+    from shoal.authoring.repository.manifest import launch_flags
+    from shoal.authoring.repository.model_folders import read_configs
+
     needed = []
     with suppress(ArtifactError):  # of a configuration, which Triton refuses
         needed = find_scheduling_flags(read_configs(repository).values(), cache_mib)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.authoring.repository.config import CONFIG, ModelConfig, check_number, read_config
+from shoal.authoring.repository.manifest import MANIFEST
+from shoal.errors import InputError
 
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
@@ -17,6 +19,21 @@ def read_configs(repository: Path) -> dict[str, ModelConfig]:
         ArtifactError: a configuration cannot be read.
     """
     return {path.parent.name: read_config(path.parent) for path in list_configs(repository)}
+
+
+def find_repository(path: Path) -> Path | None:
+    """Return ``path`` if it holds model folders, or the only composed repository in it; None if there is none.
+
+    Raises:
+        InputError: there are several.
+    """
+    if (path / CONFIG).is_file() or any(path.glob(f"*/{CONFIG}")):
+        return path
+    manifests = (each for depth in ("*", "*/*", "*/*/*") for each in path.glob(f"{depth}/{MANIFEST}"))
+    found = sorted(each.parent for each in manifests if any(each.parent.glob(f"*/{CONFIG}")))
+    if len(found) > 1:
+        raise InputError(f"{path} holds {len(found)} repositories.", f"Name one: {found[0]}")
+    return found[0] if found else None
 
 
 def list_configs(folder: Path) -> list[Path]:

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all
+from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all, show_example
 from shoal.clients.bulk.tables import TEXT, Table
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
-from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
 from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_text
 
 
@@ -305,19 +304,6 @@ def _parse(spec: TensorSpec, text: str) -> Any:
     except ValueError:
         fix = "" if spec.dims == (1,) else f"For example: {show_example(spec)}"
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {shorten(text)} is not a number.", fix) from None
-
-
-def show_example(spec: TensorSpec) -> str:
-    """Return an example of an input for the command line: ``INPUT=[0.5,0.5]``, or ``INPUT=@file.npy`` if large."""
-    sizes = [2 if size == -1 else size for size in spec.dims]
-    if spec.dtype == STRING:
-        return f"{spec.name}={'text' if sizes == [1] else json.dumps(['text'] * min(sizes[0], 2))}"
-    one = "true" if spec.dtype == "TYPE_BOOL" else "0.5" if spec.dtype.startswith(("TYPE_FP", "TYPE_BF")) else "1"
-    if sizes == [1]:
-        return f"{spec.name}={one}"
-    if len(sizes) != 1 or sizes[0] > 8:
-        return f"{spec.name}=@file.npy"
-    return f"{spec.name}=[{','.join([one] * sizes[0])}]"
 
 
 def read_rows(spec: TensorSpec, text: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ArtifactError
+from shoal.kit.component.spec import STRING, TensorSpec
 
 Row = dict[str, Any] | ArtifactError  # values by column, or why they cannot be read
 Rows = Iterator[tuple[int, Row]]
@@ -57,3 +59,16 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", "Give each its own name.")
+
+
+def show_example(spec: TensorSpec) -> str:
+    """Return an example of an input for the command line: ``INPUT=[0.5,0.5]``, or ``INPUT=@file.npy`` if large."""
+    sizes = [2 if size == -1 else size for size in spec.dims]
+    if spec.dtype == STRING:
+        return f"{spec.name}={'text' if sizes == [1] else json.dumps(['text'] * min(sizes[0], 2))}"
+    one = "true" if spec.dtype == "TYPE_BOOL" else "0.5" if spec.dtype.startswith(("TYPE_FP", "TYPE_BF")) else "1"
+    if sizes == [1]:
+        return f"{spec.name}={one}"
+    if len(sizes) != 1 or sizes[0] > 8:
+        return f"{spec.name}=@file.npy"
+    return f"{spec.name}=[{','.join([one] * sizes[0])}]"

@@ -20,8 +20,7 @@ from shoal.clients.client.calls import find_text_input, to_rows
 from shoal.clients.client.client import Client
 from shoal.clients.client.failures import UnknownModelError
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.kit.component.spec import BATCH_INDEX, ModelSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import BATCH_INDEX, Array, ModelSpec
 
 if TYPE_CHECKING:
     from shoal.clients.local import Pipeline

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shoal.errors import InputError, suggest
-from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
 
 Parameter: TypeAlias = str | int | bool | float
 

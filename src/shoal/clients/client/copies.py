@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.clients.client.flow import read_url
-from shoal.errors import ServerError, ShoalError
+from shoal.clients.client.operators import read_page
+from shoal.errors import ShoalError
 from shoal.kit.component.ledger import (
     ACROSS,
     BATCHES,
@@ -158,24 +156,7 @@ def read_metrics(url: str, api_key: str = "", ca_cert: str = "", client_cert: st
         InputError: the value of an option is invalid.
         ServerError: no server answers at ``url``, or it refuses the key.
     """
-    url, tls = read_url(url, "http", ca_cert, client_cert)
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{'https' if tls else 'http'}://{url}/metrics", headers=headers)
-    # no proxy for loopback
-    handlers = [urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=tls.context)] if tls else [])]
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
-            return Copies.parse(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ServerError(
-                f"The server at {url} answered HTTP {error.code}.",
-                "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else "",
-            ) from None
-    except OSError as error:
-        raise ServerError(
-            f"No Triton answers at {url} ({error}).", "Give the metrics address: --url 127.0.0.1:8002"
-        ) from None
+    return Copies.parse(read_page(url, "/metrics", api_key, ca_cert, client_cert))
 
 
 def _moves(graph: Graph, direction: str) -> set[tuple[str, str]]:

@@ -23,7 +23,7 @@ from shoal.clients.client.calls import (
     make_answer,
 )
 from shoal.clients.client.failures import CallError, Kind, grpc_failure, stream_failure
-from shoal.clients.client.streams import AsyncSource, WatchedSource
+from shoal.clients.client.sources import AsyncSource, WatchedSource
 from shoal.clients.client.tls import Tls
 
 CUT_SHORT = "the stream ended before its last answer"

@@ -27,11 +27,10 @@ from shoal.clients.client.calls import (
     restore_shape,
 )
 from shoal.clients.client.failures import CallError, Kind, connection_failure, http_failure, stream_failure
-from shoal.clients.client.streams import AsyncSource, LoopSource
+from shoal.clients.client.sources import AsyncSource, LoopSource
 from shoal.clients.client.tls import Tls
 from shoal.errors import InputError
-from shoal.kit.component.spec import ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array, ModelSpec, TensorSpec
 
 T = TypeVar("T")
 

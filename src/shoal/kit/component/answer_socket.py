@@ -32,7 +32,8 @@ import numpy as np
 
 from shoal import errors
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.kit.component.tensors import Array, Arrays, Device
+from shoal.kit.component.spec import Array, Arrays
+from shoal.kit.component.tensors import Device
 
 ANSWERS = "shoal_answers"  # request parameter
 _PREFIX = "shoal-answers-"

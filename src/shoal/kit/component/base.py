@@ -12,8 +12,8 @@ from array_api_compat import device as device_of
 from shoal.errors import ArtifactError, SetupError, ShoalError, forget_frames
 from shoal.kit.component.context import Context
 from shoal.kit.component.ledger import BATCHES, ROWS
-from shoal.kit.component.spec import ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array, Arrays, Device, namespace, to_inside
+from shoal.kit.component.spec import Array, Arrays, ModelSpec, TensorSpec
+from shoal.kit.component.tensors import Device, namespace, to_inside
 from shoal.kit.component.triton import TritonModel
 
 _MAX_CONCAT = 8  # to concatenate more arrays in one call, CuPy uploads a table of pointers

@@ -15,8 +15,8 @@ import numpy as np
 from shoal.errors import ServerError
 from shoal.kit.component.answer_socket import ANSWERS, Answers, Listener
 from shoal.kit.component.context import Callees, Leavable, choose
-from shoal.kit.component.spec import CALLS, STOP, ModelSpec
-from shoal.kit.component.tensors import Array, Arrays, Device, make_request, read_response
+from shoal.kit.component.spec import CALLS, STOP, Array, Arrays, ModelSpec
+from shoal.kit.component.tensors import Device, make_request, read_response
 
 
 class TritonCallees(Callees):

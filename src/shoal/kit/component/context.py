@@ -10,8 +10,8 @@ from typing import Protocol
 
 from shoal.errors import ArtifactError, SetupError, suggest
 from shoal.kit.component.files import describe_place
-from shoal.kit.component.spec import ModelSpec
-from shoal.kit.component.tensors import Array, Arrays, Device
+from shoal.kit.component.spec import Array, Arrays, ModelSpec
+from shoal.kit.component.tensors import Device
 
 
 class Leavable(Protocol):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError
+
+Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
+Arrays: TypeAlias = Mapping[str, Array]
 
 STRING = "TYPE_STRING"
 CALLS = "calls"  # parameter of a configuration: names of the models that the code calls, separated by spaces

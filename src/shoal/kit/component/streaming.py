@@ -18,8 +18,7 @@ from shoal.kit.component import tensors
 from shoal.kit.component.answer_socket import Connection, connect
 from shoal.kit.component.base import Component, check_outputs
 from shoal.kit.component.ledger import BATCHES, ROWS
-from shoal.kit.component.spec import BATCH_INDEX, STOP
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import BATCH_INDEX, STOP, Array, Arrays
 from shoal.kit.component.triton import TritonModel
 
 _WAITING = 1024  # answers in the queue to Triton, over all streams; if it is full, engines wait

@@ -14,17 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 from shoal.kit.component.ledger import ACROSS, DOWN, UP, Ledger
-from shoal.kit.component.spec import DTYPES, ENGINE_LIBRARY, HOST_LIBRARY, STRING, ModelSpec, TensorSpec
+from shoal.kit.component.spec import DTYPES, ENGINE_LIBRARY, HOST_LIBRARY, STRING, Array, Arrays, ModelSpec, TensorSpec
 
-Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
-Arrays: TypeAlias = Mapping[str, Array]
 _DL_CPU = 1  # DLDeviceType of the host, in dlpack.h
 
 

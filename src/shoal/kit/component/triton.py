@@ -16,8 +16,8 @@ from shoal.kit.component import tensors
 from shoal.kit.component.context import Callees, Context
 from shoal.kit.component.ledger import Beacon, Metrics
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, ModelSpec
-from shoal.kit.component.tensors import Arrays, Device
+from shoal.kit.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, Arrays, ModelSpec
+from shoal.kit.component.tensors import Device
 
 CALLING = "shoal.kit.component.callees"  # module that only the models that call others need
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.kit.encoders.hub import check_hub
 from shoal.kit.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.kit.text.tokenizer_files import check_folder
 from shoal.kit.text.tokenizer_files import read_tokenizer as read_fast_tokenizer
@@ -45,13 +46,15 @@ def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
 class Trunked(nn.Module):
     """Base class of the PyTorch modules that are served; they take token ids and mask, INT64 ``[rows, width]`` each.
 
-    ``trunk`` is a BERT-family model of transformers. Conversion to BF16 for serving changes only the trunk; the layers
-    on top of it stay in FP32.
+    One with ``takes_segments`` also takes segment ids of the same kind: 0 and 1 for the tokens of two texts. ``trunk``
+    is a BERT-family model of transformers. Conversion to BF16 for serving changes only the trunk; the layers on top of
+    it stay in FP32.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
+        self.takes_segments = False
 
 
 def count_positions(model: Any) -> int:
@@ -79,6 +82,8 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
         check_folder(folder)
         if (tokenizer := folder / "tokenizer.json").exists():
             read_fast_tokenizer(tokenizer)
+    else:
+        check_hub(place, _way_out(name, revision) if name in PACKAGED and revision is None else "")
     try:
         with quiet_transformers():
             yield place, pinned

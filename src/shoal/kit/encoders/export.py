@@ -19,6 +19,7 @@ from shoal.kit.encoders.unbinding import unbind
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the model folder's tensors
+SEGMENTS = "INPUT__2"  # of one that takes segment ids
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
 _torch_repeat_interleave = torch.repeat_interleave
 
@@ -47,11 +48,20 @@ def trace(encoder: Trunked) -> Any:
     return module
 
 
-def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
+def _example(encoder: Trunked) -> tuple[Tensor, ...]:
     ids = torch.randint(0, _limits(encoder)[0], (2, 13))
     mask = torch.ones_like(ids)
     mask[1, 7:] = 0
-    return ids, mask
+    return ids, mask, *_segment(encoder, mask)
+
+
+def _segment(encoder: Trunked, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return segment ids for a mask, in which the second text begins after a quarter; none if none are taken."""
+    if not encoder.takes_segments:
+        return ()
+    segments = mask.clone()
+    segments[:, : mask.shape[1] // 4] = 0
+    return (segments,)
 
 
 def _limits(encoder: Trunked) -> tuple[int, int]:
@@ -115,8 +125,9 @@ def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     axes = {0: "rows", 1: "width"}
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in trace
-        sizes = {**dict.fromkeys(NAMES[0], axes), NAMES[1][0]: {0: "rows"}}
-        names = {"input_names": list(NAMES[0]), "output_names": list(NAMES[1]), "dynamic_axes": sizes}
+        inputs = [*NAMES[0], *([SEGMENTS] if encoder.takes_segments else [])]
+        sizes = {**dict.fromkeys(inputs, axes), NAMES[1][0]: {0: "rows"}}
+        names = {"input_names": inputs, "output_names": list(NAMES[1]), "dynamic_axes": sizes}
         other = "Export it as TorchScript: --format torchscript"
         export_onnx(encoder.eval(), _example(encoder), path, "The encoder", other, **names)
     model = onnx.load(str(path))
@@ -150,14 +161,14 @@ def export_onnx(module: nn.Module, example: Any, path: Path, what: str, fix: str
         raise ArtifactError(f"{what} cannot be exported to ONNX: {reason.rstrip('.')}.", fix) from error
 
 
-def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
+def _read_onnx(path: Path) -> Callable[..., Tensor]:
     with needs("serve"):
         import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def run(ids: Tensor, mask: Tensor) -> Tensor:
-        given = {name: tensor.numpy() for name, tensor in zip(NAMES[0], (ids, mask), strict=True)}
+    def run(*tensors: Tensor) -> Tensor:
+        given = {name: tensor.numpy() for name, tensor in zip((*NAMES[0], SEGMENTS), tensors, strict=False)}
         return torch.from_numpy(session.run(None, given)[0])
 
     return run
@@ -177,6 +188,7 @@ def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) ->
         padded = torch.ones_like(ids)
         padded[:, max(2, width // 2) :] = 0
         for mask in (torch.ones_like(ids), padded):
+            given = (ids, mask, *_segment(encoder, mask))
             with torch.inference_mode():
-                differences.append((served(ids, mask) - encoder(ids, mask)).abs().max())
+                differences.append((served(*given) - encoder(*given)).abs().max())
     return float(torch.stack(differences).max())  # NaN if any difference is NaN

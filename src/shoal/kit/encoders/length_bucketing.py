@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.spec import ModelSpec
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import Array, Arrays, ModelSpec
 
 ATTENTION_MASK = "attention_mask"  # a model's parameter
 MAX_WASTE = 0.02  # greatest share of padding in a group's tokens, padding included

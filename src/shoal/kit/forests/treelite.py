@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.kit.component.spec import ModelSpec
-from shoal.kit.component.tensors import Array, namespace
+from shoal.kit.component.spec import Array, ModelSpec
+from shoal.kit.component.tensors import namespace
 
 Predict: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 

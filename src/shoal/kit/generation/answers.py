@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.kit.component.spec import BATCH_INDEX
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
 from shoal.kit.generation.contract import TokenRequest
 
 _PADDING = {"top_token_ids": -1, "logprobs": b"null"}  # of rows that are shorter or did not ask; others have 0

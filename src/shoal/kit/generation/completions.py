@@ -17,8 +17,7 @@ import numpy as np
 
 from shoal.errors import InputError
 from shoal.kit.component.parameters import Parameters, fixed_by
-from shoal.kit.component.spec import BATCH_INDEX
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
 from shoal.kit.generation.answers import LogProbs, join_rows, read_log_probs, split_rows
 from shoal.kit.generation.contract import MAX_WORDS, naming_row
 from shoal.kit.generation.detokenizer import Detokenizer, find_specials, spell

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import InputError
-from shoal.kit.component.tensors import Arrays
+from shoal.kit.component.spec import Arrays
 from shoal.kit.generation.sampling import MOST_TOP, NUMBERS, Sampling
 
 MOST_PASSTHROUGH = 4096  # bytes

@@ -14,8 +14,7 @@ import numpy as np
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.files import read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
-from shoal.kit.component.spec import DTYPES
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import DTYPES, Array, Arrays
 from shoal.kit.generation.chats import Message, llama2, read_messages
 from shoal.kit.generation.completions import RETURNS
 from shoal.kit.generation.contract import MAX_WORDS, MOST_PASSTHROUGH, as_python, naming_row, pack_words

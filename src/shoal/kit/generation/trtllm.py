@@ -13,8 +13,7 @@ import numpy as np
 
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.spec import BATCH_INDEX
-from shoal.kit.component.tensors import Array, Arrays
+from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
 from shoal.kit.generation.completions import Completions, TextStream
 from shoal.kit.generation.contract import MAX_WORDS, pack_words, unpack_words
 from shoal.kit.generation.pieces import Piece

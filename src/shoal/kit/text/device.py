@@ -23,7 +23,8 @@ import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.kit.component.ledger import CONTROL, SETUP
-from shoal.kit.component.tensors import Array, Device, namespace
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device, namespace
 from shoal.kit.text.tokens import MAX_WORD_CHARS, SPECIAL_TOKENS, WIDTH_MULTIPLE, SpecialIds
 from shoal.kit.text.words import Lexicon
 

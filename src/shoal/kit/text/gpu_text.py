@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from shoal.errors import needs
 from shoal.kit.component.ledger import CONTROL, DOWN, SETUP, UP
-from shoal.kit.component.tensors import Array, Device
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device
 from shoal.kit.text.device import Ragged, upload
 
 

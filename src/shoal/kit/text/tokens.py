@@ -20,7 +20,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.context import Context
 from shoal.kit.component.files import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array
 from shoal.kit.text.tokenizer_files import read_tokenizer
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
@@ -38,6 +38,7 @@ _TO_SPACES = str.maketrans("\t\n\r", "   ")
 
 T = TypeVar("T")
 Encode: TypeAlias = Callable[[Sequence[str]], tuple[Array, Array]]
+EncodePairs: TypeAlias = Callable[[Sequence[str], Sequence[str]], tuple[Array, Array, Array]]
 
 
 def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
@@ -196,13 +197,13 @@ def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 
 class FastTokenizer:
     """Tokenizer from a ``tokenizer.json``. Of its truncation and padding settings, only the padding id is used."""
 
-    def __init__(self, path: Path, *, max_length: int) -> None:
+    def __init__(self, path: Path, *, max_length: int, is_pair: bool = False) -> None:
         self._tokenizer = read_tokenizer(path)
         known = (self._tokenizer.token_to_id(token) for token in _PADDING)
         padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
         self._pad_id, self._max_length = int(padding["pad_id"]), max_length
         self._tokenizer.no_padding()
-        self.num_special = int(self._tokenizer.num_special_tokens_to_add(is_pair=False))
+        self.num_special = int(self._tokenizer.num_special_tokens_to_add(is_pair=is_pair))
         if self.num_special < max_length:
             self._tokenizer.enable_truncation(max_length)
 
@@ -210,6 +211,16 @@ class FastTokenizer:
         """Return token ids and attention mask, padded on the right, as ``WordPiece.encode`` does."""
         rows = [row.ids for row in self._tokenizer.encode_batch_fast(texts)]
         return pad(rows, self._pad_id, self._max_length, width)
+
+    def encode_pairs(self, first: Sequence[str], second: Sequence[str], width: int = 0) -> tuple[Array, Array, Array]:
+        """Return token ids, attention mask and segment ids of pairs of texts, padded as in ``encode``.
+
+        A pair that is too long loses tokens of its longer text, as in transformers (``longest_first``).
+        """
+        rows = self._tokenizer.encode_batch_fast([*zip(first, second, strict=True)])
+        ids, mask = pad([row.ids for row in rows], self._pad_id, self._max_length, width)
+        segments, _ = pad([row.type_ids for row in rows], 0, self._max_length, width)
+        return ids, mask, segments
 
 
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
@@ -223,17 +234,42 @@ def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
     Raises:
         ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.
     """
-    is_fixed, device = "t" in parameters.sizes, context.device
-    default = parameters.sizes.get("t", MAX_LENGTH)
-    max_length = parameters.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
-    parameters.expect("t", max_length, "its parameter max_length is")
+    device, (max_length, width) = context.device, _read_length(parameters)
     tokenizer = _read(context, parameters, max_length)
 
     def encode(texts: Sequence[str]) -> tuple[Array, Array]:
-        both = device.put(np.stack(tokenizer.encode(texts, max_length if is_fixed else 0)), edge)
+        both = device.put(np.stack(tokenizer.encode(texts, width)), edge)
         return both[0], both[1]
 
     return encode
+
+
+def make_pair_encoder(context: Context, parameters: Parameters, edge: str) -> EncodePairs:
+    """Return a function that converts pairs of texts to token ids, attention mask and segment ids, INT64 each.
+
+    It is as that of ``make_encoder``; the tokenizer is ``tokenizer.json`` alone, which says how it joins two texts.
+
+    Raises:
+        ArtifactError: a parameter or the artifact cannot be used.
+    """
+    device, (max_length, width) = context.device, _read_length(parameters)
+    with fixed_by(f"Copy the encoder's own {TOKENIZER} there."):
+        path = context.artifact(TOKENIZER)
+    tokenizer = _read_whole(path, parameters, max_length, is_pair=True)
+
+    def encode(first: Sequence[str], second: Sequence[str]) -> tuple[Array, Array, Array]:
+        three = device.put(np.stack(tokenizer.encode_pairs(first, second, width)), edge)
+        return three[0], three[1], three[2]
+
+    return encode
+
+
+def _read_length(parameters: Parameters) -> tuple[int, int]:
+    """Return the most tokens of a row, and the least width of the arrays, which is the same if they have a size."""
+    default = parameters.sizes.get("t", MAX_LENGTH)
+    max_length = parameters.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
+    parameters.expect("t", max_length, "its parameter max_length is")
+    return max_length, max_length if "t" in parameters.sizes else 0
 
 
 def _read(context: Context, parameters: Parameters, max_length: int) -> WordPiece | FastTokenizer:
@@ -252,12 +288,12 @@ def _read(context: Context, parameters: Parameters, max_length: int) -> WordPiec
     )
 
 
-def _read_whole(path: Path, parameters: Parameters, max_length: int) -> FastTokenizer:
+def _read_whole(path: Path, parameters: Parameters, max_length: int, *, is_pair: bool = False) -> FastTokenizer:
     if parameters.text("lowercase"):
         raise parameters.refusal("lowercase", f"{TOKENIZER} says itself how case is treated", "")
     with fixed_by(_FIX):
-        tokenizer = FastTokenizer(path, max_length=max_length)
+        tokenizer = FastTokenizer(path, max_length=max_length, is_pair=is_pair)
     if tokenizer.num_special >= max_length:
-        why = f"{TOKENIZER} adds {tokenizer.num_special} special tokens to each text"
+        why = f"{TOKENIZER} adds {tokenizer.num_special} special tokens to each {'pair' if is_pair else 'text'}"
         raise parameters.refusal("max_length", why, str(tokenizer.num_special + 1))
     return tokenizer

@@ -23,7 +23,8 @@ import numpy as np
 
 from shoal.kit.component.files import find_repeated, read_text, refusal
 from shoal.kit.component.ledger import SETUP
-from shoal.kit.component.tensors import Array, Device, namespace
+from shoal.kit.component.spec import Array
+from shoal.kit.component.tensors import Device, namespace
 from shoal.kit.text.tokens import WordCache, flatten
 
 WORD_VALUES = ("count", "share", "presence")

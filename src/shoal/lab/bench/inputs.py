@@ -15,8 +15,7 @@ from shoal.clients.bulk.rows import shorten_all
 from shoal.clients.bulk.tables import open_table
 from shoal.clients.client.calls import to_arrays
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.spec import STRING, ModelSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import STRING, Array, ModelSpec
 
 MAX_ROWS = 4096  # read from a file; more would not change the results
 

@@ -1,17 +1,63 @@
-"""Plots of a benchmark's record: throughput and latency by rows per request."""
+"""Plots of a benchmark's record: throughput and latency by rows per request; and the style of all plots."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import needs
 from shoal.lab.bench.tables import Record
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe & Ito, "Color Universal Design" (2008): distinguishable with every kind of colour vision.
 _LINES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#767676")
 _MARKERS = ("o", "s", "D", "^", "v")
 _WIDTH = 8.0  # inches
+_STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "font.size": 9,
+    "legend.frameon": False,
+    "svg.hashsalt": "shoal",  # the same numbers give the same bytes
+    "text.parse_math": False,  # a dollar in a name is a dollar
+}
+
+
+@contextmanager
+def drawing(extra: str = "draw") -> Iterator[None]:
+    """Apply the style of shoal's plots, independent of any matplotlibrc, inside the context.
+
+    Raises:
+        SetupError: matplotlib is not installed; ``extra`` of shoal brings it.
+    """
+    with needs(extra):
+        import matplotlib.style
+    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a word in a script the font lacks
+        yield
+
+
+def make_figure(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Make a figure, in inches, without pyplot, and its axes side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="compressed", facecolor="white")
+    axes = figure.subplots(1, columns, squeeze=False, **options)
+    return figure, list(axes.ravel())
+
+
+def save(figure: Figure, file: Path | BinaryIO) -> None:
+    """Write a figure as SVG."""
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def draw(record: Record, stem: Path) -> list[Path]:
@@ -20,31 +66,23 @@ def draw(record: Record, stem: Path) -> list[Path]:
     Raises:
         SetupError: matplotlib is not installed.
     """
-    with needs("draw"):
-        import matplotlib
-        import matplotlib.style
-    with matplotlib.style.context(["default", {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9}]):
+    with drawing():
         return [_draw(record, stem.with_name(f"{stem.name}-{name}.svg"), name) for name in ("throughput", "latency")]
 
 
 def draw_precisions(plan: Record, path: Path) -> None:
     """Draw what `shoal tune` measured: rows per second of each precision, by rows per request."""
-    import matplotlib.style
-
     shown = [each for each in plan["candidates"] if "rows_per_s" in each]
-    with matplotlib.style.context(["default", {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9}]):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(_WIDTH / 2, 3), layout="compressed", facecolor="white")
-        axis = figure.subplots()
+    with drawing():
+        figure, (axis,) = make_figure(_WIDTH / 2, 3)
         for number, each in enumerate(shown):
             rates, color, marker = each["rows_per_s"], _LINES[number], _MARKERS[number]
             axis.plot([*rates], [*rates.values()], label=each["dtype"], color=color, marker=marker)
         axis.set(xlabel="rows per request", ylabel="rows/s, median")
         axis.set_ylim(bottom=0)
-        axis.set_title(f"chosen: {plan['dtype']}", loc="left", fontsize=9)
-        axis.legend(frameon=False)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        axis.set_title(f"chosen: {plan['dtype']}", loc="left")
+        axis.legend()
+        save(figure, path)
 
 
 def _draw(record: Record, path: Path, name: str) -> Path:
@@ -53,10 +91,7 @@ def _draw(record: Record, path: Path, name: str) -> Path:
     Throughput is the highest rate of any number of callers, with the range of its repeats. Latency is measured with the
     fewest callers: the median, the 90th percentile (dashed), and a band up to the 99th percentile.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH, 4), layout="compressed", facecolor="white")
-    axis = figure.subplots()
+    figure, (axis,) = make_figure(_WIDTH, 4)
     for number, entry in enumerate(record["repositories"]):
         colour, marker = _LINES[number % len(_LINES)], _MARKERS[number % len(_MARKERS)]
         loads = [load for load in record["loads"] if load["repository"] == entry["label"]]
@@ -78,7 +113,7 @@ def _draw(record: Record, path: Path, name: str) -> Path:
     else:
         axis.set_yscale("log")
         _finish(axis, record, "latency with the fewest callers", "ms: median, p90 (dashed), p99 (band)")
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    save(figure, path)
     return path
 
 
@@ -92,9 +127,9 @@ def _finish(axis: Any, record: Record, what: str, unit: str) -> None:
         axis.set_ylim(bottom=0)
     axis.set(xlabel="rows per request", ylabel=unit)
     title = f"{record['repositories'][0]['model']}: {what}\n{_describe(record)}"
-    axis.set_title(title, loc="left", fontsize=9)
+    axis.set_title(title, loc="left")
     axis.grid(axis="y", color="#E6E6E6", linewidth=0.6)
-    axis.legend(frameon=False)
+    axis.legend()
 
 
 def _describe(record: Record) -> str:

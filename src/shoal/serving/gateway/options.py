@@ -10,6 +10,7 @@ from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any, NamedTuple
 
+from shoal.authoring.repository.launch_flags import CACHE_MIB
 from shoal.errors import InputError
 from shoal.serving.gateway.addresses import read_address
 
@@ -120,7 +121,7 @@ class Options:
         dict, "Another name of a model, for OpenAI's clients; may be repeated.", "--alias", metavar="NAME=MODEL"
     )
     model_memory_mib: float = option(0.0, "Memory of each model's process, in MiB; 0: no limit.")
-    cache_mib: float = option(64.0, "Memory of the cache of models with response_cache, in MiB.")
+    cache_mib: float = option(CACHE_MIB, "Memory of the cache of models with response_cache, in MiB.")
     max_restarts: int = option(10, "Restarts within ten minutes before further ones are delayed.")
     load_seconds: float | None = option(
         None, "Seconds that all models may take to load. Default: 600, or more if a model declares more."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -260,11 +261,14 @@ def find_environments(session: int) -> set[str]:
     return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
 
 
+_PORTS = "http", "grpc", "metrics"
+
+
 def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
     """Return three distinct ports: those in ``wanted``, with a free port in place of each 0.
 
     Raises:
-        SetupError: a wanted port is taken.
+        SetupError: a wanted port is taken, or wanted twice; the message names its option.
     """
     ports, held = _hold_ports(*wanted, host=host)
     held.close()
@@ -277,21 +281,29 @@ def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], c
     The ports are bound, but nothing listens at them, so that Triton may do so.
     """
     with contextlib.ExitStack() as held:
-        http, grpc, metrics = (_bind(host, port, held) for port in wanted)
+        if twice := [port for place, port in enumerate(wanted) if port and port in wanted[:place]]:
+            names = [f"--{name}-port" for name, port in zip(_PORTS, wanted, strict=True) if port == twice[0]]
+            fix = "Give each a port of its own; 0 is any free one."
+            raise SetupError(f"{' and '.join(names)} are both {twice[0]}.", fix)
+        http, grpc, metrics = (_bind(name, host, port, held) for name, port in zip(_PORTS, wanted, strict=True))
         return (http, grpc, metrics), held.pop_all()
 
 
-def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
+def _bind(name: str, host: str, wanted: int, held: contextlib.ExitStack) -> int:
+    fixes = {
+        errno.EADDRINUSE: f"Stop what listens there (ss -ltnp shows it), or choose another: --{name}-port",
+        errno.EADDRNOTAVAIL: f"{host} is no address of this machine: give one with --host.",
+        errno.EACCES: f"Choose one from 1024 on: --{name}-port",
+    }
     try:
         probe = held.enter_context(socket.socket())
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, wanted))
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "there are 65,535"
-        raise SetupError(
-            f"Port {wanted} cannot be used: {reason}.",
-            "Stop what listens there (ss -ltnp shows it), or choose another.",
-        ) from None
+    except OverflowError:
+        raise SetupError(f"--{name}-port {wanted} is no port.", "Give 1 to 65535, or 0 for any free one.") from None
+    except OSError as error:
+        fix = fixes.get(error.errno or 0, f"Choose another: --{name}-port")
+        raise SetupError(f"Port {wanted} cannot be used: {error.strerror}.", fix) from None
     return int(probe.getsockname()[1])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.authoring.composition.validation import check_made
 from shoal.authoring.project.draft import Draft
 from shoal.authoring.project.importing.imported import Imported, stage
+from shoal.authoring.project.importing.tasks import GENERATE, check_file, check_task, read_task
 from shoal.authoring.project.scaffold.names import check_name, find_project_folders
 from shoal.authoring.repository.config import CONFIG, as_config, write_config
 from shoal.errors import InputError, needs, printable
@@ -43,17 +44,20 @@ _ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
 _FOREST = _Kind("a forest", "forests", "draft_forest")
 _ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
 _DECODER = _Kind("a decoder", "decoders", "draft_decoder", "train")
-_KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
+KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
 _PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
 _TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head."
 _XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
 _TENSORFLOW = "Convert it to ONNX, with tf2onnx."
-_ADVICE = {
+ADVICE = {
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
     **dict.fromkeys((".pth", ".ckpt", ".bin"), _TORCH_SAVE),
     ".safetensors": "Name the folder with this file and config.json, and give the head.",
     **dict.fromkeys((".model", ".bst"), _XGBOOST),
     **dict.fromkeys((".h5", ".keras", ".pb"), _TENSORFLOW),
+    ".cbm": 'Save it as JSON: model.save_model("model.json", format="json").',
+    ".gguf": "Convert it to safetensors: from_pretrained(FOLDER, gguf_file=FILE), then save_pretrained.",
+    ".pt2": "Save the same module with torch.jit.trace and torch.jit.save, as .pt, or as ONNX: torch.onnx.export.",
 }
 # Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
@@ -68,7 +72,7 @@ def add_model(
     name: str,
     *,
     project: Path | str = ".",
-    is_decoder: bool = False,
+    task: str | None = None,
     is_dry: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -78,10 +82,11 @@ def add_model(
 
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
     Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or the
-    Hugging Face name or the folder of an encoder. With ``is_decoder``, it is the Hugging Face name or the folder of a
-    language model, which ``draft_decoder`` exports to ONNX. ``options`` are the keyword arguments of the function for
-    the kind of model: ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option
-    that is None counts as not given.
+    Hugging Face name or the folder of an encoder or a language model. ``task`` is what it is for: ``embeddings``,
+    ``classify``, ``predict`` or ``generate``; a folder's files say it, if they can. A model that generates is exported
+    to ONNX by ``draft_decoder``. ``options`` are the keyword arguments of the function for the kind of model:
+    ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option that is None counts
+    as not given.
 
     Nothing is written if ``shoal check`` reports an error, and no file is overwritten. ``is_dry``: only return the
     paths. ``tell`` is called with each note for the user. The notes say what was derived, and from what; they are also
@@ -97,7 +102,14 @@ def add_model(
     root = Path(project)
     available = find_project_folders(root)
     check_name(name, available)
-    kind = _DECODER if is_decoder else _find_kind(source)
+    check_task(task)
+    kind = _find_kind(source)
+    if kind is not _ENCODER:
+        check_file(f"{source}" if isinstance(source, str | Path) else f"a {type(source).__name__}", task)
+    elif (task := read_task(Path(source), task) if Path(source).is_dir() else task) == GENERATE:
+        kind = _DECODER
+    else:
+        options["task"] = task
     with stage(on_progress, f"loading the libraries for {kind.what}"):
         draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
@@ -125,17 +137,17 @@ def _find_kind(source: Any) -> _Kind:
         return _kind_of_object(source)
     path = Path(source)
     suffix = path.suffix.lower()
-    if path.is_dir() or (not path.exists() and suffix not in {**_KINDS, **_ADVICE}):
+    if path.is_dir() or (not path.exists() and suffix not in {**KINDS, **ADVICE}):
         return _ENCODER  # a folder, or a name on a hub
-    if suffix not in _KINDS:
-        known = ", ".join(_KINDS)
+    if suffix not in KINDS:
+        known = ", ".join(KINDS)
         raise InputError(
             f"{path} is not a model that can be added. Known suffixes: {known}.",
-            _ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
+            ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
         )
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
-    return _KINDS[suffix]
+    return KINDS[suffix]
 
 
 def _kind_of_object(source: Any) -> _Kind:

@@ -98,7 +98,7 @@ def _check_is_decoder(weights: Weights) -> None:
     if known.isdisjoint(named):
         raise InputError(
             f"{weights.folder} is not a decoder: its architecture is {', '.join(named) or 'not in its config.json'}.",
-            "Name a model that continues text, a ...ForCausalLM; for an encoder, leave --decoder out and add --head.",
+            "Name a model that continues text, a ...ForCausalLM; for an encoder, say its task: --task embeddings",
         )
 
 

@@ -17,6 +17,14 @@ from torch import Tensor, nn
 
 from shoal.authoring.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage, write_labels
 from shoal.authoring.project.importing.sentences import Sentences, read_sentences
+from shoal.authoring.project.importing.tasks import (
+    CLASSIFY,
+    CROSS_ENCODER,
+    EMBEDDINGS,
+    OLD_CROSS_ENCODER,
+    PREDICT,
+    RERANK,
+)
 from shoal.authoring.project.scaffold.clone import draft_like
 from shoal.errors import InputError, needs
 from shoal.kit.component.files import sha256
@@ -30,22 +38,19 @@ from shoal.kit.encoders.encoder import (
     published,
     read_tokenizer,
 )
-from shoal.kit.encoders.export import NAMES, TOLERANCE, export_encoder
+from shoal.kit.encoders.export import NAMES, SEGMENTS, TOLERANCE, export_encoder
 from shoal.kit.encoders.length_bucketing import ATTENTION_MASK
 from shoal.kit.text.tokens import LENGTHS
 from shoal.system.progress import OnProgress
 
-EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""  # activations of heads
 _OTHER_TASK = re.compile(r"For(?!SequenceClassification)[A-Z]")  # in the name of an architecture
-_LEAF = "tokenizer"  # shoal's model folder to copy
+_LEAF, _PAIR_LEAF = "tokenizer", "pair_tokenizer"  # shoal's model folders to copy
 _ONE_TEXT = (
     "note: it takes one text per row, without a second text and without segment ids (token_type_ids are 0). If its head"
-    " was trained on pairs of texts (a cross-encoder), its answers would be wrong: trace the model with input_ids,"
-    " attention_mask and token_type_ids (torch.jit.trace), and add that file:"
-    " shoal add-model pair.pt NAME --input INT64:-1 --input INT64:-1 --input INT64:-1"
+    " was trained on pairs of texts (a cross-encoder), its answers would be wrong: add it with --task rerank"
 )
 
 
@@ -53,7 +58,7 @@ def draft_encoder(
     source: Path | str,
     name: str,
     *,
-    head: str | None = None,
+    task: str | None = None,
     pooling: str | None = None,
     normalise: bool | None = None,
     revision: str | None = None,
@@ -66,13 +71,14 @@ def draft_encoder(
 ) -> Imported:
     """Draft a model folder that runs an encoder. Its inputs are token ids and attention mask, INT64 ``[-1]`` each.
 
-    The output is FP32; ``head`` chooses it. ``embedding`` returns ``[size]``: the mean of the tokens' last
+    The output is FP32; ``task`` chooses it. ``embeddings`` returns ``[size]``: the mean of the tokens' last
     hidden states (``pooling`` is ``mean``) or the last hidden state of the first token (``cls``), scaled to length 1 if
     ``normalise`` is true. The defaults of ``pooling`` and ``normalise``, and dense layers after the pooling, are read
     from the encoder's files for sentence-transformers; without these files ``pooling`` must be given, and
-    ``normalise`` is false. ``classification`` returns ``[num_classes]``, the probabilities from the checkpoint's own
-    trained head; the class names become the parameter ``labels``, and the file of ``label_filename``. ``regression``
-    returns ``[1]``, the score from that head.
+    ``normalise`` is false. ``classify`` returns ``[num_classes]``, the probabilities from the checkpoint's own
+    trained head; the class names become the parameter ``labels``, and the file of ``label_filename``. ``predict``
+    returns ``[1]``, the score from that head; so does ``rerank``, for two texts, with segment ids as a third input, and
+    with the activation of ``CrossEncoder`` of sentence-transformers.
 
     ``format`` is ``torchscript`` or ``onnx``. If ``tokenizer`` is given, a second model folder of that name is drafted,
     which converts texts to at most ``max_length`` tokens each. The default of ``max_length`` is the encoder's maximum,
@@ -80,54 +86,68 @@ def draft_encoder(
     default is the commit that shoal has pinned for this name, if any.
 
     Raises:
-        InputError: the encoder cannot be loaded or has no trained head for ``head``, or an option is missing, unknown
+        InputError: the encoder cannot be loaded or has no trained head for ``task``, or an option is missing, unknown
             or does not fit the others.
         ArtifactError: the exported model's answers differ from the encoder's by more than 1e-5.
     """
-    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
-        if value is not None and value not in known:
-            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    head = _check_head(head, pooling, normalise)
+    task = _check_task(task, pooling, normalise, format)
     if max_length is not None and tokenizer is None:
         raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
-    backend, file = FORMATS[format]
+    _, file = FORMATS[format]
     with stage(on_progress, f"loading {source}"):
-        encoder = _load(str(source), revision, head)
-    made = _embed(encoder, pooling, normalise) if head == EMBEDDING else _classify(encoder, head)
-    tokens = _write_tokens(encoder, scratch)
+        encoder = _load(str(source), revision, task)
+    made = _embed(encoder, pooling, normalise) if task == EMBEDDINGS else _classify(encoder, task)
+    tokens = _write_tokens(encoder, scratch, is_whole=task == RERANK)
     with stage(on_progress, f"exporting {file} and comparing its answers"):
         export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
-    inputs = [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)]
-    outputs = [TensorSpec(out, "TYPE_FP32", (made.width,))]
-    parameters = {ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}"}
-    parameters |= {"api": "embeddings"} if head == EMBEDDING else {}
-    message = make_config(
-        name, backend, inputs, outputs, artifact=file, max_batch_size=max_batch_size, parameters=parameters
-    )
+    message = _configure(name, f"{encoder.title}, {made.what}", made, task, format, max_batch_size)
     proof = f"the file was read again: its answers match the published model, within {TOLERANCE:g}"
-    said = [encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes, proof]
+    more = f"; {SEGMENTS}: segment ids" if made.module.takes_segments else ""
+    said = [encoder.title, f"{ids}: token ids; {mask}: attention mask{more}; {out}: {made.what}", *made.notes, proof]
     beside: Mapping[str, str | bytes | Path] = {}
     if tokenizer is not None:
         length = _find_length(encoder, max_length)
-        beside = _copy_tokenizer(tokenizer, encoder, tokens, length, scratch)
-        said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
+        leaf = _PAIR_LEAF if task == RERANK else _LEAF
+        beside = _copy_tokenizer(leaf, tokenizer, encoder, tokens, length, scratch)
+        said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per {made.row}")
     labels = write_labels(message, made.labels) if made.labels else {}
     return Imported(message, {f"1/{file}": scratch / file, **labels}, tuple(said), beside)
 
 
-def _check_head(head: str | None, pooling: str | None, normalise: bool | None) -> str:
-    if head is None:
+def _configure(name: str, content: str, made: _Made, task: str, form: str, max_batch_size: int) -> Any:
+    """Return the configuration of the exported encoder."""
+    (ids, mask), (out,) = NAMES
+    backend, file = FORMATS[form]
+    api = {} if task == PREDICT else {"api": task}
+    return make_config(
+        name,
+        backend,
+        [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask, *([SEGMENTS] * made.module.takes_segments))],
+        [TensorSpec(out, "TYPE_FP32", (made.width,))],
+        artifact=file,
+        max_batch_size=max_batch_size,
+        parameters={ATTENTION_MASK: mask, "content": content, **api},
+    )
+
+
+def _check_task(task: str | None, pooling: str | None, normalise: bool | None, form: str) -> str:
+    """Return ``task``, if the options are known and fit each other."""
+    for option, value, known in (("pooling", pooling, HEADS), ("format", form, FORMATS)):
+        if value is not None and value not in known:
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if not task:
         raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+            "The model's task is not given.",
+            "Add --task embeddings, --task classify or --task predict, of which the last two use the checkpoint's own"
+            " trained head; or --task generate.",
         )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
+    if task != EMBEDDINGS and (pooling is not None or normalise is not None):
         given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
-    return head
+        raise InputError(f"{given} is for embeddings; a trained head pools as it was.", f"Leave {given} out.")
+    return task
 
 
 # --- what was published ------------------------------------------------------------------------------------------
@@ -149,27 +169,27 @@ class _Encoder:
     sentences: Sentences
 
 
-def _load(name: str, revision: str | None, head: str) -> _Encoder:
+def _load(name: str, revision: str | None, task: str) -> _Encoder:
     with needs("train"):
         from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-    kind = AutoModel if head == EMBEDDING else AutoModelForSequenceClassification
+    kind = AutoModel if task == EMBEDDINGS else AutoModelForSequenceClassification
     with published(name, revision) as (place, pinned), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old settings; missing weights are checked below
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
         model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
         sentences = read_sentences(place, pinned)
     other = next((kind for kind in model.config.architectures or () if _OTHER_TASK.search(str(kind))), None)
-    if other and head != EMBEDDING:
+    if other and task != EMBEDDINGS:
         raise InputError(
-            f"{name} has no trained {head} head for texts: it is a {other}.",
-            "Take a checkpoint that was trained for it, or --head embedding. For its own answers, trace it"
+            f"{name} has no trained head for {task}: it is a {other}.",
+            "Take a checkpoint that was trained for it, or --task embeddings. For its own answers, trace it"
             " (torch.jit.trace), and add that file: shoal add-model model.pt NAME --input INT64:-1 --input INT64:-1",
         )
-    missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
-    if missing and head != EMBEDDING:
+    missing = sorted(key for key in report["missing_keys"] if task != EMBEDDINGS or not key.startswith("pooler."))
+    if missing and task != EMBEDDINGS:
         raise InputError(
-            f"{name} has no trained {head} head: its checkpoint lacks {_few(missing)}.",
-            "Take a checkpoint that was trained for it, or --head embedding.",
+            f"{name} has no trained head for {task}: its checkpoint lacks {_few(missing)}.",
+            "Take a checkpoint that was trained for it, or --task embeddings.",
         )
     if missing or not hasattr(model.config, "max_position_embeddings"):
         why = f"its checkpoint lacks {_few(missing)}" if missing else "its configuration has no max_position_embeddings"
@@ -210,6 +230,7 @@ class _Made:
     what: str
     notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    row: str = "text"
 
 
 def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _Made:
@@ -258,18 +279,21 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     return _Made(module, width, what, tuple(notes))
 
 
-def _classify(encoder: _Encoder, head: str) -> _Made:
+def _classify(encoder: _Encoder, task: str) -> _Made:
     config = encoder.model.config
     width, problem = int(config.num_labels), config.problem_type
     pairs = (_ONE_TEXT,) if getattr(config, "type_vocab_size", 0) > 1 else ()
-    if head == REGRESSION and width != 1:
-        raise InputError(
-            f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --head classification."
-        )
-    if head == CLASSIFICATION and (width == 1 or problem == "regression"):
+    if task in (PREDICT, RERANK) and width != 1:
+        raise InputError(f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --task classify.")
+    if task == CLASSIFY and (width == 1 or problem == "regression"):
         what = "a score" if width == 1 else f"{width} scores"
-        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --head regression.")
-    if head == REGRESSION:
+        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --task predict.")
+    if task == RERANK:
+        activation = _find_activation(config)
+        shown = f", {activation}" if activation else ""
+        module = Headed(encoder.model, activation, takes_segments=True)
+        return _Made(module, width, f"the score of its own trained head for two texts{shown}", row="pair")
+    if task == PREDICT:
         return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head", pairs)
     activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
     labels = tuple(str(config.id2label.get(index, "")) for index in range(width))
@@ -284,9 +308,19 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
 # --- its tokens --------------------------------------------------------------------------------------------------
 
 
-def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
-    """Write the tokenizer's file: ``vocab.txt`` for a WordPiece, else ``tokenizer.json``; return its path."""
-    if not encoder.vocabulary:
+def _find_activation(config: Any) -> str:
+    """Return what CrossEncoder of sentence-transformers puts on a score: a sigmoid, if its files say no other."""
+    own = getattr(config, CROSS_ENCODER, None) or {}
+    name = own.get("activation_fn") or getattr(config, OLD_CROSS_ENCODER, None) or "Sigmoid"
+    known = {"Sigmoid": SIGMOID, "Identity": NOTHING}
+    if (kind := str(name).rpartition(".")[2]) not in known:
+        raise InputError(f"The model's files name the activation {name!r:.60}.", f"Known: {', '.join(known)}.")
+    return known[kind]
+
+
+def _write_tokens(encoder: _Encoder, folder: Path, *, is_whole: bool) -> Path:
+    """Write the tokenizer's file, and return its path: ``vocab.txt`` for a WordPiece, else ``tokenizer.json``."""
+    if is_whole or not encoder.vocabulary:
         text = encoder.tokenizer.backend_tokenizer.to_str(pretty=True)
         (folder / TOKENIZER).write_text(text, encoding="utf-8")
         return folder / TOKENIZER
@@ -307,16 +341,16 @@ def _find_length(encoder: _Encoder, wanted: int | None) -> int:
 
 
 def _copy_tokenizer(
-    name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
+    leaf: str, name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
 ) -> Mapping[str, str | bytes | Path]:
-    """Draft a copy of shoal's model folder ``tokenizer``, called ``name``, with the encoder's token file ``tokens``.
+    """Draft a copy of shoal's model folder ``leaf``, called ``name``, with the encoder's token file ``tokens``.
 
     Return the files by their paths in the project.
     """
     settings = {"max_length": str(max_length)}
-    if encoder.vocabulary:
+    if tokens.name == VOCABULARY:
         settings["lowercase"] = "true" if encoder.is_lowercase else "false"
-    copy = draft_like(name, _LEAF, settings=settings, artifacts={tokens.name: tokens}, project=scratch)
+    copy = draft_like(name, leaf, settings=settings, artifacts={tokens.name: tokens}, project=scratch)
     return {path: content for path, content in copy.draft.files.items() if path.startswith(f"preprocess/{name}/")}
 
 
@@ -363,16 +397,21 @@ class Headed(Trunked):
     empty) is applied to the head's logits. The split changes ``model``, which cannot be used alone afterwards.
     """
 
-    def __init__(self, model: Any, activation: str) -> None:
+    def __init__(self, model: Any, activation: str, *, takes_segments: bool = False) -> None:
         prefix = model.base_model_prefix
         super().__init__(getattr(model, prefix))
         self._given = _Given()
         setattr(model, prefix, self._given)
-        self.head, self.activation = model, activation
+        self.head, self.activation, self.takes_segments = model, activation, takes_segments
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return scores or probabilities, FP32 ``[rows, num_labels]``, for ids and mask, INT64 ``[rows, width]``."""
-        self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask))
+        more = {}
+        if segments is not None and getattr(self.trunk.config, "type_vocab_size", 0) > 1:
+            more = {"token_type_ids": segments}
+        elif segments is not None:  # such an encoder has none, and an exporter would drop an input without use
+            ids = ids + 0 * segments
+        self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask, **more))
         logits: Tensor = self.head(input_ids=ids, attention_mask=mask).logits
         self._given.box.outputs = None
         if self.activation == SOFTMAX:

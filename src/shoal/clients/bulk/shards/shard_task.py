@@ -29,8 +29,7 @@ from shoal.clients.client.calls import find_text_input
 from shoal.clients.client.client import Client
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.kit.component.files import sha256
-from shoal.kit.component.spec import ModelSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import Array, ModelSpec
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import numpy as np
 from shoal.errors import InputError, SetupError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.spec import BATCH_INDEX, ModelSpec
+from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
 from shoal.kit.component.streaming import QueueStream, Stream, StreamingComponent
-from shoal.kit.component.tensors import Arrays
 from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,

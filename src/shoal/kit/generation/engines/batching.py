@@ -98,7 +98,7 @@ def choose_engine(
         faults[WAYS[name]] = fault
     raise ArtifactError(
         f"transformers {version} cannot serve {kind}: {'; '.join(f'{other}: {why}' for other, why in faults.items())}.",
-        "Use another engine (llm-vllm, or llm-onnx with shoal add-model --decoder), or another model.",
+        "Use another engine (llm-vllm, or llm-onnx with shoal add-model --task generate), or another model.",
     )
 
 

@@ -43,7 +43,7 @@ class Decoder:
         path = weights.folder / DECODER
         if not path.is_file():
             raise ArtifactError(
-                f"{weights.folder} has no {DECODER}.", f"Make it: shoal add-model {weights.folder} NAME --decoder"
+                f"{weights.folder} has no {DECODER}.", f"Make it: shoal add-model {weights.folder} NAME --task generate"
             )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads or 0, 1
@@ -52,7 +52,7 @@ class Decoder:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no other common class
             raise ArtifactError(
-                f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {error}", "Export it again, with --decoder."
+                f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {error}", "Export it again: --task generate"
             ) from error
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         self._inputs = tuple(each.name for each in inputs if each.name in INPUTS)
@@ -62,7 +62,7 @@ class Decoder:
             raise ArtifactError(
                 f"{path} is not a decoder with cache for {weights.vocabulary} tokens: its inputs begin with "
                 f"{', '.join(each.name for each in inputs[:4])}.",
-                "Export it again: shoal add-model FOLDER NAME --decoder",
+                "Export it again: shoal add-model FOLDER NAME --task generate",
             )
         self._names = [each.name for each in caches]
         self._sizes = [(each.shape[1], each.shape[3]) for each in caches]

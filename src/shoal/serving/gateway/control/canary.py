@@ -18,8 +18,7 @@ from shoal.clients.client.calls import Call, Method, decode, to_arrays
 from shoal.clients.client.failures import CallError, Kind
 from shoal.clients.client.grpc_transport import AsyncGrpc
 from shoal.errors import ArtifactError, InputError
-from shoal.kit.component.spec import DTYPES, STRING, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import DTYPES, STRING, Array, TensorSpec
 from shoal.serving.gateway.core.triton_errors import is_dead
 
 TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less

@@ -13,7 +13,6 @@ from aiohttp import web
 from shoal.authoring.repository.apis import Api, find_served, read_labels
 from shoal.authoring.repository.call_graph import find_below, mark_decoupled
 from shoal.authoring.repository.config import ModelConfig
-from shoal.clients.client.calls import find_text_input
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.exposure import MOST_LISTED
 from shoal.serving.gateway.core.gate import Gate
@@ -189,8 +188,7 @@ class ApiFront:
         return await answer_detokenize(asked, model_request.at(self._specs[self._steps[model_request.model].text]))
 
     async def _answer_predict(self, asked: PredictRequest, model_request: ModelRequest) -> web.Response:
-        spec = self._specs[model_request.model]
-        return await answer_predict(asked, model_request, spec, find_text_input(spec))
+        return await answer_predict(asked, model_request, self._specs[model_request.model])
 
     async def _answer(
         self, kind: type[Any], answer: Handler, request: web.Request, caller: Caller, model: str = ""

@@ -101,15 +101,10 @@ class ModelRequest:
         """
         dialects = [find_dialect(self._spec.inputs) for _ in prompts]
 
-        def convert() -> list[bytes]:
-            messages = []
-            for prompt, dialect in zip(prompts, dialects, strict=True):
-                inputs = dialect.to_inputs(prompt, settings, is_streaming=is_streaming)
-                arrays = to_arrays(self._spec.inputs, inputs, is_batched=self._spec.is_batched)
-                messages.append(to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString())
-            return messages
-
-        messages = await self.work(convert)
+        pairs = list(zip(dialects, prompts, strict=True))
+        messages = await self.work(
+            lambda: [self._encode(each.to_inputs(text, settings, is_streaming=is_streaming)) for each, text in pairs]
+        )
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None
         tag, numbers = secrets.token_hex(8), iter(range(len(messages)))  # ids that no stop request of the caller has
@@ -117,7 +112,6 @@ class ModelRequest:
 
             async def send_next() -> None:
                 """Send the next prompt, or say that no more come."""
-                nonlocal failure
                 number = next(numbers, None)
                 if number is None or failure is not None or has_left(self.request):
                     await relay.finish()
@@ -160,6 +154,12 @@ class ModelRequest:
             failure = next((cut for each in zip(dialects, last, strict=True) if (cut := self._find_cut(*each))), None)
         if failure is not None:
             raise failure
+
+    def _encode(self, inputs: Mapping[str, Any]) -> bytes:
+        """Return the message for Triton that asks with ``inputs``."""
+        arrays = to_arrays(self._spec.inputs, inputs, is_batched=self._spec.is_batched)
+        message: bytes = to_grpc(Call(Method.INFER, self._spec.name, arrays)).message.SerializeToString()
+        return message
 
     @staticmethod
     def _find_cut(dialect: Dialect, last: Piece | None) -> RefusedError | None:

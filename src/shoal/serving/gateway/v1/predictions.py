@@ -16,6 +16,7 @@ import numpy as np
 from aiohttp import web
 
 from shoal.authoring.repository.apis import Served
+from shoal.clients.client.calls import find_text_input
 from shoal.kit.component.spec import ModelSpec
 from shoal.serving.gateway.http.bodies import work_apart
 from shoal.serving.gateway.refusals import RefusalReason
@@ -101,13 +102,13 @@ async def _score(first: list[str], second: list[str], model_request: ModelReques
     return scores
 
 
-async def answer_predict(
-    asked: PredictRequest, model_request: ModelRequest, spec: ModelSpec, text: str
-) -> web.Response:
-    """Answer with the outputs for each instance: a text, for the input ``text``, or values by input."""
-    rows, alike = await model_request.work(partial(_group, asked.instances, text))
+async def answer_predict(asked: PredictRequest, model_request: ModelRequest, spec: ModelSpec) -> web.Response:
+    """Answer with the outputs for each row: values by input, or the value of the model's only one."""
+    required = [tensor.name for tensor in spec.inputs if not tensor.is_optional] or [each.name for each in spec.inputs]
+    only = required[0] if len(required) == 1 else ""
+    rows, alike = await model_request.work(partial(_group, asked, find_text_input(spec), only))
     if not spec.is_batched and len(rows) > 1:
-        raise ApiError("The model takes one instance at a time.", "instances")
+        raise ApiError("The model takes one instance at a time.", asked.field)
     found: dict[int, tuple[int, dict[str, Any]]] = {}  # by row: its place in the outputs with it
     num_values = 0
     for names, numbers in alike.items():
@@ -118,7 +119,7 @@ async def answer_predict(
         columns = {name: array if spec.is_batched else array[None] for name, array in answer.items()}
         for name, array in columns.items():
             if len(array) != len(numbers):
-                raise ApiError(f"The model does not answer each row with a row of {name}.", "instances")
+                raise ApiError(f"The model does not answer each row with a row of {name}.", asked.field)
         num_values += sum(array.size for array in columns.values())
         found |= {number: (at, columns) for at, number in enumerate(numbers)}
 
@@ -130,22 +131,23 @@ async def answer_predict(
 
 
 def _group(
-    instances: Iterable[str | dict[str, Any]], text: str
+    asked: PredictRequest, text: str, only: str
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
-    """Return the rows of instances, and the numbers of those with the same inputs."""
-    rows = [_to_row(number, each, text) for number, each in enumerate(instances)]
+    """Return the rows as values by input, and the numbers of those with the same inputs.
+
+    ``text`` is the input for texts alone, ``only`` the one for other values alone.
+    """
+    rows = []
+    for number, row in enumerate(asked.rows):
+        name = text if isinstance(row, str) else only
+        if not isinstance(row, dict) and not name:
+            kind, place = "texts" if isinstance(row, str) else "values", f"{asked.field}[{number}]"
+            raise ApiError(f"The model has no input for {kind} alone: give values by input.", place)
+        rows.append(row if isinstance(row, dict) else {name: row})
     alike = defaultdict[tuple[str, ...], list[int]](list)
     for number, row in enumerate(rows):
         alike[tuple(sorted(row))].append(number)
     return rows, alike
-
-
-def _to_row(number: int, instance: str | dict[str, Any], text: str) -> dict[str, Any]:
-    if not isinstance(instance, str):
-        return instance
-    if not text:
-        raise ApiError("The model has no input for texts alone: give values by input.", f"instances[{number}]")
-    return {text: instance}
 
 
 def _to_python(array: Any) -> Any:

@@ -324,10 +324,38 @@ class ScoreRequest(Body, kw_only=True):
         return first * (len(second) // len(first)), second
 
 
-class PredictRequest(Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: a text, or values by input, per row."""
+_Row = str | bool | int | float | list[Any] | dict[str, Any]
+_Rows = Annotated[list[_Row], Meta(min_length=1, max_length=2**14)]
 
-    instances: Annotated[list[str | dict[str, Any]], Meta(min_length=1, max_length=2**14)]
+
+class PredictRequest(Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: rows as ``instances`` or ``inputs``.
+
+    A row is values by input, or the value of a model's only one. ``inputs`` may also have all rows' values by input.
+    """
+
+    instances: _Rows | None = None
+    inputs: _Rows | dict[str, _Rows] | None = None
+
+    def __post_init__(self) -> None:
+        if self.instances is None and self.inputs is None:
+            raise ApiError("The request has no instances.", "instances", "missing_required_parameter")
+        if self.instances is not None and self.inputs is not None:
+            raise ApiError("The request has instances and inputs, which are the same. Leave one out.", "inputs")
+        if isinstance(self.inputs, dict) and len({len(rows) for rows in self.inputs.values()}) != 1:
+            raise ApiError("The inputs have different numbers of rows, or none.", "inputs")
+
+    @property
+    def field(self) -> str:
+        """The field that has the rows."""
+        return "instances" if self.inputs is None else "inputs"
+
+    @property
+    def rows(self) -> list[Any]:
+        """The rows."""
+        if isinstance(self.inputs, dict):
+            return [dict(zip(self.inputs, row, strict=True)) for row in zip(*self.inputs.values(), strict=True)]
+        return self.instances or self.inputs or []
 
 
 def decode(kind: type[T], body: bytes) -> T:

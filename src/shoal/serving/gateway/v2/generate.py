@@ -24,8 +24,7 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from shoal.clients.client.calls import IS_FINAL, Call, Method, restore_shape
 from shoal.clients.client.grpc_transport import to_grpc
-from shoal.kit.component.spec import REPOSITORY, STRING, ModelSpec, TensorSpec
-from shoal.kit.component.tensors import Array
+from shoal.kit.component.spec import REPOSITORY, STRING, Array, ModelSpec, TensorSpec
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.relay import RelayedAnswer

@@ -41,15 +41,8 @@ Ask: TypeAlias = Callable[[str, int], Iterator[int]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("weights") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    place = tmp_path_factory.mktemp("figures")
-    repository = compose([*PIPELINES], place / "repository", weights=folder)
-    with Service(repository, place / "log") as service, Client(service.grpc) as found:
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.grpc) as found:
         yield found
 
 
@@ -79,10 +72,11 @@ def mixed(number: int) -> list[tuple[list[int], int]]:
     return asked
 
 
-def test_continuous_batching_beats_static(folder: Path, scale: Scale, record: Record, tmp_path: Path) -> None:
+@pytest.mark.verify
+def test_continuous_batching_beats_static(record: Record, tmp_path: Path) -> None:
     """64 requests of 8 to 128 new tokens, 16 at a time, one compute thread each, in turns."""
-    number, rounds = scale(8, 64), scale(1, 5)
-    weights = make_tiny(tmp_path / "large", hidden=512, layers=6) if rounds > 1 else folder
+    number, rounds = 64, 5
+    weights = make_tiny(tmp_path / "large", hidden=512, layers=6)
     asked = mixed(number)
     rates: dict[str, list[float]] = {"static": [], "continuous": []}
     found: dict[str, list[list[int]]] = {}
@@ -102,17 +96,16 @@ def test_continuous_batching_beats_static(folder: Path, scale: Scale, record: Re
         "tokens per second, 16 requests at a time, 14.6 M parameters",
         **{name: round(rate, 1) for name, rate in median.items()}, gain=round(gain, 2), same=same, rounds=rounds,
     )  # fmt: skip
-    if rounds > 1:
-        assert gain >= 1.5
+    assert gain >= 1.5
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Every engine on the same weights, with 16 slots and one compute thread each, on one server."""
     place = tmp_path_factory.mktemp("engines")
-    weights = make_tiny(place / "large", hidden=512, layers=6) if scale.is_full else folder
+    weights = make_tiny(place / "large", hidden=512, layers=6)
     own = place / "own" / "models"
-    add(own.parent, weights, "tiny-onnx", is_decoder=True)
+    add(own.parent, weights, "tiny-onnx", task="generate")
     static = Path(shutil.copytree(ROOT / "models" / "llm-hf", own / "llm-static")) / "config.pbtxt"
     static.write_text(static.read_text(encoding="utf-8").replace('"llm-hf"', '"llm-static"'), encoding="utf-8")
     repository = compose(
@@ -130,16 +123,17 @@ def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory
         yield found
 
 
-def test_engines_side_by_side(engines: Client, scale: Scale, record: Record) -> None:
+@pytest.mark.verify
+def test_engines_side_by_side(engines: Client, record: Record) -> None:
     """64 requests of 8 to 128 new tokens over gRPC, 16 at a time, in turns."""
-    number, rounds = scale(8, 64), scale(1, 5)
+    number, rounds = 64, 5
     asked = mixed(number)
     rates: dict[str, list[float]] = {name: [] for name in ENGINES}
     found: dict[str, list[list[int]]] = {}
     with ThreadPoolExecutor(SLOTS) as callers:
         for _ in range(rounds):
             for name, each in rates.items():
-                time.sleep(scale(0, SPIN))
+                time.sleep(SPIN)
                 start = time.perf_counter()
                 found[name] = list(callers.map(lambda a, n=name: tokens_of(engines.stream(n, token_inputs(*a))), asked))
                 each.append(sum(new for _, new in asked) / (time.perf_counter() - start))
@@ -151,9 +145,8 @@ def test_engines_side_by_side(engines: Client, scale: Scale, record: Record) -> 
         "tokens per second of each engine, 16 requests at a time, 14.6 M parameters",
         **{name: round(rate, 1) for name, rate in median.items()}, rounds=rounds,
     )  # fmt: skip
-    if rounds > 1:
-        lengths = [new for _, new in asked]
-        assert max(median.values()) / median["llm-static"] >= 0.8 * max(lengths) / statistics.mean(lengths)
+    lengths = [new for _, new in asked]
+    assert max(median.values()) / median["llm-static"] >= 0.8 * max(lengths) / statistics.mean(lengths)
 
 
 def first_tokens(ask: Ask, model: str, number: int) -> list[float]:

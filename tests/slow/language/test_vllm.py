@@ -16,74 +16,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.authoring.composition.compose import compose
 from shoal.clients.client.client import Client
-from shoal.clients.llm.client import Llm
 from shoal.errors import ArtifactError, InputError, ServerError, ShoalError
 from shoal.kit.generation.contract import pack_words
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import Server, serve
 from shoal.system.processes import Process, find_descendants, find_process
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
 from tests.support.environments import RUNNING
-from tests.support.generate import PENALTIES, TIE, check_equal, expect, expect_penalized, prompts, wait_for
-from tests.support.llm import token_inputs, tokens_of
-from tests.support.vllm import ARGUMENTS, ENGINE, make_repository
+from tests.support.generate import PENALTIES, check_equal, expect, expect_penalized, prompts, wait_for
+from tests.support.llm import find_trained, token_inputs, tokens_of
+from tests.support.service import Service
+from tests.support.vllm import ARGUMENTS, CONTEXT, ENGINE, lengthen, make_repository
 
-QUESTIONS = ("What do fish do?", "What is a river?", "Was ist das Meer?", "Hello!")
-CONTEXT = 16384
 LONG = 16000  # 1,000 tokens took less than a second on a fast machine
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with a context so long that an answer of ``LONG`` tokens cannot end within a test."""
-    folder = make_tiny(tmp_path_factory.mktemp("tiny"), steps=150)
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}), encoding="utf-8")
-    return folder
+def oracle(folder: Path) -> Any:
+    return load_oracle(folder)
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> Any:
+def client(vllm: Service) -> Iterator[Client]:
+    with Client(vllm.grpc) as client:
+        yield client
+
+
+def load_oracle(folder: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config = GenerationConfig()
     return model
 
 
-@pytest.fixture(scope="module")
-def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(folder, tmp_path_factory.mktemp("vllm"))
-
-
-@pytest.fixture(scope="module")
-def started(repository: Path) -> Iterator[tuple[Server, float]]:
-    """A server, and the seconds that it took to start."""
-    start = time.monotonic()
-    with serve(repository) as server:
-        yield server, time.monotonic() - start
-
-
-@pytest.fixture(scope="module")
-def server(started: tuple[Server, float]) -> Server:
-    return started[0]
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.grpc_url) as client:
-        yield client
-
-
-def own_processes(server: Server) -> list[Process]:
+def own_processes(triton: int) -> list[Process]:
     """The engine's stub, vLLM's processes, and what they started."""
-    for child in find_descendants(server.pid):
+    for child in find_descendants(triton):
         below = find_descendants(child.pid)
-        if child.parent == server.pid and any("EngineCore" in " ".join(each.arguments()) for each in below):
+        if child.parent == triton and any("EngineCore" in " ".join(each.arguments()) for each in below):
             return [child, *below]
     raise AssertionError("vLLM does not run")
 
@@ -121,27 +94,6 @@ def test_tokens_are_those_of_generate(client: Client, oracle: Any) -> None:
     found = in_threads([partial(ask, ids, new) for ids, new in asked])
     for (ids, new), tokens in zip(asked, found, strict=True):
         check_equal(tokens, expect(oracle, ids, new))
-
-
-@pytest.mark.parametrize("pipeline", ["llm", "llm_bls"])
-def test_texts_are_those_of_generate(pipeline: str, client: Client, oracle: Any, folder: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    llm = Llm(client, pipeline)
-    for question in QUESTIONS:
-        prompt = f"<s><|user|>{question}<|assistant|>"
-        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-        tokens, gaps = expect(oracle, ids, 60, eos_token_id=tokenizer.token_to_id("</s>"))
-        assert min(gaps) > TIE  # a trained model is sure
-        expected = tokenizer.decode(tokens)
-        messages = [{"role": "user", "content": question}]
-        whole = llm.generate(messages, max_tokens=60)
-        pieces = list(llm.stream(messages, max_tokens=60))
-        assert whole.text == "".join(piece.text for piece in pieces) == expected
-        assert (whole.num_input_tokens, whole.finish_reason) == (len(ids), "stop")
-        assert pieces[-1].finish_reason == "stop"
-        word = expected.split()[3]
-        stopped = llm.generate(messages, max_tokens=60, stop_words=[word])
-        assert (stopped.text, stopped.finish_reason) == (expected[: expected.index(word)], "stop")
 
 
 def test_settings(client: Client, oracle: Any) -> None:
@@ -185,12 +137,12 @@ def test_bad_requests_leave_neighbours_unharmed(client: Client, oracle: Any) -> 
 
 
 def test_leaving_frees_the_slot(client: Client, scale: Scale) -> None:
-    """Both slots are taken by requests that would take seconds; a third waits until they leave."""
-    long = [client.stream(ENGINE, token_inputs([5], LONG), request_id=f"long {place}") for place in range(2)]
+    """All slots are taken by requests that would take seconds; one more waits until they leave."""
+    long = [client.stream(ENGINE, token_inputs([5], LONG), request_id=f"long {place}") for place in range(4)]
     for stream in long:
         next(stream)
     start = time.monotonic()
-    for place in range(2):
+    for place in range(4):
         list(client.stream(ENGINE, token_inputs([5], 1, stop=True), request_id=f"long {place}"))
     assert len(tokens_of(client.stream(ENGINE, token_inputs([5, 6], 4)))) == 4
     assert time.monotonic() - start < scale(15, 1)
@@ -198,18 +150,69 @@ def test_leaving_frees_the_slot(client: Client, scale: Scale) -> None:
         assert len(tokens_of(stream)) < LONG
 
 
+def test_a_service_that_is_stopped_leaves_no_process(vllm: Service, client: Client, scale: Scale) -> None:
+    """The last test with this service; Triton waits for the answer under way, up to its own time-out."""
+    stream = client.stream(ENGINE, token_inputs([5], 1000))
+    next(stream)
+    found = own_processes(vllm.servers()[0].pid)
+    start = time.monotonic()
+    vllm.stop()
+    assert time.monotonic() - start < scale(60, 15)
+    wait_for(lambda: not alive(found), scale(20, 2))
+
+
+# --- a server of its own, with speculative decoding ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> Path:
+    return find_trained()
+
+
+@pytest.fixture(scope="module")
+def own_oracle(trained: Path) -> Any:
+    return load_oracle(trained)
+
+
+@pytest.fixture(scope="module")
+def started(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, float]]:
+    """The server, and the seconds that it took to start."""
+    place = tmp_path_factory.mktemp("own")
+    guess = '"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+    repository = make_repository(lengthen(trained, place), place, ARGUMENTS[:-1] + f", {guess}}}")
+    start = time.monotonic()
+    with serve(repository) as server:
+        yield server, time.monotonic() - start
+
+
+def test_speculative_decoding_changes_no_token(started: tuple[Server, float], own_oracle: Any) -> None:
+    server, _ = started
+    with Client(server.grpc_url) as client:
+        for ids in prompts(4, 5):
+            answers = list(client.stream(ENGINE, token_inputs(ids, 48)))
+            check_equal(tokens_of(answers), expect(own_oracle, ids, 48))
+
+    def count(what: str) -> float:
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as page:
+            found = re.findall(rf"^shoal_{what}_tokens_total{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
+        return sum(map(float, found))
+
+    wait_for(lambda: count("accepted") > 0, 10)  # published once a second
+    assert count("accepted") <= count("drafted") <= 3 * 4 * 48
+
+
 @pytest.fixture
-def impatient(server: Server) -> Iterator[Client]:
-    with Client(server.grpc_url, retries=0) as client:
+def impatient(started: tuple[Server, float]) -> Iterator[Client]:
+    with Client(started[0].grpc_url, retries=0) as client:
         yield client
 
 
 def test_the_core_dies_and_is_replaced(
-    started: tuple[Server, float], impatient: Client, oracle: Any, scale: Scale
+    started: tuple[Server, float], impatient: Client, own_oracle: Any, scale: Scale
 ) -> None:
     server, start_seconds = started
     ids = prompts(1, 2)[0]
-    core = next(each for each in own_processes(server) if "EngineCore" in " ".join(each.arguments()))
+    core = next(each for each in own_processes(server.pid) if "EngineCore" in " ".join(each.arguments()))
     streams = [impatient.stream(ENGINE, token_inputs([5, place], LONG)) for place in range(4, 7)]
     for stream in streams[:2]:
         next(stream)
@@ -226,7 +229,7 @@ def test_the_core_dies_and_is_replaced(
 
     def answers() -> bool:
         try:
-            check_equal(tokens_of(impatient.stream(ENGINE, token_inputs(ids, 12))), expect(oracle, ids, 12))
+            check_equal(tokens_of(impatient.stream(ENGINE, token_inputs(ids, 12))), expect(own_oracle, ids, 12))
         except ServerError as error:
             refusals.append(str(error))
             time.sleep(0.5)
@@ -242,40 +245,15 @@ def test_the_core_dies_and_is_replaced(
     assert all("is unavailable: its process died" in error for error in refusals)
 
 
-def test_a_server_that_is_stopped_leaves_no_process(server: Server, client: Client, scale: Scale) -> None:
-    """The last test with this server; Triton waits for the answer under way, up to its own time-out."""
-    stream = client.stream(ENGINE, token_inputs([5], 1000))
-    next(stream)
-    found = own_processes(server)
-    start = time.monotonic()
-    server.stop()
-    assert time.monotonic() - start < scale(60, 15)
+def test_a_stub_that_is_killed_leaves_no_process(started: tuple[Server, float], scale: Scale) -> None:
+    """The last test with this server."""
+    found = own_processes(started[0].pid)
+    assert len(found) >= 4  # the stub, its helper, vLLM's core and its worker
+    os.kill(found[0].pid, signal.SIGKILL)
     wait_for(lambda: not alive(found), scale(20, 2))
 
 
-def test_a_stub_that_is_killed_leaves_no_process(repository: Path, scale: Scale) -> None:
-    with serve(repository) as server:
-        found = own_processes(server)
-        assert len(found) >= 4  # the stub, its helper, vLLM's core and its worker
-        os.kill(found[0].pid, signal.SIGKILL)
-        wait_for(lambda: not alive(found), scale(20, 2))
-
-
-def test_speculative_decoding_changes_no_token(folder: Path, oracle: Any, tmp_path: Path) -> None:
-    guess = '"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
-    repository = make_repository(folder, tmp_path, ARGUMENTS[:-1] + f", {guess}}}")
-    with serve(repository) as server, Client(server.grpc_url) as client:
-        for ids in prompts(4, 5):
-            answers = list(client.stream(ENGINE, token_inputs(ids, 48)))
-            check_equal(tokens_of(answers), expect(oracle, ids, 48))
-
-        def count(what: str) -> float:
-            with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as page:
-                found = re.findall(rf"^shoal_{what}_tokens_total{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
-            return sum(map(float, found))
-
-        wait_for(lambda: count("accepted") > 0, 10)  # published once a second
-        assert count("accepted") <= count("drafted") <= 3 * 4 * 48
+# --- what is refused ----------------------------------------------------------------------------------------------
 
 
 def write_venv(folder: Path, *, python: str = RUNNING, numpy: str = "1.26.4", package: str = "vllm") -> Path:
@@ -319,7 +297,7 @@ def test_environments_that_do_not_fit(contents: dict[str, str], words: str, fold
     ("arguments", "words"),
     [
         ('{"max_num_sequences": 4}', "has no argument 'max_num_sequences'.*Did you mean max_num_seqs"),
-        ('{"dtype": "auto"}', "dtype"),
+        *verified(('{"dtype": "auto"}', "dtype")),
     ],
 )
 def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: Path, tmp_path: Path) -> None:
@@ -331,9 +309,11 @@ def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: P
     ("arguments", "words"),
     [
         ({"kv_cache_memory_bytes": 10**13}, r"Available memory .* GiB\) .* less than requested memory for kv \(9313"),
-        (
-            {"speculative_config": {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}},
-            r"draft model should have the same vocabulary size\. .* vocab_size=484\. Draft model vocab_size=500",
+        *verified(
+            (
+                {"speculative_config": {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}},
+                r"draft model should have the same vocabulary size\. .* vocab_size=484\. Draft model vocab_size=500",
+            )
         ),
     ],
 )

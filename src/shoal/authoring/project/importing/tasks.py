@@ -1,0 +1,103 @@
+"""Tasks of models: what a model is for, as the files of a folder in Hugging Face's layout say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.errors import InputError
+from shoal.system.files import read_json
+
+EMBEDDINGS, CLASSIFY, RERANK, PREDICT, GENERATE = TASKS = ("embeddings", "classify", "rerank", "predict", "generate")
+# Members of config.json that CrossEncoder of sentence-transformers writes: releases from 4 on, and before.
+CROSS_ENCODER, OLD_CROSS_ENCODER = "sentence_transformers", "sbert_ce_default_activation_function"
+_ENDS = {  # of the names of architectures
+    "ForCausalLM": GENERATE,
+    "LMHeadModel": GENERATE,
+    "ForSequenceClassification": CLASSIFY,
+}
+_FOREIGN = {  # those for which shoal has no pipeline
+    "ForTokenClassification": "labels each token",
+    "ForQuestionAnswering": "finds answers in a text",
+    "ForMultipleChoice": "chooses between texts",
+    "ForImageClassification": "classifies images",
+    "ForConditionalGeneration": "is an encoder with a decoder, or takes pictures or sound",
+    "ForSpeechSeq2Seq": "writes down speech",
+    "ForCTC": "writes down speech",
+    "ForObjectDetection": "finds objects in images",
+}
+_TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that file: shoal add-model model.pt NAME"
+
+
+def check_task(task: str | None) -> None:
+    """Check that a task is one of ``TASKS``, or none.
+
+    Raises:
+        InputError: it is another.
+    """
+    if task and task not in TASKS:
+        raise InputError(f"Unknown task {task!r:.40}.", f"Known: {', '.join(TASKS)}.")
+
+
+def check_file(path: object, task: str | None) -> None:
+    """Check that the task of a model's file, or of an object, is to predict.
+
+    Raises:
+        InputError: it is another, which needs texts.
+    """
+    if task not in (None, "", PREDICT):
+        raise InputError(
+            f"--task {task} needs a tokenizer, and {path} has none.",
+            "Name the folder of the whole model, or leave the task out: its tensors are served.",
+        )
+
+
+def read_task(folder: Path, task: str | None = None) -> str:
+    """Return the task of a model's folder: ``task`` if it is given and fits its files, or what they say.
+
+    Raises:
+        InputError: the folder holds no whole model, one for which there is no pipeline or of another task, or its files
+            do not say the task.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder} holds an adapter, not a whole model.",
+            "Merge it into its model (merge_and_unload of PEFT), save both with save_pretrained, and name that folder.",
+        )
+    architectures, num_labels, is_cross_encoder = _read_config(folder)
+    kinds = {kind for each in architectures for end, kind in _ENDS.items() if each.endswith(end)}
+    shown = ", ".join(architectures) or "not in its config.json"
+    if task == GENERATE and GENERATE not in kinds:
+        fix = "Name a model that continues text, a ...ForCausalLM; or say what this one is for: --task embeddings"
+        raise InputError(f"{folder} is not a decoder: its architecture is {shown}.", fix)
+    if task and task != GENERATE and GENERATE in kinds:
+        raise InputError(f"--task {task} does not fit {folder}: it is a language model.", "Leave the task out.")
+    for each in architectures if task != EMBEDDINGS else ():
+        if what := next((what for end, what in _FOREIGN.items() if each.endswith(end)), ""):
+            raise InputError(f"{folder} is a {each}, which {what}: shoal has no pipeline for that.", _TRACE)
+    if task:
+        return task
+    if (folder / "modules.json").is_file():
+        return EMBEDDINGS
+    if CLASSIFY in kinds and num_labels == 1:
+        if is_cross_encoder:
+            return RERANK
+        raise InputError(
+            f"{folder} gives one score, and its files do not say whether of one text or of two (a cross-encoder).",
+            "Say it: --task predict, or --task rerank",
+        )
+    if not kinds:
+        fix = "Say it: --task embeddings"
+        raise InputError(f"{folder} does not say what it is for: its architecture is {shown}.", fix)
+    return next(iter(kinds))
+
+
+def _read_config(folder: Path) -> tuple[list[str], int, bool]:
+    """Return the names of a model's architectures, the number of its labels, and whether it is a CrossEncoder."""
+    try:
+        config = read_json(folder / "config.json")
+        labels = config.get("id2label") or (0, 1)  # transformers' default are two
+        architectures = [str(each) for each in config.get("architectures") or ()]
+        return architectures, len(labels), bool({CROSS_ENCODER, OLD_CROSS_ENCODER} & config.keys())
+    except (OSError, ValueError, AttributeError, TypeError):
+        fix = "Name a folder with config.json, the weights and the tokenizer, or a model's file."
+        raise InputError(f"{folder} holds no model: it has no config.json that can be read.", fix) from None

@@ -1,0 +1,139 @@
+"""Recipes: the commands that make a repository out of a model that someone has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.authoring.project.importing.add_model import ADVICE, KINDS
+from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, RERANK, TASKS, check_file, check_task, read_task
+from shoal.authoring.project.scaffold.names import check_name
+from shoal.errors import InputError
+from shoal.system.files import read_json
+
+RECORD = "made-from.json"  # in the folder of a recipe: what the repository was made from
+_LANGUAGE = "llm_bls"
+
+
+class Recipe(NamedTuple):
+    """Way to make a repository: ``commands`` are the arguments of ``shoal``, one after the other.
+
+    ``folder`` is new, and holds all that is made; ``repository`` is in it. ``alias`` is a name, NAME=MODEL, under which
+    clients also reach the pipeline; empty if its own name says what it is.
+    """
+
+    folder: Path
+    repository: Path
+    commands: tuple[tuple[str, ...], ...]
+    record: Mapping[str, Any]
+    alias: str = ""
+
+    def is_made(self) -> bool:
+        """Whether the repository is there, made from the same files in the same way.
+
+        Raises:
+            InputError: the folder holds something else.
+        """
+        if not self.folder.exists():
+            return False
+        by_hand = f"--name NAME chooses another folder. Or remove {self.folder}, and it is made again."
+        try:
+            made = read_json(self.folder / RECORD)
+        except (OSError, ValueError):
+            raise InputError(f"{self.folder} exists, and shoal serve did not make it.", by_hand) from None
+        if made != json.loads(json.dumps(self.record)):
+            what = "is of another form" if made.get("files") == self.record["files"] else "was made of other files"
+            raise InputError(
+                f"{self.folder} {what} than what is asked for now.",
+                f"To serve it as it is: shoal serve {self.repository}. {by_hand}",
+            )
+        return True
+
+
+def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
+    """Return the recipe for a model's file, a folder of Hugging Face's layout, or a name on its hub.
+
+    Raises:
+        InputError: the model is of a kind that cannot be served, the task does not fit it, or has to be said.
+    """
+    path = Path(thing)
+    check_task(task)
+    if name:
+        check_name(name, {})
+    name = name or _name(path)
+    folder = Path("build") / name
+    project = ("--project", str(folder))
+    if path.is_dir():
+        _check_whole(path)
+        found = read_task(path, task)
+    elif path.suffix.lower() in {**KINDS, **ADVICE} or path.exists():
+        _check_kind(path)
+        check_file(f"the file {path}", task)
+        found = PREDICT
+    elif task and thing.count("/") <= 1 and not thing.startswith((".", "/", "~")):
+        found = task  # a name on the hub
+    else:
+        raise InputError(
+            f"There is no {thing}.",
+            "Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
+            f" --task {', --task '.join(TASKS)}",
+        )
+    repository = folder / "repository"
+    compose = ("compose", name, str(repository), *project)
+    commands: list[tuple[str, ...]]
+    alias = ""
+    if found == GENERATE:
+        commands = [("compose", _LANGUAGE, str(repository), "--weights", thing)]
+        alias = f"{name}={_LANGUAGE}"
+    elif path.is_file():
+        commands = [("add-model", thing, name, *project), compose]
+    else:
+        tokens, encoder = f"{name}_tokenizer", f"{name}_encoder"
+        maps = (f"{encoder}.INPUT__0={tokens}.input_ids", f"{encoder}.INPUT__2={tokens}.token_type_ids")
+        wired = [part for each in maps for part in ("--map", each)] if found == RERANK else []
+        commands = [
+            ("add-model", thing, encoder, "--task", found, "--tokenizer", tokens, *project),
+            ("new", "pipeline", name, "--step", tokens, "--step", encoder, *wired, *project),
+            compose,
+        ]
+    record = {"files": _describe_files(path), "commands": commands}
+    return Recipe(folder, repository, tuple(commands), record, alias)
+
+
+def _name(path: Path) -> str:
+    """Return a name for the model, from the name of its file or folder."""
+    stem = path.stem if path.suffix.lower() in KINDS else path.resolve().name
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-").lstrip("0123456789_-")[:50] or "model"
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is no model of a known kind."""
+    suffix = path.suffix.lower()
+    if suffix not in KINDS:
+        fix = ADVICE.get(suffix, f"Known: {', '.join(KINDS)}, and folders of Hugging Face's layout.")
+        raise InputError(f"{path} is not a model that can be served.", fix)
+    if not path.exists():
+        raise InputError(f"There is no file {path}.", "Name the model's file.")
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse a folder that is neither a repository nor a model, with what it holds."""
+    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return
+    files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in KINDS)
+    make = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
+    raise InputError(
+        f"{folder} holds neither a model repository nor a model's config.json.",
+        f"Name the file: shoal serve {folder / files[0]}" if files else make,
+    )
+
+
+def _describe_files(path: Path) -> dict[str, list[int]] | None:
+    """Return size and time of each file, by its path; None for a name on the hub."""
+    if not path.exists():
+        return None
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return {str(each.resolve()): [each.stat().st_size, each.stat().st_mtime_ns] for each in files}

@@ -1,0 +1,76 @@
+"""``shoal serve MODEL``: the repository of a model that someone has, by the commands that make it by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.authoring.repository.model_folders import find_repository
+from shoal.cli.console import ERR
+from shoal.cli.usage import Root
+from shoal.errors import InputError, SetupError
+
+
+class Made(NamedTuple):
+    """A repository, and a further name of its pipeline, NAME=MODEL, or an empty text."""
+
+    repository: Path
+    alias: str = ""
+
+
+def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
+    """Return the repository ``thing``, the composed one in it, or one that is made now of the model ``thing``.
+
+    A forked process makes it: what is loaded for this is not in the process that serves afterwards.
+
+    Raises:
+        InputError: there is no such thing, or it is none that can be served.
+        SetupError: this machine lacks something, or the folder cannot be made.
+    """
+    found = find_repository(thing)
+    if found is None:
+        try:
+            with ProcessPoolExecutor(1, get_context("fork")) as maker:
+                return maker.submit(_make, str(thing), task, name).result()
+        except BrokenProcessPool:
+            what = f"The process that made a repository of {thing} was killed."
+            raise SetupError(what, "Is there too little memory for the model? Remove what is in build, then.") from None
+    if task or name:
+        given = f"--task {task}" if task else f"--name {name}"
+        raise InputError(f"{given} has no effect: {found} is a repository already.", "Leave it out.")
+    return Made(found)
+
+
+def _make(thing: str, task: str, name: str) -> Made:
+    from shoal.authoring.project.recipes import RECORD, find_recipe
+
+    recipe = find_recipe(thing, task=task, name=name)
+    made = Made(recipe.repository, recipe.alias)
+    if recipe.is_made():
+        return made
+    try:
+        recipe.folder.mkdir(parents=True)
+    except OSError as error:
+        what = f"{recipe.folder} cannot be made: {error.strerror}."
+        raise SetupError(what, "Type the command in a folder where you may write.") from None
+    try:
+        for command in recipe.commands:
+            with contextlib.redirect_stdout(io.StringIO()):  # what to type next
+                Root().main([*command], standalone_mode=False)
+        (recipe.folder / RECORD).write_text(json.dumps(recipe.record, indent=1), encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(recipe.folder)
+        raise
+    serve = ("serve", str(recipe.repository), *(("--alias", recipe.alias) if recipe.alias else ()))
+    ERR.print(f"{recipe.repository} was made by these commands:", soft_wrap=True, markup=False)
+    for command in (*recipe.commands, serve):
+        ERR.print(f"  shoal {shlex.join(command)}", soft_wrap=True, markup=False)
+    return made

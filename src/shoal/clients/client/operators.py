@@ -1,0 +1,72 @@
+"""Pages of a service's port for operators: metrics, and the state of its models."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import NamedTuple
+
+from shoal.clients.client.flow import read_url
+from shoal.errors import ServerError
+
+
+class ModelState(NamedTuple):
+    """State of a model: ``ready``, or why it is not, and how many requests to it are in flight."""
+
+    model: str
+    state: str
+    in_flight: int
+
+
+def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_cert: str = "") -> str:
+    """Read a page, also that of a service which is not ready. The options are those of ``shoal.Client``, for HTTP.
+
+    Raises:
+        InputError: the value of an option is invalid.
+        ServerError: no server answers at ``url``, or it refuses the key.
+    """
+    url, tls = read_url(url, "http", ca_cert, client_cert)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{'https' if tls else 'http'}://{url}{path}", headers=headers)
+    # no proxy for loopback
+    handlers = [urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=tls.context)] if tls else [])]
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 503:
+                return error.read().decode()
+            raise ServerError(
+                f"The server at {url} answered HTTP {error.code}.",
+                "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else "",
+            ) from None
+    except OSError as error:
+        raise ServerError(
+            f"No Triton answers at {url} ({error}).", "Give its metrics address, such as 127.0.0.1:8002."
+        ) from None
+
+
+def read_states(url: str, api_key: str = "", ca_cert: str = "", client_cert: str = "") -> list[ModelState]:
+    """Return the state of each model that `shoal serve` serves; the parameters and errors are those of ``read_page``.
+
+    Raises:
+        ServerError: what answers is no service of shoal, or the key may not see its models.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        page = json.loads(read_page(url, "/health/ready", api_key, ca_cert, client_cert))
+        states: dict[str, str] = page["models"]
+    except (ValueError, KeyError, TypeError):
+        fix = "Give the metrics address of shoal serve, and a key that may read metrics if it has keys."
+        raise ServerError(f"The server at {url} does not tell the states of models.", fix) from None
+    families = text_string_to_metric_families(read_page(url, "/metrics", api_key, ca_cert, client_cert))
+    counts = {
+        labels["model"]: int(value)
+        for family in families
+        for name, labels, value, *_ in family.samples
+        if name == "shoal_in_flight"
+    }
+    return [ModelState(name, state, counts.get(name, 0)) for name, state in states.items()]

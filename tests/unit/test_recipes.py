@@ -1,0 +1,148 @@
+"""What ``shoal serve MODEL`` makes of a file or a folder, and what it refuses, before anything is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.authoring.project.recipes import RECORD, find_recipe
+from shoal.authoring.repository.model_folders import find_repository
+from shoal.errors import InputError
+
+
+def write_model(folder: Path, *architectures: str, **config: Any) -> Path:
+    folder.mkdir()
+    text = json.dumps({"architectures": architectures, **config})
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_file_is_a_model_of_its_name() -> None:
+    Path("2 my net.onnx").touch()
+    recipe = find_recipe("2 my net.onnx")
+    assert recipe.folder == Path("build/my_net")
+    assert [" ".join(command) for command in recipe.commands] == [
+        "add-model 2 my net.onnx my_net --project build/my_net",
+        "compose my_net build/my_net/repository --project build/my_net",
+    ]
+    assert find_recipe("2 my net.onnx", name="other").repository == Path("build/other/repository")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "task", "said"),
+    [
+        ("BertModel", {}, "", "modules.json"),
+        ("BertModel", {}, "embeddings", ""),
+        ("BertForMaskedLM", {}, "embeddings", ""),
+        ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "", ""),
+        ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "predict", ""),
+        ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "rerank", ""),
+        ("LlamaForCausalLM", {}, "", ""),
+        ("GPT2LMHeadModel", {}, "generate", ""),
+    ],
+)
+def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task: str, said: str) -> None:
+    folder = write_model(Path("m"), architecture, **config)
+    if said:
+        (folder / said).touch()
+    recipe = find_recipe("m", task=task)
+    first = " ".join(recipe.commands[0])
+    if "LM" in architecture and "Masked" not in architecture:
+        assert first == "compose llm_bls build/m/repository --weights m"
+        assert recipe.alias == "m=llm_bls"
+        return
+    found = task or ("classify" if config else "embeddings")
+    assert first == f"add-model m m_encoder --task {found} --tokenizer m_tokenizer --project build/m"
+    maps = " --map m_encoder.INPUT__0=m_tokenizer.input_ids --map m_encoder.INPUT__2=m_tokenizer.token_type_ids"
+    maps = maps if task == "rerank" else ""
+    line = f"new pipeline m --step m_tokenizer --step m_encoder{maps} --project build/m"
+    assert recipe.commands[1] == tuple(line.split())
+    assert recipe.commands[2][:3] == ("compose", "m", "build/m/repository")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "task", "message"),
+    [
+        ("BertModel", {}, "", "does not say what it is for: its architecture is BertModel. Say it: --task embeddings"),
+        ("BertForTokenClassification", {}, "", "which labels each token: shoal has no pipeline for that"),
+        ("ViTForImageClassification", {}, "classify", "which classifies images"),
+        ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
+        ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model"),
+        ("BertModel", {}, "generate", "m is not a decoder: its architecture is BertModel"),
+        ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, rerank, predict, generate"),
+    ],
+)
+def test_folders_that_are_refused(architecture: str, config: dict[str, Any], task: str, message: str) -> None:
+    write_model(Path("m"), architecture, **config)
+    with pytest.raises(InputError, match=message):
+        find_recipe("m", task=task)
+
+
+@pytest.mark.parametrize(
+    ("thing", "task", "message"),
+    [
+        ("net.keras", "", "net.keras is not a model that can be served. Convert it to ONNX"),
+        ("net.pt2", "", "torch.jit.trace"),
+        ("net.gguf", "", "Convert it to safetensors"),
+        ("net.onnx", "classify", "--task classify needs a tokenizer, and the file net.onnx has none"),
+        ("gone.onnx", "", "There is no file gone.onnx"),
+        ("owner/model", "", "also say the task: --task embeddings"),
+        ("notes.md", "", "notes.md is not a model that can be served. Known: .pt, .onnx"),
+        ("adapter", "", "adapter holds an adapter, not a whole model. Merge it"),
+        ("exported", "", "Name the file: shoal serve exported/model.onnx"),
+    ],
+)
+def test_things_that_are_refused(thing: str, task: str, message: str) -> None:
+    for name in ("net.keras", "net.pt2", "net.gguf", "net.onnx", "notes.md"):
+        Path(name).touch()
+    for name in ("adapter/adapter_config.json", "exported/model.onnx"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
+    with pytest.raises(InputError, match=message):
+        find_recipe(thing, task=task)
+
+
+def test_a_name_on_the_hub_with_its_task() -> None:
+    recipe = find_recipe("owner/model", task="generate")
+    assert recipe.commands == (("compose", "llm_bls", "build/model/repository", "--weights", "owner/model"),)
+
+
+def test_what_was_made_is_found_again_until_something_changes() -> None:
+    Path("net.onnx").touch()
+    recipe = find_recipe("net.onnx")
+    assert not recipe.is_made()
+    recipe.folder.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"build/net exists, and shoal serve did not make it. --name NAME"):
+        assert recipe.is_made()
+    (recipe.folder / RECORD).write_text(json.dumps(recipe.record), encoding="utf-8")
+    assert recipe.is_made()
+    assert find_recipe("net.onnx").is_made()
+    os.utime("net.onnx", (1, 1))
+    with pytest.raises(InputError, match=r"made of other files.* as it is: shoal serve build/net/repository"):
+        assert find_recipe("net.onnx").is_made()
+
+
+def test_the_repository_in_a_folder() -> None:
+    assert find_repository(Path()) is None
+    for name in ("a/r", "b/c/r"):
+        (Path(name) / "net").mkdir(parents=True)
+        (Path(name) / "manifest.json").touch()
+        assert find_repository(Path()) is None
+        (Path(name) / "net" / "config.pbtxt").touch()
+        assert find_repository(Path(name)) == Path(name)
+        assert find_repository(Path(name).parent) == Path(name)
+        if name == "a/r":
+            assert find_repository(Path()) == Path(name)
+            (Path(name) / "net" / "config.pbtxt").unlink()
+    (Path("a/r/net") / "config.pbtxt").touch()
+    with pytest.raises(InputError, match=r"holds 2 repositories. Name one: a/r"):
+        find_repository(Path())
