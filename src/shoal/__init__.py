@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from shoal.kit.generation.trtllm import Postprocessing as Postprocessing
     from shoal.kit.generation.trtllm import Preprocessing as Preprocessing
     from shoal.kit.generation.weights import find_weights as find_weights
+    from shoal.kit.images import make_image_reader as make_image_reader
     from shoal.kit.text.tokenizer_files import read_tokenizer as read_tokenizer
     from shoal.kit.text.tokens import WordPiece as WordPiece
     from shoal.kit.text.tokens import check_texts as check_texts

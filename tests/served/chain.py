@@ -30,6 +30,7 @@ def copy(piece: str, name: str, root: Path, *, names: dict[str, str], **paramete
 def define(root: Path) -> Ensemble:
     chain = Ensemble("chain", projects=[root])
     text, a, b = chain.input("TEXT", "STRING", [1]), chain.input("A", "FP32", [3]), chain.input("B", "FP32", [3])
+    picture = chain.input("PICTURE", "STRING", [1])
     checked = chain.step("checked_text", TEXT=text)["CHECKED"]
     tokens = chain.step("tokenizer", TEXT=checked)
     pairs = chain.step("my_pairs", QUERY=checked, DOCUMENT=text)
@@ -51,6 +52,7 @@ def define(root: Path) -> Ensemble:
         "SCORE": plain["SCORE"],
         "LABELS": best["LABELS"],
         "TOP_SCORES": best["TOP_SCORES"],
+        "PIXELS": chain.step("image", IMAGE=picture)["PIXELS"],
         "ABOVE": chain.step("threshold", SCORE=votes)["ABOVE"],
     }
     for name, tensor in outputs.items():

@@ -23,7 +23,7 @@ FLOORS = {
     "errors": ("", "what every floor raises"),
     "system": ("", "this machine; knows nothing of models"),
     "kit": (
-        "component blocks text generation forests encoders backends",
+        "component blocks images text generation forests encoders backends",
         "is copied beside a model.py: what it imports, a model's process carries",
     ),
     "authoring": (

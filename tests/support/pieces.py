@@ -22,7 +22,7 @@ from shoal.kit.component.spec import Array, TensorSpec
 from shoal.kit.component.tensors import Device
 from tests.support.once import ROOT
 
-PREPROCESS = ("checked_text", "tokenizer", "pair_tokenizer", "word_counts", "zscore")
+PREPROCESS = ("checked_text", "tokenizer", "pair_tokenizer", "word_counts", "zscore", "image")
 POSTPROCESS = ("blend", "softmax", "threshold", "label", "top_k", "l2_normalise")
 PIECES = (*PREPROCESS, *POSTPROCESS)
 

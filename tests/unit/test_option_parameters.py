@@ -43,12 +43,14 @@ from tests.support.configs import DECOUPLED, PYTHON, chain, make_configs, parame
 from tests.support.forests import CHANCES, declare
 from tests.support.imports import script
 from tests.support.options import Elsewhere, Net
+from tests.support.pictures import draw, save
 from tests.support.pieces import start
 from tests.support.planted_environments import environment
 from tests.support.tokenizers import byte_level, wordpiece
 
 SCORES = np.array([[0.2, 0.5, 0.3]], np.float32)
 TEXT = as_bytes(["The cat sat."])
+PICTURE = np.array([[save(draw(230, 240))]], np.object_)
 CHAT = as_bytes(['[{"role": "user", "content": "Hello"}]'])
 
 
@@ -147,6 +149,11 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("top_k", "labels"): Piece('["a", "b", "c"]', '["d", "e", "f"]', (SCORES,)),
     ("threshold", "threshold"): Piece("0.4", "0.6", (SCORES,)),
     ("blend", "weights"): Piece("[1, 2]", "[2, 1]", (SCORES, 2 * SCORES)),
+    ("image", "interpolation"): Piece("bilinear", "bicubic", (PICTURE,)),
+    ("image", "max_pixels"): Piece("100", "100000", (PICTURE,)),
+    ("image", "mean"): Piece("[0, 0, 0]", "[0.5, 0.5, 0.5]", (PICTURE,)),
+    ("image", "resize"): Piece("224", "256", (PICTURE,)),
+    ("image", "std"): Piece("[1, 1, 1]", "[0.5, 0.5, 0.5]", (PICTURE,)),
     ("pair_tokenizer", "max_length"): Elsewhere("unit/test_text_pieces.py::test_pairs_as_transformers_joins_them"),
     ("pair_tokenizer", "max_text_bytes"): Elsewhere("unit/test_text_pieces.py::test_pairs_that_are_refused"),
     ("tokenizer", "lowercase"): Piece("true", "false", (TEXT,)),

@@ -42,8 +42,8 @@ from tests.support.tokenizers import byte_level
 SHIPPED = {name: config for name, config in find_model_folders().items() if not config.is_ensemble}
 PYTHON = sorted(name for name, config in SHIPPED.items() if config.backend == "python" and not config.requires)
 ON_HOST = {
-    "checked_text", "completion", "label", "llamav2", "llm-onnx", "llm_bls", "pair_tokenizer", "postprocessing",
-    "preprocessing", "prompt", "tensorrt_llm_bls", "tokenizer", "top_k", "word_counts",
+    "checked_text", "completion", "image", "label", "llamav2", "llm-onnx", "llm_bls", "pair_tokenizer",
+    "postprocessing", "preprocessing", "prompt", "tensorrt_llm_bls", "tokenizer", "top_k", "word_counts",
 }  # fmt: skip
 NVIDIAS = {"tensorrt_llm", "trtllm-llmapi", "vllm"}  # on backends, or with code, that are not here
 GPUS = Plan(placement="gpu", gpus=(0, 1))

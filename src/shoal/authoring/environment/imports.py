@@ -20,7 +20,13 @@ DEVICE = frozenset({"cupy", "nvforest", "pylibcudf", "rmm"})  # imported on a GP
 _TEXT = frozenset({"jinja2", "tokenizers"})  # imported by the first model that reads a tokenizer or a template
 _OF_TRITON = frozenset({"c_python_backend_utils", "triton_python_backend_utils"})
 _LIBRARY = re.compile(rb"^[^\S\n]+library *(:[^=\n]*)?= *[\"'](torch|numpy|engine)[\"'] *(#.*)?$", re.MULTILINE)
-_PACKAGES = {"cupy": "cupy-cuda13x", "nvforest": "nvforest-cu13", "pylibcudf": "pylibcudf-cu13", "rmm": "rmm-cu13"}
+_PACKAGES = {
+    "PIL": "pillow",
+    "cupy": "cupy-cuda13x",
+    "nvforest": "nvforest-cu13",
+    "pylibcudf": "pylibcudf-cu13",
+    "rmm": "rmm-cu13",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,12 @@ def find_requirements(modules: Collection[str], cuda: int) -> list[str]:
         InputError: the package of a module is not known, since it is not installed here.
     """
     required = [line.replace("'", '"').split(";") for line in metadata.requires("shoal") or ()]
-    extras = ("", 'extra == "serve"', 'extra == "llm"')  # the later ones' bounds replace the earlier ones'
+    extras = (
+        "",
+        'extra == "serve"',
+        'extra == "llm"',
+        'extra == "images"',
+    )  # the later ones' bounds replace the earlier ones'
     lines = [line for extra in extras for line, *marks in required if extra in "".join(marks)]
     for file in sorted((shipped_root() / "env").glob("requirements*.txt"), reverse=True):
         lines += [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all, show_example
-from shoal.clients.bulk.tables import TEXT, Table
+from shoal.clients.bulk.tables import KINDS, TEXT, Table
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
-from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_text
+from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_bytes, read_text
 
 
 def find_input(model: ModelSpec, name: str) -> TensorSpec:
@@ -91,7 +91,9 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     given: dict[str, list[Any]] = {}
     if texts:
         if len(arguments) == 1 and os.path.isfile(texts[0]):  # noqa: PTH113  # Path.is_file fails for a long text
-            raise InputError(f"{texts[0]} is a file.", f"Did you mean --input {shlex.quote(texts[0])}?")
+            is_table = Path(texts[0]).suffix.lower() in (*KINDS, ".tsv")
+            meant = f"--input {texts[0]}" if is_table else f"{text_input or model.inputs[0].name}=@{texts[0]}"
+            raise InputError(f"{texts[0]} is a file.", f"Did you mean {shlex.join(meant.split(' ', 1))}?")
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")
         given[TEXT if text_input else _refuse_texts(texts[0], model)] = list(texts)
@@ -310,12 +312,14 @@ def read_rows(spec: TensorSpec, text: str) -> list[Any]:
     """Read the value of ``NAME=VALUE``: one row, or several rows if the value has one dimension more than the input.
 
     ``@file.npy`` stands for an array, ``@file.json`` for a list or a request in KServe's form, and ``@`` with any other
-    file for the text in the file.
+    file for the text in the file, or for its bytes if they are no text, such as a picture's.
 
     Raises:
         InputError: the value cannot be read.
     """
     value = _read_file(spec, Path(text[1:])) if text.startswith("@") else text
+    if spec.dtype == STRING and isinstance(value, bytes):
+        return [value]
     if spec.dtype == STRING and isinstance(value, str):
         return [value] if spec.dims == (1,) and not _is_list(value) else _split(spec, read_array(spec, value))
     return _split(spec, read_array(spec, value))
@@ -361,10 +365,9 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
         if path.suffix == ".npy":
             with open_regular(path) as file:
                 return np.load(file, allow_pickle=False)
-        text = read_text(path, MAX_BINARY)
         if path.suffix != ".json":
-            return text.removesuffix("\n")
-        value = parse_json(text)
+            return _read_value(path, is_any=spec.dtype == STRING and spec.dims == (1,))
+        value = parse_json(read_text(path, MAX_BINARY))
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", f"Give {spec.name}=@ and a file's path.") from None
     except (OSError, ValueError, MemoryError) as error:
@@ -376,6 +379,16 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
             raise InputError(f"{path} holds no input {spec.name}.", f"It holds: {', '.join(tensors)}.")
         return tensors[spec.name]
     return value
+
+
+def _read_value(path: Path, *, is_any: bool) -> str | bytes:
+    """Return the text in a file, or with ``is_any`` its bytes, if they are no text."""
+    try:
+        return read_text(path, MAX_BINARY).removesuffix("\n")
+    except UnicodeDecodeError:
+        if not is_any:
+            raise
+        return read_bytes(path, MAX_BINARY)
 
 
 def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[Any]]:

@@ -135,19 +135,37 @@ def _group(
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
     """Return the rows as values by input, and the numbers of those with the same inputs.
 
-    ``text`` is the input for texts alone, ``only`` the one for other values alone.
+    ``text`` is the input for texts and bytes alone, ``only`` the one for other values alone.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, row in enumerate(asked.rows):
-        name = text if isinstance(row, str) else only
-        if not isinstance(row, dict) and not name:
-            kind, place = "texts" if isinstance(row, str) else "values", f"{asked.field}[{number}]"
+        is_text, place = isinstance(row, str) or _is_encoded(row), f"{asked.field}[{number}]"
+        name = text if is_text else only
+        if isinstance(row, dict) and not is_text:
+            rows.append({name: _to_bytes(value, place) for name, value in row.items()})
+            continue
+        if not name:
+            kind = "texts" if is_text else "values"
             raise ApiError(f"The model has no input for {kind} alone: give values by input.", place)
-        rows.append(row if isinstance(row, dict) else {name: row})
+        rows.append({name: _to_bytes(row, place)})
     alike = defaultdict[tuple[str, ...], list[int]](list)
     for number, row in enumerate(rows):
         alike[tuple(sorted(row))].append(number)
     return rows, alike
+
+
+def _is_encoded(value: Any) -> bool:
+    """Whether a value is ``{"b64": ...}``: bytes in base64, as in the protocols of KServe and TensorFlow Serving."""
+    return isinstance(value, dict) and value.keys() == {"b64"}
+
+
+def _to_bytes(value: Any, place: str) -> Any:
+    if not _is_encoded(value):
+        return value
+    try:
+        return base64.b64decode(value["b64"], validate=True)
+    except (ValueError, TypeError):
+        raise ApiError("The value of b64 is not base64.", place) from None
 
 
 def _to_python(array: Any) -> Any:
