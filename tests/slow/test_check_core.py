@@ -47,6 +47,9 @@ def test_core_loads_their_corrected_twins(triton: Explicit, tmp_path: Path, scal
     twins = {str(plant.good): plant for plant in REFUSED if not plant.has_environment}
     of_rules = {plant.rule: plant for plant in reversed(twins.values())}
     for number, plant in enumerate((twins if scale.is_full else of_rules).values()):
-        triton.refill(plant.write(tmp_path / str(number), is_bad=False))
+        good = plant.write(tmp_path / str(number), is_bad=False)
+        if not (good / plant.model).is_dir():
+            continue  # the mistake is a folder too many
+        triton.refill(good)
         assert triton.load(plant.model) == "", plant.name
         triton.unload(plant.model)

@@ -86,7 +86,7 @@ def look_at_port(name: str, place: int) -> Callable[[Running], Any]:
 
 def look_at_waiting(s: Running) -> bool:
     """Whether all of many requests at once are answered."""
-    (s.home / "other").write_text("0.1")
+    (s.home / "other").write_text("0.03")
     with ThreadPoolExecutor(64) as pool:
         found = set(pool.map(lambda _: s.infer("other"), range(100)))
     (s.home / "other").unlink()
