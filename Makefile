@@ -61,7 +61,7 @@ VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_c
 VERIFY_training     := pytest --verify tests/slow/test_train.py
 VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py tests/slow/test_build.py
 VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served \
-                       own_servers turns_served))
+                       own_servers served_folder turns_served))
 VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py tests/slow/test_stalled.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py

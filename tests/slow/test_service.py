@@ -219,14 +219,15 @@ def test_files_left_by_a_killed_service(home: Path) -> None:
     make_repository(other)
     with serve(home) as service, Service(other / "repository", other / "log") as neighbour:
         pids = [service.servers()[0].pid, *(stub.pid for stub in service.stubs())]
-        (lease,) = Path(tempfile.gettempdir()).glob(f"shoal-{service.process.pid}-*/lease")
+        folders = [*Path(tempfile.gettempdir()).glob(f"shoal-{service.process.pid}-*")]
+        assert len(folders) == 2  # the service's, with the copy of the repository, and the server's
         for pid in (service.process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
         service.process.wait()
         assert wait_until(lambda: are_gone(pids))
         clean_up()
         # Another server that starts now may have begun to clean up before us.
-        assert wait_until(lambda: not service.regions() and not lease.parent.exists())
+        assert wait_until(lambda: not service.regions() and not any(each.exists() for each in folders))
         assert neighbour.regions()
         assert neighbour.is_ready()
 

@@ -283,13 +283,16 @@ def test_a_killed_service_leaves_nothing(tmp_path: Path) -> None:
         assert len(left) == 6
         regions, folders = service.regions(), find_folders(service.process.pid)
         assert regions
-        assert len(folders) == 1
+        assert len(folders) == 2  # the service's, with the copy of the repository, and the server's
         service.process.kill()
         service.process.wait()
-        assert wait_until(lambda: are_gone(left) and not service.regions() and not folders[0].exists(), 15)
+        assert wait_until(
+            lambda: are_gone(left) and not service.regions() and not find_folders(service.process.pid), 15
+        )
 
         def named() -> list[int]:
-            return [each.pid for each in processes() if any(str(folders[0]) in word for word in each.arguments())]
+            words = {each.pid: str(each.arguments()) for each in processes()}
+            return [pid for pid in words if any(str(folder) in words[pid] for folder in folders)]
 
         assert wait_until(lambda: not named())
     assert service.process.stdout is not None
@@ -306,24 +309,24 @@ def test_a_start_ends_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))  # services of other tests clean up in theirs
     service = Service(repository, tmp_path / "log")
-    (folder,) = find_folders(service.process.pid)
+    folders = find_folders(service.process.pid)
     (server,), (stub, *_) = service.servers(), service.stubs()
-    (watcher,) = [
-        each for each in processes() if each.arguments()[-2:] == ["shoal.serving.server.orphans", str(folder)]
-    ]
+    watching = [["shoal.serving.server.orphans", str(folder)] for folder in folders]
+    watchers = [each.pid for each in processes() if each.arguments()[-2:] in watching]
+    assert len(watchers) == len(folders) == 2
     os.kill(stub.pid, signal.SIGSTOP)
-    for pid in (watcher.pid, service.process.pid, server.pid):
+    for pid in (*watchers, service.process.pid, server.pid):
         os.kill(pid, signal.SIGKILL)
     service.process.wait()
     assert service.process.stdout is not None
     service.process.stdout.close()
     time.sleep(1)
     assert find_process(stub.pid) is not None
-    assert folder.exists()
+    assert all(folder.exists() for folder in folders)
     assert service.regions()
     with Service(repository, tmp_path / "log2") as another, Service(repository, tmp_path / "log3") as third:
         assert are_gone([stub.pid])
-        assert not folder.exists()
+        assert not find_folders(service.process.pid)
         assert not service.regions()
         assert "Removed files of a server that was killed" in str(another.entries())
         assert another.is_ready()  # the third has not taken it for a leftover

@@ -36,12 +36,6 @@ def service(home: Path) -> Iterator[Service]:
         yield running
 
 
-def unexpected(callers: Callers) -> list[str]:
-    """Failures of other kinds than those of a model that is away, or of a request that its process had alone."""
-    known = ("unavailable", "ended while it had this request")
-    return [failure for failure in callers.failures if not any(words in failure.lower() for words in known)]
-
-
 def test_killed_processes(service: Service, scale: Scale, record: Callable[..., None]) -> None:
     regions, noticed, healthy = len(service.regions()), [], []
     with Callers(service) as callers:
@@ -51,7 +45,7 @@ def test_killed_processes(service: Service, scale: Scale, record: Callable[..., 
             noticed.append(service.wait(is_ready=False, seconds=NOTICED + SLACK))
             healthy.append(service.wait(is_ready=True, seconds=HEALTHY))
     assert callers.num_answers > 100
-    assert not unexpected(callers)
+    assert not callers.unexpected()
     assert wait_until(lambda: len(service.regions()) == regions)  # the old server is on its way out
     assert len(service.servers()) == 1
     record(

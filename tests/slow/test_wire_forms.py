@@ -213,4 +213,4 @@ def test_a_route_without_a_scope_keeps_the_service_from_starting(
     monkeypatch.setattr(HttpFront, "__init__", plant)
     options = Options(http_port=0, grpc_port=0, metrics_port=0)
     with pytest.raises(TypeError, match=r"The route Planted \(/planted\) has no scope: nobody may use it\."):
-        run_service(make_repository(tmp_path), options, lambda _: None)
+        run_service(make_repository(tmp_path), options, lambda *_: None)

@@ -250,6 +250,11 @@ class Callers:
             thread.start()
         return self
 
+    def unexpected(self) -> list[str]:
+        """Failures of other kinds than those of a model that is away, or of a request that its process had alone."""
+        known = ("unavailable", "ended while it had this request")
+        return [failure for failure in self.failures if not any(words in failure.lower() for words in known)]
+
     def wait_up(self) -> None:
         """Until each of them has had an answer."""
         assert wait_until(lambda: len(self._answered) == len(self._threads), 30), self.failures[:5]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.environment.targets import LATEST
 from shoal.authoring.repository.plan import Plan
 from shoal.cli import app
 from shoal.errors import InputError
@@ -46,7 +47,9 @@ def printed(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["serve", *map(str, arguments), "--print"], env={"COLUMNS": "300"})
 
 
-def test_a_composed_repository(repository: Path, artifacts: Path, tmp_path: Path) -> None:
+def test_a_composed_repository(
+    repository: Path, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = compose("ensemble_all", tmp_path / "made", artifacts=artifacts, plan=Plan(target="26.06"))
     command = container_command(made)
     assert command.startswith("docker run --rm \\\n  --shm-size=1024m \\\n  --ulimit memlock=-1 \\\n  --ulimit stack=")
@@ -54,10 +57,18 @@ def test_a_composed_repository(repository: Path, artifacts: Path, tmp_path: Path
     assert find_installed(command) == ["array-api-compat>=1.11", "tokenizers>=0.21"]
     assert "exec tritonserver --model-repository=/models --disable-auto-complete-config --model-contr" in command
     assert "--gpus" not in command
-    with pytest.raises(InputError, match=r"was composed for embedded, not for a container\. Type: shoal compose"):
+    with pytest.raises(
+        InputError, match=r"was composed for embedded, not for a container\. Type: shoal compose"
+    ) as refused:
         container_command(repository)
-    with pytest.raises(InputError, match=r"was composed for 26\.06, not for 25\.01\. Type: shoal compose"):
+    assert refused.value.fix == f"Type: shoal compose ENSEMBLE {repository}-{LATEST} --artifacts DIR --target {LATEST}"
+    with pytest.raises(InputError, match=r"-26\.06 --artifacts DIR --target 26\.06$"):
+        container_command(repository, target="26.06")
+    with pytest.raises(InputError, match=r"was composed for 26\.06, not for 25\.01\. Type: .* .*/made-25\.01 --artif"):
         container_command(made, target="25.01")
+    monkeypatch.chdir(made)
+    with pytest.raises(InputError, match=rf"ENSEMBLE {made}-25\.01 --artifacts DIR --target 25\.01$"):
+        container_command(Path(), target="25.01")
     with pytest.raises(InputError, match="is not a model repository"):
         container_command(tmp_path / "made" / "cuml" / "1")
 

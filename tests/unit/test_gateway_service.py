@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from shoal.serving.gateway.control.service import SECOND_SIGNAL, Service
 from shoal.serving.gateway.control.supervisor import STOP_SECONDS
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.options import Addresses, Options
+from shoal.serving.server.snapshot import Snapshot
 from tests.support.fake_service import FakeService, refuse_to_start
 from tests.support.service import make_repository
 from tests.support.virtual_time import run
@@ -41,6 +42,8 @@ class Bench:
         self.ended, self._admitted = 0.0, ExitStack()
         monkeypatch.setattr(module, "check_start", lambda _: None)
         monkeypatch.setattr(module, "clean_up", lambda: [Path("/tmp/left")])
+        snapshot = Snapshot(self.repository, self.repository, [], folder)
+        monkeypatch.setattr(module, "take_snapshot", lambda _: nullcontext(snapshot))
         monkeypatch.setattr("resource.setrlimit", lambda *_: None)
         monkeypatch.setattr("asyncio.run", lambda work: run(self._time(work)))
 
@@ -65,7 +68,7 @@ class Bench:
 
     def run(self) -> int:
         """Run the service until it ends, and return its exit code."""
-        return self.service.run(self.ready.append)
+        return self.service.run(lambda at, _: self.ready.append(at))
 
     def admit(self) -> None:
         assert self.gate is not None

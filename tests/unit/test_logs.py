@@ -16,12 +16,12 @@ def test_a_long_log_is_emptied_and_followed_on(
     monkeypatch.setattr(logs, "_MOST_BYTES", 100)
     caplog.set_level(logging.INFO, "shoal")
     path = tmp_path / "triton.log"
-    tail = logs.Tail(path)
+    tail = logs.Tail(path, lambda line: line.replace("LINE", "line"))
     tail.read()  # it is not there yet
     expected: list[str] = []
     for number in range(20):
         with path.open("a") as file:  # as Triton does
-            file.write(f"line {number}\nhalf of ")
+            file.write(f"LINE {number}\nhalf of ")
         tail.read()
         expected += [f"line {number}" if number == 0 else f"half of line {number}"]
         assert path.stat().st_size <= 100 + len("line 10\nhalf of ")

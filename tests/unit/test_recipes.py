@@ -144,5 +144,8 @@ def test_the_repository_in_a_folder() -> None:
             assert find_repository(Path()) == Path(name)
             (Path(name) / "net" / "config.pbtxt").unlink()
     (Path("a/r/net") / "config.pbtxt").touch()
+    Path("b/c").rename("b/.shoal-1-0123abcd")  # a service's copy
+    assert find_repository(Path()) == Path("a/r")
+    Path("b/.shoal-1-0123abcd").rename("b/c")
     with pytest.raises(InputError, match=r"holds 2 repositories. Name one: a/r"):
         find_repository(Path())

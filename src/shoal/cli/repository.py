@@ -121,6 +121,7 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
     from shoal.authoring.repository.manifest import read_manifest
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.authoring.repository.plan import Plan
+    from shoal.serving.server.snapshot import find_services
 
     plan = Plan(asked.placement or "", asked.target, asked.dtype, _parse_gpus(asked.gpu), asked.reserved)
     if asked.placement == "cpu" and not asked.place:
@@ -142,6 +143,9 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         accepts_error=asked.accepts_error,
         quantize=asked.quantize or "",
     )
+    for pid, url in find_services(path):
+        note = f"process {pid} serves {path} at {url}, and goes on with what it was started with; start it again"
+        OUT.print(f"note: {note} to serve this.", soft_wrap=True, markup=False, highlight=False)
     manifest = read_manifest(path)
     for note in manifest["notes"]:
         OUT.print(f"note: {plain(note)}", soft_wrap=True)

@@ -247,9 +247,9 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         _check(repository)
     from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
-    def tell(at: Addresses) -> None:
+    def tell(at: Addresses, folder: Path) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
-        _print_pipelines(repository, options, at)
+        _print_pipelines(folder, options, at)
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)

@@ -31,6 +31,7 @@ def find_repository(path: Path) -> Path | None:
         return path
     manifests = (each for depth in ("*", "*/*", "*/*/*") for each in path.glob(f"{depth}/{MANIFEST}"))
     found = sorted(each.parent for each in manifests if any(each.parent.glob(f"*/{CONFIG}")))
+    found = [each for each in found if not any(part.startswith(".") for part in each.relative_to(path).parts)]
     if len(found) > 1:
         raise InputError(f"{path} holds {len(found)} repositories.", f"Name one: {found[0]}")
     return found[0] if found else None

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -133,10 +134,10 @@ def configure(file: Path | None) -> None:
 
 
 class Tail:
-    """Forwards the lines of Triton's log file to ``logging``, and truncates the file when it gets long."""
+    """Forwards the lines of Triton's log file to ``logging``, each as ``show`` makes it, and truncates a long file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._rest = path, 0, b""
+    def __init__(self, path: Path, show: Callable[[str], str] = str) -> None:
+        self._path, self._show, self._at, self._rest = path, show, 0, b""
 
     async def follow(self) -> None:
         """Forward new lines until cancelled."""
@@ -154,7 +155,7 @@ class Tail:
             self._at = file.tell()
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
-            forward(line.decode("utf-8", "replace"))
+            forward(self._show(line.decode("utf-8", "replace")))
         if self._at > _MOST_BYTES:
             os.truncate(self._path, 0)
             self._at = 0

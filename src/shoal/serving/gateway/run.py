@@ -14,11 +14,12 @@ from shoal.serving.gateway.options import Addresses, Options
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 
 
-def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
+def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses, Path], None]) -> int:
     """Serve ``repository`` until SIGTERM or SIGINT; return the exit code.
 
-    ``on_ready`` is called with the service's addresses when all models are ready. After the first signal, the service
-    refuses new requests and waits for the requests in flight. A second signal ends the wait.
+    The service runs on a copy of its own (see ``server/snapshot.py``). ``on_ready`` is called with the service's
+    addresses and this copy when all models are ready. After the first signal, the service refuses new requests and
+    waits for the requests in flight. A second signal ends the wait.
 
     Raises:
         InputError: Triton does not support the path, or there is no repository.
@@ -26,8 +27,8 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
         ServerError: a model did not load, or no server could be started for ten minutes.
     """
 
-    def begin(at: Addresses) -> None:
-        on_ready(at)
+    def begin(at: Addresses, folder: Path) -> None:
+        on_ready(at, folder)
         gc.freeze()  # modules and models: a full collection would stop the event loop for 40 ms to look at them
 
     # By default, glibc keeps blocks of megabytes that were freed for later, for each thread that has had one.

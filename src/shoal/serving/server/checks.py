@@ -110,7 +110,7 @@ def check_gpus(repository: Path) -> None:
         shown = f" (CUDA_VISIBLE_DEVICES is {os.environ[VISIBLE]!r})" if VISIBLE in os.environ else ""
         raise SetupError(
             f"{repository} was composed for GPU {max(wanted)}, and this machine has {number or 'none'}{shown}.",
-            "Compose it for the host: shoal compose ENSEMBLE REPOSITORY --artifacts DIR --placement cpu",
+            f"Compose it for the host: shoal compose ENSEMBLE {repository}-cpu --artifacts DIR --placement cpu",
         )
 
 

@@ -89,11 +89,14 @@ def container_command(
 
 def _choose_target(repository: Path, composed: str, wanted: str) -> str:
     if composed == EMBEDDED or wanted == EMBEDDED or (composed and wanted and composed != wanted):
+        release = wanted.replace(EMBEDDED, "") or LATEST
+        place = repository if repository.name.strip(".") else repository.resolve()
         raise InputError(
             f"{repository} was composed for {composed}, not for {wanted or 'a container'}."
             if composed
             else f"{EMBEDDED} is not a release of NVIDIA's container.",
-            f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target {LATEST}",
+            # into another folder: this one may be served
+            f"Type: shoal compose ENSEMBLE {place}-{release} --artifacts DIR --target {release}",
         )
     return composed or wanted or LATEST
 

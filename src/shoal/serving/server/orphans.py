@@ -76,7 +76,7 @@ class Lease:
         self.note(())
 
     def note(self, environments: Iterable[str]) -> None:
-        """Record the folders into which Triton has unpacked environments for the server."""
+        """Record the folders into which Triton has unpacked environments for the server, or a snapshot's elsewhere."""
         self._file.seek(0)
         self._file.truncate()
         self._file.writelines(f"{line}\n" for line in (self._session, *environments))
@@ -95,8 +95,13 @@ def watch(folder: Path) -> subprocess.Popen[bytes]:
 
 def clean_up() -> list[Path]:
     """End and remove what servers of this user left behind when their starters were killed; return their folders."""
+    return [folder for folder in find_folders() if _clean(folder / _LEASE)]
+
+
+def find_folders() -> list[Path]:
+    """Return the temporary folders of this user's servers and services; some may have ended."""
     found = sorted(Path(tempfile.gettempdir()).glob(f"shoal-*/{_LEASE}"))
-    return [path.parent for path in found if _FOLDER.fullmatch(path.parent.name) and _is_own(path) and _clean(path)]
+    return [path.parent for path in found if _FOLDER.fullmatch(path.parent.name) and _is_own(path)]
 
 
 def _is_own(lease: Path) -> bool:
@@ -166,7 +171,8 @@ def _remove(folder: Path) -> None:
             region.unlink()
     with contextlib.suppress(OSError):
         for line in (folder / _LEASE).read_text(encoding="utf-8", errors="replace").splitlines():
-            if ENVIRONMENT.fullmatch(line):  # nothing else may be deleted, whatever the file says
+            # nothing else may be deleted, whatever the file says
+            if ENVIRONMENT.fullmatch(line) or Path(line).name == f".{folder.name}":
                 shutil.rmtree(line, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -34,6 +34,7 @@ from shoal.serving.gateway.options import HEALTH_CONNECTIONS, Addresses, Options
 from shoal.serving.server.checks import check_start
 from shoal.serving.server.launch import find_ports
 from shoal.serving.server.orphans import clean_up
+from shoal.serving.server.snapshot import take_snapshot
 
 SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
 _COLLECT_SECONDS = 1.0  # between two looks whether nothing is in flight
@@ -50,24 +51,27 @@ class Service:
         self._repository, self._options, self._open_fronts = repository, options, open_fronts
         self._signals = 0
 
-    def run(self, on_ready: Callable[[Addresses], None]) -> int:
+    def run(self, on_ready: Callable[[Addresses, Path], None]) -> int:
         """Serve until SIGTERM or SIGINT; return the exit code (see ``run_service``)."""
         runtime = check_start(self._repository)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
         for folder in clean_up():
             log.info("Removed files of a server that was killed: %s", folder)
-        return asyncio.run(self._run(runtime, on_ready))
+        with take_snapshot(self._repository) as self._snapshot:
+            if shared := self._snapshot.shared:
+                log.warning("Files cannot be copied, and are used where they are: %s", ", ".join(map(str, shared)))
+            return asyncio.run(self._run(runtime, on_ready))
 
-    async def _run(self, runtime: Any, on_ready: Callable[[Addresses], None]) -> int:
-        options, configs = self._options, read_configs(self._repository)
+    async def _run(self, runtime: Any, on_ready: Callable[[Addresses, Path], None]) -> int:
+        options, snapshot, configs = self._options, self._snapshot, read_configs(self._snapshot.folder)
         self._signalled = asyncio.Event()
         self._handle_signals()
         gate = self._make_gate(configs)
         canaries = make_canaries(configs)
         health = Health(gate, canaries)
         seconds = find_load_seconds(configs) if options.load_seconds is None else options.load_seconds
-        servers = Servers(self._repository, runtime, seconds, canaries, options.cache_mib)
+        servers = Servers(snapshot.folder, runtime, seconds, canaries, options.cache_mib, snapshot.show)
         supervisor = Supervisor(
             configs,
             options,
@@ -80,8 +84,9 @@ class Service:
         )
         async with self._open_ports(gate, configs, health) as at:
             try:
+                snapshot.announce(f"http{'s' if options.tls_cert else ''}://{at.http}")
                 if await self._until_signal(supervisor.start()):
-                    on_ready(at)
+                    on_ready(at, snapshot.folder)
                     await self._until_signal(supervisor.run())
                     log.info("Stopping: %d requests are in flight.", gate.traffic.num_requests)
                     if self._signals < 2:
@@ -97,7 +102,7 @@ class Service:
         options = self._options
         if unknown := [name for name in options.exposed if name not in configs]:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one of its models.")
-        composed = read_composed(self._repository)
+        composed = read_composed(self._snapshot.folder)
         exposed = find_exposed(configs, [*options.exposed, *composed])
         self._check_aliases(configs, exposed)
         log.info("Clients may call %s.", ", ".join(sorted(exposed)))

@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,10 @@ _NO_MEMORY = re.compile(r"memory|alloc|No space left", re.I)  # of the machine, 
 
 
 class Servers:
-    """Starts and stops Triton servers and forwards their logs. Usually one runs; during a replacement, two do."""
+    """Starts and stops Triton servers and forwards their logs. Usually one runs; during a replacement, two do.
+
+    ``show`` changes each line of their logs.
+    """
 
     def __init__(
         self,
@@ -57,9 +60,10 @@ class Servers:
         load_seconds: float,
         canaries: dict[str, Canary],
         cache_mib: float = CACHE_MIB,
+        show: Callable[[str], str] = str,
     ) -> None:
         self._repository, self._runtime, self._load_seconds = repository, runtime, load_seconds
-        self._canaries, self._cache_mib = canaries, cache_mib
+        self._canaries, self._cache_mib, self._show = canaries, cache_mib, show
         self._running: dict[Upstream, tuple[Tail, asyncio.Task[None]]] = {}
 
     def __contains__(self, upstream: Upstream) -> bool:
@@ -75,7 +79,7 @@ class Servers:
             with contextlib.suppress(ShoalError, OSError):
                 await asyncio.to_thread((await launching).stop, 0)
             raise
-        upstream, tail = Upstream(server, TritonHttp(server)), Tail(server.log)
+        upstream, tail = Upstream(server, TritonHttp(server)), Tail(server.log, self._show)
         self._running[upstream] = tail, asyncio.create_task(tail.follow())
         try:
             await asyncio.to_thread(server.wait_ready, self._load_seconds)
