@@ -66,7 +66,8 @@ class Client(BaseClient):
     ) -> Answer:
         """Send one request, with a list or an array for each input, and return its outputs as arrays ``[rows, *dims]``.
 
-        An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
+        A data frame of pandas or polars, whose columns have the inputs' names, may stand for the mapping ``inputs``,
+        and a column for a list. An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
         ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's
         time-out. A request with more rows than the model's ``max_batch_size`` is sent in parts, each with this
         time-out, and the answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts
