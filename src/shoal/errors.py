@@ -77,7 +77,7 @@ def cut(text: str, most: int = 2000) -> str:
 
 
 def suggest(name: str, known: Iterable[str], label: str = "Known") -> str:
-    """Return the advice for an unknown name: the most similar of the known names, or else all of them, after a label."""
+    """Return the advice for an unknown name: the most similar of the known names, or all of them, after ``label``."""
     names = list(known)[:1000]  # the comparison with each takes a while
     close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, 1)
     return f"Did you mean {close[0]}?" if close else f"{label}: {', '.join(names) or 'none'}."

@@ -92,6 +92,20 @@ class Description(NamedTuple):
         return cls(ModelSpec(metadata["name"], inputs, outputs, NO_LIMIT if is_batched else 0))
 
 
+class ServedModel(NamedTuple):
+    """A model in the index of a server: ``state`` is READY, or says why not; ``reason`` says more about that."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model answers requests."""
+        return self.state == READY
+
+
 def dtype_name(datatype: str) -> str:
     """Translate a protocol ``datatype`` into its name in ``config.pbtxt``."""
     return STRING if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -22,6 +22,7 @@ from shoal.clients.client.calls import (
     Description,
     Method,
     Parameter,
+    ServedModel,
     check_outputs,
     count_rows,
     join,
@@ -242,11 +243,16 @@ class Flows:
             self._described[found.spec.name] = found.spec
             return str(found.spec.name)
         try:
-            (names,) = yield [Call(Method.INDEX, "")]
-            described: Sequence[Description] = yield [Call(Method.CONFIG, name) for name in dict.fromkeys(names)]
+            names = dict.fromkeys(each.name for each in (yield from self.list_models()) if each.is_ready)
+            described: Sequence[Description] = yield [Call(Method.CONFIG, name) for name in names]
         except RestrictedError as error:
             raise InputError(f"{error.what} Which model is meant?", "Name it, as in --model NAME") from None
         return find_top({model.spec.name: model.calls for model in described}, "The server")
+
+    def list_models(self) -> Flow[list[ServedModel]]:
+        """Fetch the models of the server that the client may ask."""
+        (found,) = yield [Call(Method.INDEX, "")]
+        return found  # type: ignore[no-any-return]
 
     def is_ready(self, model: str) -> Flow[bool]:
         """Whether the server has ``model`` loaded."""
