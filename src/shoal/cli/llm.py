@@ -179,11 +179,12 @@ def tokens(
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None:
-        return prompt
-    if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("There is no prompt.", 'Give one: shoal generate "Once upon a time"')
-    return sys.stdin.read()
+    is_there = prompt is not None or not (sys.stdin is None or sys.stdin.isatty())
+    text = "" if not is_there else sys.stdin.read() if prompt is None else prompt
+    if not text.strip():
+        what = "The prompt is empty." if is_there else "There is no prompt."
+        raise InputError(what, 'Give one: shoal generate "Once upon a time"')
+    return text
 
 
 def _read_settings(given: list[str] | None) -> dict[str, Any]:
