@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -76,7 +77,8 @@ class ComposeAsked:
     gpu: Gpu = ""
     reserved: Reserved = 16
     projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
+        list[Path] | None,
+        typer.Option("--project", help="A folder with models of your own; may be repeated. Default: this one."),
     ] = None
     env: Annotated[
         list[str] | None,
@@ -132,7 +134,7 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         asked.repository,
         artifacts=asked.artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
-        projects=asked.projects or (),
+        projects=_find_projects(asked.projects, asked.ensembles),
         environments=_by_model(asked.env),
         stubs=_by_model(asked.stub),
         swap=parse_pairs("--swap", asked.swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
@@ -202,6 +204,15 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
     return paths
 
 
+def _find_projects(given: list[Path] | None, ensembles: Sequence[str]) -> list[Path]:
+    """Return the projects' folders: by default the current one, if shoal itself lacks an ensemble that is asked for."""
+    from shoal.authoring.repository.model_folders import CATEGORIES
+    from shoal.system.paths import shipped_root
+
+    is_own = all(any((shipped_root() / each / name).is_dir() for each in CATEGORIES) for name in ensembles)
+    return given or ([] if is_own else [Path()])
+
+
 def plan(
     context: typer.Context,
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
@@ -211,7 +222,8 @@ def plan(
     reserved: Reserved = 16,
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
     projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
+        list[Path] | None,
+        typer.Option("--project", help="A folder with models of your own; may be repeated. Default: this one."),
     ] = None,
     weights: Weights = None,
     quantize: Quantize = None,
@@ -239,7 +251,7 @@ def plan(
     if placement == "cpu":
         refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
     found = None if weights is None else find(weights)
-    collected = collect(ensemble, find_model_folders(projects or ()))
+    collected = collect(ensemble, find_model_folders(_find_projects(projects, [ensemble])))
     given = collected if found is None else give(collected, found)
     models = place_all(quantize_all(given, quantize) if quantize else given, chosen)
     on_cupy = next((model.name for model in models if gpus_of(model) and is_in_client(model)), "")

@@ -190,7 +190,9 @@ def _find_kind(files: Sequence[tuple[str, int]]) -> str:
         raise InputError(f"The inputs are of several kinds: {first} and {second}.", "Give a narrower pattern.")
     (kind,) = kinds
     if kind not in KINDS:
-        raise InputError(f"{files[0][0]} is not one of {', '.join(KINDS)}, .tsv.", "Only these are divided into shards.")
+        raise InputError(
+            f"{files[0][0]} is not one of {', '.join(KINDS)}, .tsv.", "Only these are divided into shards."
+        )
     return kind
 
 
