@@ -37,6 +37,13 @@ _TUNED = {
     "preferred-batch": "scorer=4,8",
     "queue-delay": "scorer=300",
 }
+Projects = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--project",
+        help="A folder with models of your own; may be repeated. Default: the current one, if shoal lacks the ensemble.",
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some.")
 ]
@@ -76,10 +83,7 @@ class ComposeAsked:
     ] = False
     gpu: Gpu = ""
     reserved: Reserved = 16
-    projects: Annotated[
-        list[Path] | None,
-        typer.Option("--project", help="A folder with models of your own; may be repeated. Default: this one."),
-    ] = None
+    projects: Projects = None
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="[MODEL=]PATH", help="An execution environment for all Python models, or for one."),
@@ -221,10 +225,7 @@ def plan(
     gpu: Gpu = "",
     reserved: Reserved = 16,
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
-    projects: Annotated[
-        list[Path] | None,
-        typer.Option("--project", help="A folder with models of your own; may be repeated. Default: this one."),
-    ] = None,
+    projects: Projects = None,
     weights: Weights = None,
     quantize: Quantize = None,
     gpu_memory: Annotated[
