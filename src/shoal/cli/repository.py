@@ -41,7 +41,7 @@ Projects = Annotated[
     list[Path] | None,
     typer.Option(
         "--project",
-        help="A folder with models of your own; may be repeated. Default: the current one, if shoal lacks the ensemble.",
+        help="A folder with models of your own; may be repeated. Default: this one, if shoal lacks the ensemble.",
     ),
 ]
 Weights = Annotated[
