@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import __version__, cli
+from shoal.cli.doctor import examine
 from shoal.cli.usage import _HABITS, Root
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
@@ -120,6 +121,11 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     for words in ("Type: pip install 'numpy<2'", "Port 8000 is taken.", "Name a tritonserver", "256 MiB"):
         assert words in result.stdout
+
+
+def test_doctor_stops_at_a_repository_that_is_not_there() -> None:
+    found = [each for each in examine(Path("nowhere")) if each.check.startswith("nowhere")]
+    assert [(each.check, each.level) for each in found] == [("nowhere: repository", "fault")]
 
 
 def test_doctor_names_numpy_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ class ComposeAsked:
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option(
-            help="The arithmetic of encoders and engines; auto: the plan's, or an encoder's is bf16 if the CPU has it."
+            help="The arithmetic of encoders and engines; auto: the plan's; for shoal's encoder bf16, if the CPU has it."
         ),
     ] = "auto"
     tuned: Annotated[
@@ -124,6 +124,7 @@ class ComposeAsked:
 def compose(context: typer.Context, asked: ComposeAsked) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.authoring.composition.compose import compose as compose_repository
+    from shoal.authoring.composition.warmup import FAILED
     from shoal.authoring.repository.manifest import read_manifest
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.authoring.repository.plan import Plan
@@ -160,7 +161,10 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():
-        ERR.print(f"Model {model} starts cold, without a warm-up request: {plain(reason)}", soft_wrap=True)
+        if reason.startswith(FAILED):  # for the others, nothing can be done
+            ERR.print(
+                f"Model {model} is not warmed up, and its first request is slower: {plain(reason)}", soft_wrap=True
+            )
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if asked.target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)

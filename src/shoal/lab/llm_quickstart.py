@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from shoal.authoring.composition.compose import compose
+from shoal.clients.bulk.files import written
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
 from shoal.errors import needs
@@ -33,6 +34,8 @@ def run(
     """
     check_path_supported(out.resolve())  # report what would stop the server before the model is made
     find_runtime()
+    with written(out):
+        out.mkdir(parents=True, exist_ok=True)
     with needs("llm"):
         from shoal.lab.tiny_llm import make_tiny
 

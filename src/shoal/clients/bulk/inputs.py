@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all, show_example
-from shoal.clients.bulk.tables import TEXT, Table
+from shoal.clients.bulk.tables import TEXT, Table, explain_image
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
@@ -91,7 +91,8 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     given: dict[str, list[Any]] = {}
     if texts:
         if len(arguments) == 1 and os.path.isfile(texts[0]):  # noqa: PTH113  # Path.is_file fails for a long text
-            raise InputError(f"{texts[0]} is a file.", f"Did you mean --input {shlex.quote(texts[0])}?")
+            fix = explain_image(Path(texts[0])) or f"Did you mean --input {shlex.quote(texts[0])}?"
+            raise InputError(f"{texts[0]} is a file.", fix)
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")
         given[TEXT if text_input else _refuse_texts(texts[0], model)] = list(texts)
@@ -369,6 +370,8 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
         raise InputError(f"There is no file {path}.", f"Give {spec.name}=@ and a file's path.") from None
     except (OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
+        if image := explain_image(path):
+            raise InputError(f"{path} is an image, not an array.", image) from None
         raise InputError(f"{path} cannot be read: {reason}.", "Give a .npy file, or a UTF-8 text or JSON.") from None
     if isinstance(value, dict):
         tensors = _read_kserve(value, path)
