@@ -161,3 +161,21 @@ def test_errors_are_two_lines_and_exit_1() -> None:
         "  Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
         " --task embeddings, --task classify, --task rerank, --task predict, --task generate",
     ]
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_an_interrupt_while_the_commands_are_imported() -> None:
+    code = """
+import os, signal, sys
+from shoal.__main__ import main
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "shoal.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

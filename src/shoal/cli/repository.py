@@ -72,7 +72,7 @@ class ComposeAsked:
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option(
-            help="The arithmetic of encoders and engines; auto: the plan's; for shoal's encoder bf16, if the CPU has it."
+            help="The arithmetic of encoders and engines; auto: the plan's; of shoal's encoder bf16, if the CPU has it."
         ),
     ] = "auto"
     tuned: Annotated[
