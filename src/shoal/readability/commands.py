@@ -190,7 +190,7 @@ def quickstart(
     OUT.print(f"weights: {(out / 'weights').resolve()}", soft_wrap=True)
     OUT.print(f"repository: {(out / 'repository').resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {out / 'repository'}", soft_wrap=True)
-    OUT.print('then: shoal generate --chat --stream "What do cats do?"', soft_wrap=True)
+    OUT.print("then: shoal chat", soft_wrap=True)
 
 
 def _score_passages(out: Path, data: Path | None, encoder: str) -> None:

@@ -78,9 +78,9 @@ class Route:
 
 
 def _show(route: Route) -> str:
-    """Return a route's method and path, with names for its groups; empty if it is for all paths below one."""
+    """Return a route's method and path, with names for its groups; empty for a pattern, or another form of a path."""
     path = re.sub(r"\(\?:.*\)\?", "", re.sub(r"\(\?P<(\w+)>[^()]*\)", r"{\1}", route.path))
-    return "" if "(" in path else f"{route.method} {path}"
+    return "" if "(" in path or "//" in path else f"{route.method} {path}"
 
 
 async def _expect(request: web.Request) -> None:
