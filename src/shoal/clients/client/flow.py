@@ -195,15 +195,15 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
     Raises:
         InputError: an input is given both ways, or ``inputs`` is something else.
     """
-    if hasattr(inputs, "columns") and hasattr(inputs, "dtypes"):
-        inputs = {str(name): inputs[name] for name in inputs.columns}
-    if not isinstance(inputs, Mapping | None):
-        kind = type(inputs).__name__
+    given: Any = {} if inputs is None else inputs
+    if hasattr(given, "columns") and hasattr(given, "dtypes"):
+        given = {str(name): given[name] for name in given.columns}
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
         raise InputError(f"The inputs are of type {kind}, not values by name.", 'For example: {"TEXT": ["A text."]}')
-    both = sorted((inputs or {}).keys() & named.keys())
-    if both:
+    if both := sorted(given.keys() & named.keys()):
         raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
-    return {**(inputs or {}), **named}
+    return {**given, **named}
 
 
 def _check_model(model: Any) -> None:
