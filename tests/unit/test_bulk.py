@@ -200,7 +200,9 @@ def test_an_input_without_rows_is_an_error(tmp_path: Path, infer: Infer, options
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_texts_given_with_the_command(infer: Infer) -> None:
+def test_texts_given_with_the_command(infer: Infer, tmp_path: Path) -> None:
+    (tmp_path / "q.txt").touch()
+    assert "q.txt is a file. Name its input: excerpt=@/" in fault(infer(f"@{tmp_path}/q.txt"))
     result = infer("A cat.", "x" * 70_000)
     assert result.exit_code == 1
     assert "A cat." in result.stdout

@@ -81,7 +81,7 @@ def _with_rows(table: Table[Row], asked: Asked) -> Table[Row]:
     if (first := next(table.rows, None)) is None:
         fix = 'Give rows in it, or texts: shoal infer "A text."; or INPUT=VALUE'
         raise ArtifactError(
-            f"{table.source.name} has no rows.",
+            "The arguments have no rows." if asked.values else f"{table.source.name} has no rows.",
             "--set is for every row, and makes none: shoal infer INPUT=VALUE" if asked.constants else fix,
         )
     return replace(table, rows=chain([first], table.rows))

@@ -93,6 +93,8 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
         if len(arguments) == 1 and os.path.isfile(texts[0]):  # noqa: PTH113  # Path.is_file fails for a long text
             fix = explain_image(Path(texts[0])) or f"Did you mean --input {shlex.quote(texts[0])}?"
             raise InputError(f"{texts[0]} is a file.", fix)
+        if text_input and texts[0].startswith("@") and os.path.isfile(texts[0][1:]):  # noqa: PTH113
+            raise InputError(f"{texts[0][1:]} is a file.", f"Name its input: {text_input}={texts[0]}")
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")
         given[TEXT if text_input else _refuse_texts(texts[0], model)] = list(texts)
@@ -407,6 +409,8 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
     if isinstance(request, dict) and request and "inputs" not in request:
         return {name: value if isinstance(value, list) else [value] for name, value in request.items()}
     try:
+        if not isinstance(request, dict):
+            raise TypeError(f"a {type(request).__name__} without names")
         return {
             tensor["name"]: np.asarray(
                 tensor["data"], np.object_ if tensor.get("datatype") == "BYTES" else None
@@ -415,7 +419,7 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
         }
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(
-            f"{path} is not a request in KServe's form: {error!r}.",
+            f"{path} is not a request in KServe's form: {error if isinstance(error, TypeError) else repr(error)}.",
             'It is {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [...]}]}.',
         ) from None
 
