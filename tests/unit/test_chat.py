@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app, chat
+from shoal.clients.llm.dialects import find_dialect
 from shoal.errors import InputError
+from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
 
 
@@ -70,6 +72,11 @@ def test_a_terminal_goes_on_after_failures_and_stopped_answers(
     assert seen.out.splitlines() == ["1 ", "3 a {}"]
     assert "error: No." in seen.err
     assert model.seen[-1][1] == {"role": "assistant", "content": "1 "}
+
+
+def test_a_model_that_takes_no_prompt() -> None:
+    with pytest.raises(InputError, match=r"is not a language model: its inputs are TEXT\. Ask it with shoal infer"):
+        find_dialect([TensorSpec("TEXT", "TYPE_STRING", (1,))])
 
 
 def test_generate_and_its_former_option() -> None:
