@@ -76,11 +76,11 @@ def cut(text: str, most: int = 2000) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the advice for an unknown name: the most similar of the known names, or else all of them."""
+def suggest(name: str, known: Iterable[str], label: str = "Known") -> str:
+    """Return the advice for an unknown name: the most similar of the known names, or all of them, after ``label``."""
     names = list(known)[:1000]  # the comparison with each takes a while
     close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, 1)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names) or 'none'}."
+    return f"Did you mean {close[0]}?" if close else f"{label}: {', '.join(names) or 'none'}."
 
 
 @contextmanager

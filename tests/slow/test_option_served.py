@@ -27,18 +27,21 @@ from tests.support.service import SHOAL, Service
 INFER = "infer hello --model text"
 LLM = "generate hello --model llm --url {grpc}"
 GENERATE = f"{LLM} --max-tokens 8 --seed 1 --temperature 2"
+TALK = "hello.txt | chat {grpc} --model llm"
+CHAT = f"{TALK} --max-tokens 8 --seed 1 --temperature 2"
 TOKENS = "tokens 5,6,7 --url {grpc}"
 KEY = Elsewhere("unit/test_option_keys.py::test_commands_read_a_key_from_a_file_or_the_environment")
 TABLE: Table = {
     **{
         f"{command} --{option}": Elsewhere("unit/test_option_keys.py::test_commands_read_certificates")
-        for command in ("copies", "status", "infer", "generate", "tokens", "bench")
+        for command in ("copies", "status", "infer", "generate", "chat", "tokens", "bench")
         for option in ("ca-cert", "client-cert")
     },
     "copies --api-key-file": KEY,
     "status --api-key-file": KEY,
     "infer --api-key-file": KEY,
     "generate --api-key-file": KEY,
+    "chat --api-key-file": KEY,
     "tokens --api-key-file": KEY,
     "bench --api-key-file": KEY,
     "copies --url": Both("copies repository/all", "--url {metrics}", "--url 127.0.0.1:1"),
@@ -48,8 +51,21 @@ TABLE: Table = {
     "infer --timeout": Both(f"{INFER} --url {{grpc}}", "--timeout 30", "--timeout 0.000000001"),
     "infer --placement": Both("infer hello --model all --url {grpc}", "", "--placement client --repository changed"),
     "infer --fresh": Elsewhere("unit/test_bulk_resume.py::test_a_journal_of_something_else_is_not_gone_on_with"),
-    "generate --chat": Both(GENERATE, "", "--chat"),
-    "generate --system": Both(f"{GENERATE} --chat", "", "--system hey"),
+    "chat --system": Both(CHAT, "", "--system hey"),
+    "chat --max-tokens": Both(f"{TALK} --seed 1 --json", "--max-tokens 1", "--max-tokens 2"),
+    "chat --temperature": Both(f"{TALK} --seed 1 --max-tokens 8", "--temperature 0", "--temperature 2"),
+    "chat --top-p": Both(CHAT, "--top-p 0.01", "--top-p 1"),
+    "chat --seed": Both(f"{TALK} --max-tokens 8 --temperature 2", "--seed 1", "--seed 2"),
+    "chat --stop": Both(CHAT, "--stop never", "--stop a --stop b --stop c --stop d --stop e"),
+    "chat --set": Both(CHAT, "--set top_k=1", "--set top_k=500"),
+    "chat --protocol": Both(f"{TALK} --max-tokens 2 --seed 1", "--protocol grpc", "--protocol http"),
+    "chat --timeout": Both(f"{TALK} --max-tokens 2 --seed 1", "--timeout 30", "--timeout 0.000000001"),
+    "chat --model": Both("hello.txt | chat {grpc} --max-tokens 2 --seed 1", "--model llm", "--model text"),
+    "chat --local": Both("hello.txt | chat --model llm --seed 1 --max-tokens 2", "", "--local"),
+    "chat --repository": Both(
+        "hello.txt | chat --model llm --local --seed 1 --max-tokens 4", "--repository llm", "--repository other"
+    ),
+    "chat --json": Both(CHAT, "", "--json"),
     "generate --max-tokens": Both(f"{LLM} --seed 1 --json", "--max-tokens 1", "--max-tokens 2"),
     "generate --temperature": Both(f"{LLM} --seed 1 --max-tokens 8", "--temperature 0", "--temperature 2"),
     "generate --top-p": Both(GENERATE, "--top-p 0.01", "--top-p 1"),
@@ -160,6 +176,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "build" / "repository").symlink_to(root / "llm")
     (root / "texts.csv").write_text("TEXT,other\none,two\n")
     (root / "more.csv").write_text("TEXT\none\ntwo\n")
+    (root / "hello.txt").write_text("hello\n")
     return root
 
 

@@ -232,14 +232,15 @@ def test_files_left_by_a_killed_service(home: Path) -> None:
         assert neighbour.is_ready()
 
 
-def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
+def test_logs_are_json_lines_and_the_file_has_tritons_among_them(home: Path) -> None:
     with serve(home, "--log", home / "kept.log") as service:
         assert service.stop() == 0
-    for entries in (service.entries(), [json.loads(line) for line in (home / "kept.log").read_text().splitlines()]):
-        assert {entry["source"] for entry in entries} == {"triton", "shoal"}
-        assert all({"time", "level", "message"} <= entry.keys() for entry in entries)
-        loaded = next(entry for entry in entries if "successfully loaded 'other'" in entry["message"])
-        assert loaded["place"].startswith("model_lifecycle.cc")
+    kept = [json.loads(line) for line in (home / "kept.log").read_text().splitlines()]
+    assert {entry["source"] for entry in kept} == {"triton", "shoal"}
+    assert all({"time", "level", "message"} <= entry.keys() for entry in (*kept, *service.entries()))
+    loaded = next(entry for entry in kept if "successfully loaded 'other'" in entry["message"])
+    assert loaded["place"].startswith("model_lifecycle.cc")
+    assert not [entry for entry in service.entries() if "successfully loaded" in entry["message"]]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,18 @@ def test_pipes(infer: Infer) -> None:
     assert "More than 1,000 rows are too many to show" in fault(infer(stdin=b"a\n" * 1500))
 
 
-def test_texts_given_with_the_command(infer: Infer) -> None:
+@pytest.mark.parametrize("options", [(), ("--format", "jsonl"), ("--output", "out.csv"), ("--curl",)])
+def test_an_input_without_rows_is_an_error(tmp_path: Path, infer: Infer, options: tuple[str, ...]) -> None:
+    (tmp_path / "in.csv").write_text("text,id\n")
+    options = tuple(str(tmp_path / each) if each == "out.csv" else each for each in options)
+    assert fault(infer("-i", tmp_path / "in.csv", *options)).startswith("in.csv has no rows. Give rows in it")
+    assert fault(infer(*options, stdin=b"")).startswith("standard input has no rows.")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_texts_given_with_the_command(infer: Infer, tmp_path: Path) -> None:
+    (tmp_path / "q.txt").touch()
+    assert "q.txt is a file. Name its input: excerpt=@/" in fault(infer(f"@{tmp_path}/q.txt"))
     result = infer("A cat.", "x" * 70_000)
     assert result.exit_code == 1
     assert "A cat." in result.stdout

@@ -397,6 +397,16 @@ def test_a_first_file_of_blank_lines(tmp_path: Path) -> None:
     assert make_plan(open_folder(str(tmp_path / "out")), str(tmp_path / "*.jsonl"), 10, {}).columns == ("id", "text")
 
 
+def test_tabs_are_taken_like_commas(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("id,text\n1,a\n")
+    (tmp_path / "1.tsv").write_text("id\ttext\n2\tb, c\n")
+    plan = make_plan(open_folder(str(tmp_path / "out")), str(tmp_path / "*.?sv"), 10, {})
+    assert (plan.kind, plan.columns, plan.output_kind) == (".csv", ("id", "text"), ".csv")
+    (shard,) = read_shards(open_folder(str(tmp_path / "out")))
+    rows = [row for _, row in open_parts(shard.parts, plan.kind, plan.columns).rows]
+    assert rows == [{"id": "1", "text": "a"}, {"id": "2", "text": "b, c"}]
+
+
 def test_many_empty_files_and_no_rows(tmp_path: Path) -> None:
     for number in range(2_000):
         (tmp_path / f"{number}.txt").touch()

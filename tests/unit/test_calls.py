@@ -57,6 +57,13 @@ def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: 
     assert Graph.load(repository / "asks").repeats(0)
 
 
+def test_the_current_folder_is_the_default_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert "counts: host" in CliRunner().invoke(cli.app, ["plan", "asks"]).output
+    with pytest.raises(ArtifactError, match=r"no model ask\. Did you mean asks\?"):
+        CliRunner().invoke(cli.app, ["plan", "ask"], catch_exceptions=False)
+
+
 def test_the_identity_depends_on_callees(project: Path, tmp_path: Path) -> None:
     write_twin(project, "other")
     one = compose("asks", tmp_path / "one", projects=[project])

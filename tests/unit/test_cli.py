@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import __version__, cli
+from shoal.cli.doctor import examine
 from shoal.cli.usage import _HABITS, Root
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
@@ -122,6 +123,11 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in result.stdout
 
 
+def test_doctor_stops_at_a_repository_that_is_not_there() -> None:
+    found = [each for each in examine(Path("nowhere")) if each.check.startswith("nowhere")]
+    assert [(each.check, each.level) for each in found] == [("nowhere: repository", "fault")]
+
+
 def test_doctor_names_numpy_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cli.doctor.np.__version__", "2.1.0")
     monkeypatch.setattr("shoal.serving.server.runtime.np.__version__", "2.1.0")
@@ -155,3 +161,21 @@ def test_errors_are_two_lines_and_exit_1() -> None:
         "  Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
         " --task embeddings, --task classify, --task rerank, --task predict, --task generate",
     ]
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_an_interrupt_while_the_commands_are_imported() -> None:
+    code = """
+import os, signal, sys
+from shoal.__main__ import main
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "shoal.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

@@ -129,7 +129,10 @@ def test_a_repository_that_means_nothing(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"has 2 ensembles that no other ensemble calls: a, b\. Name one, such as --model a"
     ):
-        shoal("describe", tmp_path)
+        shoal("graph", tmp_path)
+    assert [line.partition("(")[0] for line in shoal("describe", tmp_path).decode().splitlines()[:2]] == ["a", "b"]
+    found = json.loads(shoal("describe", tmp_path, "--json"))
+    assert [each["name"] for each in found["pipelines"]] == ["a", "b"]
     (tmp_path / "manifest.json").write_text('{"ensembles": ["b"]}', encoding="utf-8")
     assert shoal("describe", tmp_path).startswith(b"b: 1 step, ")
 

@@ -35,7 +35,7 @@ from shoal.serving.gateway.http.routes import Route
 from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import to_envelope
 from shoal.serving.gateway.v2.grpc_front import GrpcFront
-from shoal.serving.gateway.v2.http_front import HttpFront
+from shoal.serving.gateway.v2.http_front import HttpFront, refuse_path
 from tests.support.configs import DECOUPLED, ENGINE, PYTHON, chain, make_configs, parameter
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gates import MINE, ask, make_gate
@@ -81,6 +81,18 @@ def test_a_caller_without_the_scope_is_refused(scope: Scope) -> None:
         gate.callers.find = lambda *_: Caller("x", scopes=frozenset())  # type: ignore[method-assign]
         assert (await ask([one], "GET", "/v2", gate)).status == 403
         assert gate.refusals == {"closed": 1}
+
+    run(work())
+
+
+def test_the_root_lists_the_paths() -> None:
+    async def work() -> None:
+        gate = make_gate()
+        found = json.loads((await ask(HttpFront(gate, {}).routes, "GET", "/", gate)).text)["paths"]
+        assert {"GET /v2", "POST /v2/models/{model}/infer", "POST /v2/repository/index"} <= {*found}
+        assert not [path for path in found if "(" in path]
+        for path, words in (("/docs", "'/docs' here. GET / lists"), ("/metrics", "on the metrics port. GET / lists")):
+            assert words in refuse_path(path).message
 
     run(work())
 

@@ -259,6 +259,16 @@ def test_advice_that_first_users_needed(infer: Infer, tmp_path: Path) -> None:
     assert message.endswith("Name it: --column PASSAGE=COLUMN, or give one value for all rows: --set PASSAGE=text")
 
 
+def test_images_and_files_without_a_name(infer: Infer) -> None:
+    Path("cat.png").write_bytes(b"\x89PNG")
+    advice = "Make an array of it, in the model's shape, such as numpy.save('cat.npy', "
+    assert fault(infer("sums", "X=@cat.png")).startswith(f"cat.png is an image, not an array. {advice}")
+    assert fault(infer("sums", "-i", "cat.png")).startswith("cat.png is not one of .csv, .jsonl")
+    assert advice in fault(infer("sums", "-i", "cat.png"))
+    Path("rows.json").write_text("[1]", encoding="utf-8")
+    assert "not a request in KServe's form: a list without names." in fault(infer("sums", "@rows.json"))
+
+
 def test_an_array_without_a_name_is_the_only_input(infer: Infer) -> None:
     np.save("x.npy", np.ones((2, 4)))
     for arguments in (("@x.npy",), ("--input", "x.npy")):

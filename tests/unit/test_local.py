@@ -14,7 +14,9 @@ import pytest
 
 from shoal.authoring.repository.loading import component_class
 from shoal.clients import local
-from shoal.clients.client.calls import to_arrays
+from shoal.clients.client.calls import check_outputs, to_arrays
+from shoal.clients.client.client import Client
+from shoal.clients.client.flow import merge
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.spec import TensorSpec
@@ -67,6 +69,55 @@ def test_lists_become_the_declared_arrays() -> None:
 def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         convert(TEXT, WEIGHT, **values)
+    assert str(error.value).startswith(message)
+
+
+class Column(list[Any]):
+    """A column as of pandas: its elements are lists, or numbers of another dtype."""
+
+    def to_numpy(self) -> Any:
+        """Return the elements as an array."""
+        array = np.empty(len(self), np.object_)
+        array[:] = self
+        return array if isinstance(self[0], list | str) else np.asarray([*self], np.float64)
+
+
+class Frame(dict[str, Column]):
+    """A data frame, which is no mapping in pandas either: its truth value is ambiguous."""
+
+    columns = property(lambda self: [*self.keys()])
+    dtypes = property(lambda self: [])
+
+    def __bool__(self) -> bool:
+        raise ValueError("The truth value of a DataFrame is ambiguous.")
+
+
+def test_columns_of_data_frames_are_inputs() -> None:
+    frame = Frame(excerpt=Column(["a", "b"]), WEIGHT=Column([0.5, 1.0]))
+    arrays = convert(TEXT, WEIGHT, **merge(frame, {}))
+    assert (arrays["excerpt"].tolist(), arrays["WEIGHT"].tolist()) == ([[b"a"], [b"b"]], [[0.5], [1.0]])
+    assert arrays["WEIGHT"].dtype == np.float32
+    assert convert(VECTOR, V=Column([[1, 2], [3, 4]]))["V"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_names_in_another_case_are_suggested() -> None:
+    with pytest.raises(InputError, match=r"^There is no input EXCERPT\. Did you mean excerpt\?$"):
+        convert(TEXT, EXCERPT=["a"])
+    with pytest.raises(InputError, match=r"^There is no output score\. Did you mean SCORE\?$"):
+        check_outputs(["score"], ["SCORE", "LABEL"])
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        ("m", ["a"], "The inputs are of type list, not values by name."),
+        ("m", "a", "The inputs are of type str, not values by name."),
+        (["a"], None, "The model is ['a'], not a name."),
+    ],
+)
+def test_values_without_names_are_refused(model: Any, inputs: Any, message: str) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(InputError) as error:
+        client.infer(model, inputs)
     assert str(error.value).startswith(message)
 
 

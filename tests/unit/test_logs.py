@@ -29,7 +29,7 @@ def test_a_long_log_is_emptied_and_followed_on(
     assert path.stat().st_size < 100
 
 
-def test_the_tables_are_in_the_file_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_triton_says_of_its_start_is_in_the_file_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Triton prints its options as a table, over several lines."""
     row = "| server_version                   | 2.51.0 |"
     try:
@@ -38,6 +38,8 @@ def test_the_tables_are_in_the_file_alone(tmp_path: Path, capfd: pytest.CaptureF
             "+----------------------------------+--------+",
             row,
             "I1125 10:00:00.000001 1 server.cc:631] loaded",
+            "W1125 10:00:00.000001 1 server.cc:632] slow",
+            "printed by a model",
         ):
             logs.forward(line)
     finally:
@@ -46,5 +48,7 @@ def test_the_tables_are_in_the_file_alone(tmp_path: Path, capfd: pytest.CaptureF
     assert row in written
     shown = capfd.readouterr().err
     assert row not in shown
-    assert "loaded" in shown
     assert "loaded" in written
+    assert "loaded" not in shown
+    assert "slow" in shown
+    assert "printed by a model" in shown

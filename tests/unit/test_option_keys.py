@@ -59,6 +59,7 @@ def test_a_key_file_without_effect_is_refused(line: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("command", ["infer hello --url 127.0.0.1:1", "generate hello --url 127.0.0.1:1",
+    "chat 127.0.0.1:1",
     "copies here", "status", "tokens 1,2 --url 127.0.0.1:1", "bench --url 127.0.0.1:1"])  # fmt: skip
 def test_commands_read_a_key_from_a_file_or_the_environment(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_commands_read_a_key_from_a_file_or_the_environment(
 
 
 @pytest.mark.parametrize("command", ["infer hello --url grpcs://127.0.0.1:1", "generate hello --url grpcs://127.0.0.1:1",
+    "chat grpcs://127.0.0.1:1",
     "copies here --url https://127.0.0.1:1", "status https://127.0.0.1:1", "tokens 1,2 --url grpcs://127.0.0.1:1",
     "bench --url grpcs://127.0.0.1:1"])  # fmt: skip
 @pytest.mark.parametrize("option", ["--ca-cert", "--client-cert"])

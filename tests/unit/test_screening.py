@@ -43,6 +43,7 @@ def request(**fields: Any) -> dict[str, Any]:
         ({"parameters": {"binary_data_size": 8}}, 4, "4 bytes follow the JSON; its inputs declare 8"),
         ({"parameters": {"binary_data_size": 4}}, 4, "has shape .* of FP32, and 4 bytes"),
         ({"parameters": {"binary_data_size": -4}}, 0, "has binary_data_size -4"),
+        ({"datatype": "STRING"}, 0, "'X' has the datatype 'STRING'. Known: BYTES, BOOL, UINT8"),
         ({"datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": 8}}, 8, "and 8 bytes"),
     ],
 )

@@ -45,6 +45,7 @@ _PANELS = {  # commands by their names, each the function or the app that it is 
         "serve": "shoal.cli.serving:serve",
         "infer": "shoal.cli.infer:infer",
         "generate": "shoal.cli.llm:generate",
+        "chat": "shoal.cli.chat:chat",
         "tokens": "shoal.cli.llm:tokens",
         "status": "shoal.cli.serving:status",
         "copies": "shoal.cli.serving:copies",

@@ -59,6 +59,8 @@ def examine(repository: Path | None = None, keys: Path | None = None) -> list[Fi
     if repository is not None:
         for name, check in checks(repository.resolve()):
             found += _passes(f"{repository.name}: {name}", "fit", check)
+            if found[-1].check.endswith(": repository") and found[-1].level == FAULT:
+                return found  # the others have nothing to look at
         found += _mistakes(repository)
     return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from shoal.cli.console import ERR, plain, show_progress
-from shoal.errors import InputError, printable
+from shoal.errors import ArtifactError, InputError, printable
 
 if TYPE_CHECKING:
     from shoal.cli.infer_options import Asked
@@ -66,5 +66,9 @@ def _tell(outcome: Outcome, output: str, *, is_alone: bool) -> None:
         ERR.print(f"{outcome.missing:,} parts are left to other workers. See: shoal shards status {plain(output)}")
     if outcome.errors:
         ERR.print(f"{outcome.errors:,} of {outcome.rows:,} rows have an error.", style="red")
+    if not (outcome.failed or outcome.missing):
+        if not outcome.rows:
+            raise ArtifactError("The files of --input have no rows.", "Name files with rows.")
+        ERR.print(plain(f"{outcome.rows:,} rows are in {output}."), soft_wrap=True)
     if outcome.failed or (outcome.errors and is_alone):  # a worker among many that exits with 1 would be started again
         raise typer.Exit(1)

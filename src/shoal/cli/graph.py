@@ -67,11 +67,22 @@ def _choose_format(form: str | None, out: Path | None) -> str:
 
 
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
-    """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor."""
+    """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor.
+
+    Of a repository with several ensembles, their signatures are printed.
+    """
     from shoal.authoring.draw.boxes import legible
     from shoal.authoring.repository.describe import describe as describe_graph
-    from shoal.authoring.repository.find_graph import find_graph
+    from shoal.authoring.repository.find_graph import find_graph, list_pipelines
 
+    if not model and len(several := list_pipelines(folder)) > 1:
+        if as_json:
+            print_json({"pipelines": [{"name": each.name, "signature": each.spec.signature} for each in several]})
+            return
+        for each in several:
+            OUT.print(legible(each.spec.signature), soft_wrap=True, markup=False)
+        OUT.print(f"More of one: shoal describe {legible(str(folder))} --model NAME", soft_wrap=True, markup=False)
+        return
     found = describe_graph(find_graph(folder, model))
     if as_json:
         print_json(found)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import typer
 
 from shoal.cli.infer_options import Asked, check_options, check_stream
 from shoal.cli.records import takes_record
-from shoal.errors import InputError
+from shoal.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from shoal.clients.bulk.inputs import Feed
@@ -72,7 +73,18 @@ def _open(asked: Asked) -> Iterator[tuple[Table[Row], Endpoint, Feed]]:
         table = table or make_table(asked.values or (), spec)
         constants = read_constants(asked.constants, spec)
         feed = make_feed(spec, table, text_column=asked.text_column, columns=asked.fed, constants=constants)
-        yield table, endpoint, feed
+        yield _with_rows(table, asked), endpoint, feed
+
+
+def _with_rows(table: Table[Row], asked: Asked) -> Table[Row]:
+    """Return the table, checked to have a row: a lost input must not look like a success."""
+    if (first := next(table.rows, None)) is None:
+        fix = 'Give rows in it, or texts: shoal infer "A text."; or INPUT=VALUE'
+        raise ArtifactError(
+            "The arguments have no rows." if asked.values else f"{table.source.name} has no rows.",
+            "--set is for every row, and makes none: shoal infer INPUT=VALUE" if asked.constants else fix,
+        )
+    return replace(table, rows=chain([first], table.rows))
 
 
 def _rehearse(asked: Asked, endpoint: Endpoint, feed: Feed) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,24 +19,18 @@ from shoal.kit.generation.sampling import SETTINGS, VARIABLES, read_variables
 
 if TYPE_CHECKING:
     from shoal.clients.client.tls import Access
+    from shoal.clients.llm.client import Llm
+    from shoal.kit.generation.pieces import Piece
 
 _ROWS = {row.name: row for row in SETTINGS}
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop_words")
-_OTHERS = ", ".join([*(name for name in _ROWS if name not in _OPTIONS), VARIABLES])
+_OTHERS = ", ".join([*(name for name in _ROWS if name not in _OPTIONS), f"{VARIABLES} (of chats)"])
 
 
 @dataclass(frozen=True)
-class GenerateAsked:
-    """Options of one ``shoal generate``, as they were given."""
+class LlmAsked:
+    """Options of a command that asks a language model, as they were given."""
 
-    prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
-    ] = None
-    is_chat: Annotated[
-        bool, typer.Option("--chat", help="Send the text as a user's message, in the model's chat template.")
-    ] = False
-    system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = ""
-    is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False
     max_tokens: Annotated[int | None, typer.Option(help=_ROWS["max_tokens"].says)] = None
     temperature: Annotated[float | None, typer.Option(help=_ROWS["temperature"].says)] = None
     top_p: Annotated[float | None, typer.Option(help=_ROWS["top_p"].says)] = None
@@ -47,13 +42,12 @@ class GenerateAsked:
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help=f"Another setting; may be repeated. Names: {_OTHERS}."),
     ] = None
-    url: Url = ""
     api_key: ApiKey = ""
     ca_cert: CaCert = ""
     client_cert: ClientCert = ""
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc"
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; with --stream, of each piece.")
+        float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; if it is streamed, of each piece.")
     ] = 120.0
     model: Annotated[str, typer.Option(metavar="NAME", help="The model. Default: the only pipeline.")] = ""
     is_local: Annotated[bool, typer.Option("--local", help="Run the repository in this process, without a server.")] = (
@@ -63,45 +57,29 @@ class GenerateAsked:
     as_json: Json = False
 
 
+@dataclass(frozen=True)
+class GenerateAsked(LlmAsked):
+    """Options of one ``shoal generate``, as they were given."""
+
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
+    ] = None
+    is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False
+    url: Url = ""
+
+
 @takes_record(GenerateAsked)
 def generate(context: typer.Context, asked: GenerateAsked) -> None:
-    """Continue a text, or answer a chat's message."""
-    from shoal.clients.client.client import Client
-    from shoal.clients.llm.client import Llm
-    from shoal.clients.local import load
+    """Continue a text. For chats: shoal chat."""
     from shoal.kit.generation.pieces import join_pieces
 
-    if asked.system and not asked.is_chat:
-        raise InputError("--system is for chats.", "Add --chat.")
-    if asked.is_local:
-        refuse_ignored(
-            context,
-            "--url --api-key-file --ca-cert --client-cert --protocol --timeout",
-            "with --local, which asks no server",
-        )
-    else:
-        refuse_ignored(context, "--repository", "without --local")
-    text = _read_prompt(asked.prompt)
-    prompt: Any = text
-    if asked.is_chat:
-        prompt = [
-            *([{"role": "system", "content": asked.system}] if asked.system else []),
-            {"role": "user", "content": text},
-        ]
-    settings = _find_settings(asked)
-    with ExitStack() as held:
-        if asked.is_local:
-            pipeline = load(asked.repository / asked.model if asked.model else asked.repository)
-            held.callback(pipeline.close)
-            llm = Llm(pipeline)
-        else:
-            access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
-            llm = Llm(
-                held.enter_context(Client(asked.url, protocol=asked.protocol, timeout=asked.timeout, **access)),
-                asked.model,
-            )
+    check_place(context, asked, "--url")
+    prompt, settings = _read_prompt(asked.prompt), find_settings(asked)
+    if VARIABLES in settings:
+        raise InputError(f"{VARIABLES} has no effect on a text.", "It is for chats: shoal chat")
+    with open_llm(asked, asked.url) as llm:
         if not asked.is_stream:
-            _print(llm.generate(prompt, **settings)._asdict(), as_json=asked.as_json)
+            print_answer(llm.generate(prompt, **settings), as_json=asked.as_json)
             return
         pieces = []
         try:
@@ -116,10 +94,35 @@ def generate(context: typer.Context, asked: GenerateAsked) -> None:
             if pieces and not asked.as_json:
                 typer.echo()
         if asked.as_json:
-            _print(join_pieces(pieces)._asdict(), as_json=True)
+            print_answer(join_pieces(pieces), as_json=True)
 
 
-def _find_settings(asked: GenerateAsked) -> dict[str, Any]:
+def check_place(context: typer.Context, asked: LlmAsked, url: str) -> None:
+    """Refuse options of a server without one, and of a repository with one; ``url`` is the name of the address."""
+    if asked.is_local:
+        server = f"{url} --api-key-file --ca-cert --client-cert --protocol --timeout"
+        refuse_ignored(context, server, "with --local, which asks no server")
+    else:
+        refuse_ignored(context, "--repository", "without --local")
+
+
+@contextmanager
+def open_llm(asked: LlmAsked, url: str) -> Iterator[Llm]:
+    """Open the language model, on a server or in this process."""
+    from shoal.clients.client.client import Client
+    from shoal.clients.llm.client import Llm
+    from shoal.clients.local import load
+
+    if asked.is_local:
+        with load(asked.repository / asked.model if asked.model else asked.repository) as pipeline:
+            yield Llm(pipeline)
+        return
+    access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
+    with Client(url, protocol=asked.protocol, timeout=asked.timeout, **access) as client:
+        yield Llm(client, asked.model)
+
+
+def find_settings(asked: LlmAsked) -> dict[str, Any]:
     """Return the settings given by options and by ``--set``."""
     given = {
         "max_tokens": asked.max_tokens,
@@ -179,11 +182,12 @@ def tokens(
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None:
-        return prompt
-    if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("There is no prompt.", 'Give one: shoal generate "Once upon a time"')
-    return sys.stdin.read()
+    is_there = prompt is not None or not (sys.stdin is None or sys.stdin.isatty())
+    text = "" if not is_there else sys.stdin.read() if prompt is None else prompt
+    if not text.strip():
+        what = "The prompt is empty." if is_there else "There is no prompt."
+        raise InputError(what, 'Give one: shoal generate "Once upon a time"')
+    return text
 
 
 def _read_settings(given: list[str] | None) -> dict[str, Any]:
@@ -208,8 +212,9 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-def _print(completion: dict[str, Any], *, as_json: bool) -> None:
+def print_answer(answer: Piece, *, as_json: bool) -> None:
+    """Print a whole answer: its text, or all that is known of it."""
     if as_json:
-        print_json(completion)
+        print_json(answer._asdict())
     else:
-        OUT.print(Text(completion["text"]), soft_wrap=True)
+        OUT.print(Text(answer.text), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -36,6 +37,13 @@ _TUNED = {
     "preferred-batch": "scorer=4,8",
     "queue-delay": "scorer=300",
 }
+Projects = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--project",
+        help="A folder with models of your own; may be repeated. Default: this one, if shoal lacks the ensemble.",
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some.")
 ]
@@ -64,7 +72,7 @@ class ComposeAsked:
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option(
-            help="The arithmetic of encoders and engines; auto: the plan's, or an encoder's is bf16 if the CPU has it."
+            help="The arithmetic of encoders and engines; auto: the plan's; of shoal's encoder bf16, if the CPU has it."
         ),
     ] = "auto"
     tuned: Annotated[
@@ -75,9 +83,7 @@ class ComposeAsked:
     ] = False
     gpu: Gpu = ""
     reserved: Reserved = 16
-    projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
-    ] = None
+    projects: Projects = None
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="[MODEL=]PATH", help="An execution environment for all Python models, or for one."),
@@ -118,6 +124,7 @@ class ComposeAsked:
 def compose(context: typer.Context, asked: ComposeAsked) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.authoring.composition.compose import compose as compose_repository
+    from shoal.authoring.composition.warmup import FAILED
     from shoal.authoring.repository.manifest import read_manifest
     from shoal.authoring.repository.model_folders import read_configs
     from shoal.authoring.repository.plan import Plan
@@ -133,7 +140,7 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         asked.repository,
         artifacts=asked.artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
-        projects=asked.projects or (),
+        projects=_find_projects(asked.projects, asked.ensembles),
         environments=_by_model(asked.env),
         stubs=_by_model(asked.stub),
         swap=parse_pairs("--swap", asked.swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
@@ -158,7 +165,10 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
     for model, chosen in manifest["precision"].items():
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():
-        ERR.print(f"Model {model} starts cold, without a warm-up request: {plain(reason)}", soft_wrap=True)
+        if reason.startswith(FAILED):  # for the others, nothing can be done
+            ERR.print(
+                f"Model {model} is not warmed up, and its first request is slower: {plain(reason)}", soft_wrap=True
+            )
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if asked.target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
@@ -206,6 +216,15 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
     return paths
 
 
+def _find_projects(given: list[Path] | None, ensembles: Sequence[str]) -> list[Path]:
+    """Return the projects' folders: by default the current one, if shoal itself lacks an ensemble that is asked for."""
+    from shoal.authoring.repository.model_folders import CATEGORIES
+    from shoal.system.paths import shipped_root
+
+    is_own = all(any((shipped_root() / each / name).is_dir() for each in CATEGORIES) for name in ensembles)
+    return given or ([] if is_own else [Path()])
+
+
 def plan(
     context: typer.Context,
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
@@ -214,9 +233,7 @@ def plan(
     gpu: Gpu = "",
     reserved: Reserved = 16,
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
-    projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
-    ] = None,
+    projects: Projects = None,
     weights: Weights = None,
     quantize: Quantize = None,
     gpu_memory: Annotated[
@@ -243,7 +260,7 @@ def plan(
     if placement == "cpu":
         refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
     found = None if weights is None else find(weights)
-    collected = collect(ensemble, find_model_folders(projects or ()))
+    collected = collect(ensemble, find_model_folders(_find_projects(projects, [ensemble])))
     given = collected if found is None else give(collected, found)
     models = place_all(quantize_all(given, quantize) if quantize else given, chosen)
     on_cupy = next((model.name for model in models if gpus_of(model) and is_in_client(model)), "")

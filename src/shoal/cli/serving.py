@@ -317,10 +317,12 @@ def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
         served = find_served(configs[name], configs)
         verb = f"infer{' --stream' if spec.is_decoupled else ''}"
         if served.api is Api.LANGUAGE:
-            verb, values = f"generate{' --chat' if served.takes_chats else ''}", '"Hello!"'
+            verb, values = "generate", '"Hello!"'
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
             command = f"shoal {verb} --model {name}{server}{key} {plain(values)}"
+            if served.takes_chats:
+                command = f"shoal chat{server.removeprefix(' --url')} --model {name}{key}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
         if paths := served.paths:
             body = json.dumps({"model": name, **_BODIES[paths[0]]})

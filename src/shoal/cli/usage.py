@@ -18,7 +18,6 @@ from typer.main import get_command
 _HABITS = {
     "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
     "benchmark": "shoal bench REPOSITORY",
-    "chat": "shoal generate --chat MESSAGE",
     "convert": "shoal add-model FILE NAME",
     "deploy": "shoal serve REPOSITORY",
     "embed": "shoal infer --model NAME TEXT",
@@ -41,6 +40,16 @@ _HABITS = {
     "validate": "shoal check REPOSITORY",
     "version": "shoal --version",
 }
+# The same of options, by command.
+_OPTIONS = {
+    "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT"},
+    "serve": {
+        "--gpu": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
+        "--device": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
+        "--workers": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
+        "--instances": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
+    },
+}
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -61,6 +70,13 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; an option of other tools is refused with what to type instead."""
+        habits = _OPTIONS.get(str(self.name), {})
+        if habit := next((each for each in args if each in habits), None):
+            ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
+        return super().parse_args(ctx, args)
 
 
 class Group(TyperGroup):

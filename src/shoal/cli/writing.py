@@ -45,7 +45,9 @@ def write_file(table: Table[Row], model: Endpoint, feed: Feed, asked: Asked) -> 
     columns = {"input_format": table.source.kind, "text_column": asked.text_column or TEXT}
     job = asked.describe(model.spec, model.max_rows, **columns)
     with show_rows() as show, _say_what_is_kept(output):
-        return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=asked.fresh)
+        summary = infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=asked.fresh)
+    ERR.print(plain(f"{summary.num_rows:,} rows are in {output}."), soft_wrap=True)
+    return summary
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from shoal.authoring.repository.versions import LATEST, find_version
 from shoal.clients.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.clients.client.copies import Copies
 from shoal.clients.client.failures import UnknownModelError
+from shoal.clients.client.flow import merge
 from shoal.errors import ArtifactError, InputError, ShoalError, suggest
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.base import Component
@@ -115,8 +116,10 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.signature}>"
 
-    def __call__(self, **inputs: Any) -> Answer:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Answer:
         """Run one request, with a list or an array for each input, and return all outputs as arrays ``[rows, *dims]``.
+
+        Inputs are given by keyword, in a mapping, or as a data frame of pandas or polars.
 
         Raises:
             InputError: an input does not fit the model's declaration, there are more rows than ``max_batch_size``, or
@@ -124,7 +127,7 @@ class Pipeline:
         """
         if self.is_decoupled:
             raise InputError(f"{self.name} answers in pieces.", "Use stream(...).")
-        tensors = self._read(inputs)
+        tensors = self._read(merge(inputs, named))
         self._run(tensors)
         return self._answer(tensors)
 
@@ -144,7 +147,7 @@ class Pipeline:
             _keep(due, self._call(due, tensors), tensors)
         return self._inputs(steps[0], tensors)
 
-    def stream(self, **inputs: Any) -> Generator[Answer]:
+    def stream(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Generator[Answer]:
         """Run one request and yield its answers as they come, each with every output.
 
         A pipeline without a decoupled model gives one answer. Closing the generator ends the request.
@@ -153,7 +156,7 @@ class Pipeline:
             InputError: an input does not fit the model's declaration, or there are more rows than ``max_batch_size``.
             ShoalError: a model failed, possibly after some answers.
         """
-        tensors = self._read(inputs)
+        tensors = self._read(merge(inputs, named))
         return self._stream(tensors, list(self._graph.steps))
 
     def _stream(self, tensors: dict[str, Array], waiting: list[Step]) -> Generator[Answer]:

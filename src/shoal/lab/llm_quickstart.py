@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.authoring.composition.compose import compose
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
-from shoal.errors import needs
+from shoal.errors import SetupError, needs
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.server.launch import serve
 from shoal.serving.server.runtime import find_runtime
@@ -37,7 +37,10 @@ def run(
         from shoal.lab.tiny_llm import make_tiny
 
         on_progress("make a tiny model", 0, 1)
-        weights = make_tiny(out / "weights", steps=_STEPS)
+        try:
+            weights = make_tiny(out / "weights", steps=_STEPS)
+        except OSError as error:
+            raise SetupError(f"{out} cannot be written: {error.strerror}.", "Name another folder: --out DIR") from None
     on_progress("make a tiny model", 1, 1)
     on_progress("compose the repository", 0, 1)
     repository = compose(MODEL, out / "repository", weights=weights)

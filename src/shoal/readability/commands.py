@@ -77,11 +77,11 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train encoder and forest, and write the artifact folder with a report. Run the same command again to resume."""
-    check_available(encoder)
     with needs("train"):
         from shoal.readability.corpus import find_corpus
         from shoal.readability.train import PAGE, PRESETS
         from shoal.readability.train import train as train_pipeline
+    check_available(encoder)
 
     chosen = PRESETS[preset]
     given: dict[str, Any] = {
@@ -190,14 +190,13 @@ def quickstart(
     OUT.print(f"weights: {(out / 'weights').resolve()}", soft_wrap=True)
     OUT.print(f"repository: {(out / 'repository').resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {out / 'repository'}", soft_wrap=True)
-    OUT.print('then: shoal generate --chat --stream "What do cats do?"', soft_wrap=True)
+    OUT.print("then: shoal chat", soft_wrap=True)
 
 
 def _score_passages(out: Path, data: Path | None, encoder: str) -> None:
-    check_available(encoder)
     with needs("train"):
         from shoal.readability.quickstart import run
-
+    check_available(encoder)
     with show_progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
     rows = (([s.text], [f"{number:.3f}" for number in (s.bert, s.forest, s.blend)]) for s in result.scores)

@@ -341,10 +341,8 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         more = ["--stream"] if is_stream else []
         found = json.loads(shoal(*served, "--json", *more))
         assert (found["text"], found["num_input_tokens"]) == (oracle.texts[prompt], oracle.counts[prompt][0])
-    assert shoal(*served, "--chat", "--system", "Be brief.") != text
     assert shoal(*served, "--set", "frequency_penalty=-2", "--set", "repetition_penalty=0.5") != text
     for fault, message in (
-        (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
         (("--set", "top_logprobs=2"), "--set top_logprobs changes nothing in the text. Add --json"),

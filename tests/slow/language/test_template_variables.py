@@ -53,13 +53,13 @@ def test_token_ids_of_a_chat(service: Service) -> None:
 
 
 def test_the_command_line(service: Service) -> None:
-    command = ["generate", "Hello", "--chat", "--json", "--max-tokens", "4", "--model", "llm", "--url", service.grpc]
+    command = ["chat", service.grpc, "--json", "--max-tokens", "4", "--model", "llm"]
     counts = []
     for more in ([], ["--set", 'chat_template_kwargs={"enable_thinking": false}']):
-        result = CliRunner().invoke(app, [*command, *more])
+        result = CliRunner().invoke(app, [*command, *more], input="Hello\n")
         assert result.exit_code == 0, result.output
         counts.append(json.loads(result.stdout)["num_input_tokens"])
     assert counts[0] < counts[1]
     for words, reason in ((["{}", "{}"], "is given twice"), (["[]"], "expected an object"), (["{"], "is not JSON")):
         more = [part for word in words for part in ("--set", f"chat_template_kwargs={word}")]
-        assert reason in str(CliRunner().invoke(app, [*command, *more]).exception)
+        assert reason in str(CliRunner().invoke(app, [*command, *more], input="Hello\n").exception)

@@ -26,8 +26,12 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         ArtifactError: it holds more models than are read.
     """
     if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
+        fix = "Name a model repository, or a model's folder."
+        if path.name == CONFIG:
+            fix = f"Name its folder: {path.parent}"
+        elif path.is_file():
+            fix += f" A model's file is checked by: shoal add-model {path} NAME --dry-run"
+        raise InputError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}.", fix)
     path = path.resolve()
     if (path / CONFIG).exists() or _has_versions(path):
         return _read_one(path, target)

@@ -26,6 +26,7 @@ from shoal.kit.component.context import Context
 from shoal.kit.component.spec import Arrays
 from shoal.kit.component.tensors import to_inside
 
+FAILED = "it does not run here"  # beginning of the reason why a component has no warm-up request
 NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
 
 
@@ -81,7 +82,7 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
             outputs = _run(config, repository, inputs) if config.backend == "python" else {}
             found.requests.setdefault(step.model, inputs)
         except Exception as error:  # a user's component, whose libraries may be in another environment
-            found.reasons.setdefault(step.model, f"it does not run here: {_describe(error, repository)}")
+            found.reasons.setdefault(step.model, f"{FAILED}: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
         value = outputs[name] if name in outputs else make_zeros(shapes[name], config.spec)

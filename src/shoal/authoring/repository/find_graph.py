@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.authoring.repository.call_graph import find_members
 from shoal.authoring.repository.config import CONFIG, ModelConfig, read_config
-from shoal.authoring.repository.default_model import find_top
+from shoal.authoring.repository.default_model import find_top, list_tops
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_composed
 from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, read_calls, read_configs
@@ -61,6 +61,12 @@ def _find_top(repository: Path) -> str:
             "Name a repository, or the folder of a model in it.",
         )
     return find_top(read_calls(configs), str(repository), read_composed(repository))
+
+
+def list_pipelines(repository: Path) -> list[ModelConfig]:
+    """Return the models of a repository from which its default is chosen; none if it is a model's folder."""
+    configs = {} if (repository / CONFIG).is_file() else read_configs(repository)
+    return [configs[name] for name in list_tops(read_calls(configs), read_composed(repository))]
 
 
 def _load(folder: Path) -> Graph:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from shoal.authoring.vendoring import IMPORT_FIX
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, SetupError
 from shoal.kit.component.base import Component
 
 _FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
@@ -23,6 +23,7 @@ def component_class(path: Path) -> type[Component]:
     Raises:
         ArtifactError: the file is not Python code, imports a module that is not installed, or exports no shoal
             component.
+        SetupError: it imports a library of an extra of shoal that is not installed.
     """
     name = f"_shoal_model_{os.fsencode(path.resolve()).hex()}"  # a name without dots, another for each path
     spec = importlib.util.spec_from_file_location(name, path)
@@ -37,6 +38,10 @@ def component_class(path: Path) -> type[Component]:
         what, fix = f"{short} is not a shoal component that loads in this process: {error}.", _FIX
         if (error.name or "").partition(".")[0] == "shoal":
             fix = f"{IMPORT_FIX}. If another version of shoal composed it, compose it again."
+        if (error.name or "").partition(".")[0] in ("torch", "transformers", "jinja2", "safetensors"):
+            raise SetupError(
+                f"{short} needs {error.name}, which is not installed.", "Type: pip install 'shoal[llm]'"
+            ) from None
         raise ArtifactError(what, fix) from None
     finally:
         sys.path[:] = before

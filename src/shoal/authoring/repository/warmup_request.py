@@ -25,9 +25,11 @@ TEXT = (
 def requested(spec: ModelSpec) -> dict[str, Any]:
     """Return the inputs of a model's warm-up request: a text for text inputs, zeros for other inputs.
 
-    Optional inputs are left out. If all inputs are optional, the request has only the first text input.
+    Optional inputs are left out, except for ``seed``, without which the answers to two requests may differ. If all
+    inputs are optional, the request also has the first text input.
     """
     needed = [t for t in spec.inputs if not t.is_optional] or [t for t in spec.inputs if t.dtype == STRING][:1]
+    needed += [t for t in spec.inputs if t.is_optional and t.name == "seed"]
     values = {t.name: make_zeros(t, spec, TEXT.encode() if t.dtype == STRING else b"") for t in needed}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -94,6 +94,8 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
             is_table = Path(texts[0]).suffix.lower() in (*KINDS, ".tsv")
             meant = f"--input {texts[0]}" if is_table else f"{text_input or model.inputs[0].name}=@{texts[0]}"
             raise InputError(f"{texts[0]} is a file.", f"Did you mean {shlex.join(meant.split(' ', 1))}?")
+        if text_input and texts[0].startswith("@") and os.path.isfile(texts[0][1:]):  # noqa: PTH113
+            raise InputError(f"{texts[0][1:]} is a file.", f"Name its input: {text_input}={texts[0]}")
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")
         given[TEXT if text_input else _refuse_texts(texts[0], model)] = list(texts)
@@ -372,6 +374,8 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
         raise InputError(f"There is no file {path}.", f"Give {spec.name}=@ and a file's path.") from None
     except (OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
+        if image := explain_image(path):
+            raise InputError(f"{path} is an image, not an array.", image) from None
         raise InputError(f"{path} cannot be read: {reason}.", "Give a .npy file, or a UTF-8 text or JSON.") from None
     if isinstance(value, dict):
         tensors = _read_kserve(value, path)
@@ -417,6 +421,8 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
     if isinstance(request, dict) and request and "inputs" not in request:
         return {name: value if isinstance(value, list) else [value] for name, value in request.items()}
     try:
+        if not isinstance(request, dict):
+            raise TypeError(f"a {type(request).__name__} without names")
         return {
             tensor["name"]: np.asarray(
                 tensor["data"], np.object_ if tensor.get("datatype") == "BYTES" else None
@@ -425,7 +431,7 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
         }
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(
-            f"{path} is not a request in KServe's form: {error!r}.",
+            f"{path} is not a request in KServe's form: {error if isinstance(error, TypeError) else repr(error)}.",
             'It is {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [...]}]}.',
         ) from None
 

@@ -364,10 +364,20 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
             if read is None:
                 is_array = source.kind in (".npy", ".json")
                 fix = f"Give it as an input's value: NAME=@{path}" if is_array else "Save it as one of these."
+                fix = explain_image(path) or fix
                 raise ArtifactError(f"{path.name} is not one of {', '.join(_READERS)}.", fix)
             opened = read(file, source, stack)
         fraction = opened.fraction_read or _fraction_read(file, path.stat().st_size)
         yield Table(source, opened.columns, _explain_rows(opened.rows, path), fraction)
+
+
+def explain_image(path: Path) -> str:
+    """Return how to make an array of an image; empty if a file is none, by its ending."""
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"):
+        return ""
+    array = path.with_suffix(".npy")
+    made = f"numpy.save('{array}', numpy.asarray(PIL.Image.open('{path}').convert('RGB'), 'float32') / 255)"
+    return f"Make an array of it, in the model's shape, such as {made}, and give it: NAME=@{array}"
 
 
 @contextmanager

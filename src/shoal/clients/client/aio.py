@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
-from shoal.clients.client.calls import Answer, Call, Parameter
+from shoal.clients.client.calls import Answer, Call, Parameter, ServedModel
 from shoal.clients.client.failures import CallError, explain
 from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
 from shoal.clients.client.grpc_transport import AsyncGrpc
@@ -99,6 +99,10 @@ class AsyncClient(BaseClient):
     async def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
         return await self._run_flow(self._flows.is_ready(model))
+
+    async def models(self) -> list[ServedModel]:
+        """Return the models of the server; see ``Client.models``."""
+        return await self._run_flow(self._flows.list_models())
 
     async def default_model(self) -> str:
         """Return the name of the server's default model.

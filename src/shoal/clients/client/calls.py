@@ -92,6 +92,20 @@ class Description(NamedTuple):
         return cls(ModelSpec(metadata["name"], inputs, outputs, NO_LIMIT if is_batched else 0))
 
 
+class ServedModel(NamedTuple):
+    """A model in the index of a server: ``state`` is READY, or says why not; ``reason`` says more about that."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model answers requests."""
+        return self.state == READY
+
+
 def dtype_name(datatype: str) -> str:
     """Translate a protocol ``datatype`` into its name in ``config.pbtxt``."""
     return STRING if datatype == "BYTES" else f"TYPE_{datatype}"
@@ -198,14 +212,15 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
     names = tuple(dict.fromkeys(wanted))
     for name in names:
         if name not in known:
-            raise InputError(f"There is no output {name}.", f"Outputs: {', '.join(known)}.")
+            raise InputError(f"There is no output {name}.", suggest(str(name), known, "Outputs"))
     return names
 
 
 def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
     """Convert the values of inputs, by name, to NumPy arrays, and check their dtypes, shapes and numbers of rows.
 
-    A list becomes an array of the declared dtype; a NumPy array of numbers must have this dtype already. An input with
+    A list, or a column of pandas or polars, becomes an array of the declared dtype; a NumPy array of numbers must have
+    this dtype already. An input with
     one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``. An input whose
     value is None is left out.
 
@@ -215,7 +230,7 @@ def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batc
     declared = {spec.name: spec for spec in specs}
     given = {name: value for name, value in values.items() if value is not None}
     if unknown := sorted(given.keys() - declared.keys()):
-        raise InputError(f"There is no input {unknown[0]}.", f"Inputs: {', '.join(declared)}.")
+        raise InputError(f"There is no input {unknown[0]}.", suggest(unknown[0], declared, "Inputs"))
     if missing := [name for name, spec in declared.items() if not spec.is_optional and name not in given]:
         raise InputError(f"The input {missing[0]} is missing.", f"Give {missing[0]}=[...].")
     arrays = {name: _to_array(declared[name], value, is_batched=is_batched) for name, value in given.items()}
@@ -251,9 +266,13 @@ def too_many_rows(num_rows: int, spec: ModelSpec) -> InputError:
 def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
     if isinstance(value, str | bytes):
         value = [value]
+    is_column = hasattr(value, "to_numpy")  # of pandas or polars
+    if is_column:
+        value = value.to_numpy()
+        value = value.tolist() if value.dtype == np.object_ else value  # its elements may be lists
     if spec.dtype == STRING:
         array = _to_bytes(spec.name, value)
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, np.ndarray) and not is_column:
         array = value  # an array's dtype is its caller's decision: it is checked, not converted
     else:
         array = to_numbers(spec, value)
@@ -264,7 +283,7 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
         if array.dtype != spec.numpy_dtype:
             fix = f'Convert it: array.astype("{spec.numpy_dtype}")'
         else:
-            is_row = is_batched and not spec.mismatch(array, is_batched=False)
+            is_row = is_batched and (not array.ndim or not spec.mismatch(array, is_batched=False))
             fix = f"For one row: {spec.name}=[row]." if is_row else ""
         raise InputError(f"Input {mismatch}.", fix)
     return array

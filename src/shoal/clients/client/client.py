@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
-from shoal.clients.client.calls import Answer, Call, Parameter
+from shoal.clients.client.calls import Answer, Call, Parameter, ServedModel
 from shoal.clients.client.failures import CallError, explain
 from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
 from shoal.clients.client.grpc_transport import Grpc
@@ -66,12 +66,13 @@ class Client(BaseClient):
     ) -> Answer:
         """Send one request, with a list or an array for each input, and return its outputs as arrays ``[rows, *dims]``.
 
-        An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
-        ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's
-        time-out. A request with more rows than the model's ``max_batch_size`` is sent in parts, each with this
-        time-out, and the answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts
-        of request ``ID`` are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble. ``version``
-        is the version of the model to ask, by default the latest that the server has loaded.
+        A data frame of pandas or polars, whose columns have the inputs' names, may stand for the mapping ``inputs``,
+        and a column for a list. An input whose name is an option of this method, such as ``timeout``, goes into the
+        mapping ``inputs``. ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and
+        replaces the client's time-out. A request with more rows than the model's ``max_batch_size`` is sent in parts,
+        each with this time-out, and the answers to the parts are joined. ``request_id`` names the request in Triton's
+        log; the parts of request ``ID`` are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an
+        ensemble. ``version`` is the version of the model to ask, by default the latest that the server has loaded.
 
         Raises:
             InputError: an input or a requested output does not fit the model's declaration, or the model refused the
@@ -123,6 +124,14 @@ class Client(BaseClient):
     def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
         return self._run_flow(self._flows.is_ready(model))
+
+    def models(self) -> list[ServedModel]:
+        """Return the models of the server that the client may ask: ``name``, ``version``, ``state`` and ``is_ready``.
+
+        Raises:
+            ServerError: the server does not list its models, or cannot be reached.
+        """
+        return self._run_flow(self._flows.list_models())
 
     def default_model(self) -> str:
         """Return the name of the server's default model.

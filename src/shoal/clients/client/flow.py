@@ -22,6 +22,7 @@ from shoal.clients.client.calls import (
     Description,
     Method,
     Parameter,
+    ServedModel,
     check_outputs,
     count_rows,
     join,
@@ -117,6 +118,8 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter
     Raises:
         InputError: a value has another type, or a name is reserved by Triton.
     """
+    if not isinstance(parameters, Mapping):
+        raise InputError(f"parameters is {parameters!r}, not values by name.", 'For example: {"NAME": "value"}')
     for name, value in parameters.items():
         if name in RESERVED or name.startswith("triton_"):
             raise InputError(f"The parameter {name} is reserved by Triton.", "Choose another name.")
@@ -187,15 +190,27 @@ class InferRequest(NamedTuple):
 
 
 def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the inputs given as a mapping and as keywords.
+    """Merge the inputs given as a mapping, or as a data frame of pandas or polars, and as keywords.
 
     Raises:
-        InputError: an input is given both ways.
+        InputError: an input is given both ways, or ``inputs`` is something else.
     """
-    both = sorted((inputs or {}).keys() & named.keys())
-    if both:
+    given: Any = {} if inputs is None else inputs
+    if hasattr(given, "columns") and hasattr(given, "dtypes"):
+        given = {str(name): given[name] for name in given.columns}
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise InputError(f"The inputs are of type {kind}, not values by name.", 'For example: {"TEXT": ["A text."]}')
+    if both := sorted(given.keys() & named.keys()):
         raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
-    return {**(inputs or {}), **named}
+    return {**given, **named}
+
+
+def _check_model(model: Any) -> None:
+    if not model:
+        raise InputError("The model has no name.", "Name a model of the server's repository.")
+    if not isinstance(model, str):
+        raise InputError(f"The model is {model!r}, not a name.", 'Give its name first: ("MODEL", {"TEXT": [...]})')
 
 
 class Flows:
@@ -209,8 +224,7 @@ class Flows:
 
     def describe(self, model: str, timeout: float | None = None) -> Flow[ModelSpec]:
         """Fetch the model's description, from the cache if possible."""
-        if not model:
-            raise InputError("The model has no name.", "Name a model of the server's repository.")
+        _check_model(model)
         if model not in self._described:
             try:
                 (found,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
@@ -229,11 +243,16 @@ class Flows:
             self._described[found.spec.name] = found.spec
             return str(found.spec.name)
         try:
-            (names,) = yield [Call(Method.INDEX, "")]
-            described: Sequence[Description] = yield [Call(Method.CONFIG, name) for name in dict.fromkeys(names)]
+            names = dict.fromkeys(each.name for each in (yield from self.list_models()) if each.is_ready)
+            described: Sequence[Description] = yield [Call(Method.CONFIG, name) for name in names]
         except RestrictedError as error:
             raise InputError(f"{error.what} Which model is meant?", "Name it, as in --model NAME") from None
         return find_top({model.spec.name: model.calls for model in described}, "The server")
+
+    def list_models(self) -> Flow[list[ServedModel]]:
+        """Fetch the models of the server that the client may ask."""
+        (found,) = yield [Call(Method.INDEX, "")]
+        return found  # type: ignore[no-any-return]
 
     def is_ready(self, model: str) -> Flow[bool]:
         """Whether the server has ``model`` loaded."""
@@ -271,6 +290,7 @@ class Flows:
         A cached description is fetched again if the request does not fit it, because the model may have been replaced.
         """
         timeout = None if request.timeout is None else check_timeout(request.timeout)
+        _check_model(request.model)
         is_cached = request.model in self._described
         spec = yield from self.describe(request.model, timeout)
         try:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from shoal.clients.client.calls import (
     IS_FINAL,
-    READY,
     WITH_FINAL,
     Answer,
     Call,
     Description,
     Method,
+    ServedModel,
     datatype,
     decode,
     encode,
@@ -79,7 +79,7 @@ def from_grpc(call: Call, reply: Any) -> Any:
     if call.method is Method.READY:
         return bool(reply.ready)
     if call.method is Method.INDEX:
-        return [model.name for model in reply.models if model.state == READY]
+        return [ServedModel(each.name, each.version, each.state, each.reason) for each in reply.models]
     if call.method is Method.CONFIG:
         return Description.from_config(_to_json(reply.config))
     if call.method is Method.METADATA:

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import numpy as np
 
 from shoal.clients.client.calls import (
-    READY,
     Answer,
     Call,
     Description,
     Method,
+    ServedModel,
     datatype,
     decode,
     encode,
@@ -97,7 +97,7 @@ def _json_request(call: Call, sizes: Mapping[str, int]) -> dict[str, Any]:
 def from_http(call: Call, reply: HttpReply) -> Any:
     """Parse ``reply`` according to the method of ``call``.
 
-    INFER gives an ``Answer``, READY a bool, INDEX the names of the loaded models, and others a ``Description``.
+    INFER gives an ``Answer``, READY a bool, INDEX a list of ``ServedModel``, and others a ``Description``.
 
     Raises:
         CallError: the server refused the request, or ``reply`` is not an answer of Triton.
@@ -113,7 +113,8 @@ def from_http(call: Call, reply: HttpReply) -> Any:
             return _http_answer(call, reply)
         document = json.loads(reply.body)
         if call.method is Method.INDEX:
-            return [entry["name"] for entry in document if entry.get("state") == READY]
+            more = ServedModel._fields[1:]
+            return [ServedModel(each["name"], *(each.get(name, "") for name in more)) for each in document]
         return (Description.from_config if call.method is Method.CONFIG else Description.from_metadata)(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None

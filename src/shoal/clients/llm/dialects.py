@@ -145,8 +145,15 @@ _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_outpu
 
 
 def find_dialect(inputs: Sequence[TensorSpec]) -> Dialect:
-    """Return the dialect of a model with these inputs, for one request."""
+    """Return the dialect of a model with these inputs, for one request.
+
+    Raises:
+        InputError: none of them takes a prompt.
+    """
     names = {tensor.name for tensor in inputs}
+    if names.isdisjoint(("text_input", "messages", "prompt", "sampling_parameters")):
+        said = f"The model is not a language model: its inputs are {', '.join(sorted(names))}."
+        raise InputError(said, "Ask it with shoal infer, in Python with Client.infer.")
     if "sampling_parameters" in names:
         return Vllm(inputs)
     if {"text_input", "beam_width"} <= names:

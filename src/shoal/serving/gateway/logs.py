@@ -105,16 +105,21 @@ class _File(RotatingFileHandler):
 def configure(file: Path | None) -> None:
     """Send log records of shoal and Triton to standard error, and to ``file`` if given.
 
-    On a terminal, Triton's records are shown only from level WARNING on. Its tables are in the file alone.
+    Triton's own records are shown only from level WARNING on, and what models print is not shown on a terminal. All are
+    in the file.
 
     Raises:
         InputError: the file cannot be written.
     """
     stream = logging.StreamHandler(sys.stderr)
     stream.setLevel(logging.INFO)
-    stream.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
-    if sys.stderr.isatty():
-        stream.addFilter(lambda record: record.name != triton.name or record.levelno > logging.INFO)
+    is_terminal = sys.stderr.isatty()
+    stream.setFormatter(Plain() if is_terminal else JsonLines())
+    stream.addFilter(
+        lambda record: (
+            record.name != triton.name or record.levelno > logging.INFO or not (is_terminal or hasattr(record, "place"))
+        )
+    )
     handlers: list[logging.Handler] = [stream]
     if file is not None:
         try:

@@ -92,6 +92,12 @@ def closed(what: str) -> RefusedError:
     return RefusedError(RefusalReason.CLOSED, f"{what} is closed to clients of this server.")
 
 
+def no_path(path: str) -> RefusedError:
+    """Build the refusal of a path that is not here."""
+    where = "Metrics are on the metrics port. " if path == "/metrics" else ""
+    return RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here. {where}GET / lists the paths.")
+
+
 def keyless(retry_after: float = 0.0) -> RefusedError:
     """Build the refusal of a client without a valid key: the same words whatever is wrong with the one it sent.
 

@@ -89,9 +89,9 @@ def find_runtime() -> Runtime:
         if not binary.is_file():
             raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is not a file.", "Name a tritonserver binary.")
     else:
+        binary = _packaged_binary()
         if not os.environ.get(STUB_VARIABLE):  # with a custom stub, NumPy is checked when a model starts
             check_numpy(np.__version__)
-        binary = _packaged_binary()
     root = binary.parents[1]
     runtime = Runtime(
         binary=binary,

@@ -28,7 +28,7 @@ from shoal.clients.bulk.tables import TEXT, explained, json_rows, open_csv
 from shoal.errors import ArtifactError, InputError
 
 PLAN, SUCCESS, RECORDS = "_plan.json", "_SUCCESS.json", "_shards"
-KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut
+KINDS = (".parquet", ".jsonl", ".txt", ".csv")  # of inputs that can be cut; .tsv is taken as .csv
 READERS = 16  # requests to an object store at a time
 _OURS = re.compile(rf"{PLAN}|{SUCCESS}|part-\d{{5,}}\.(parquet|jsonl|csv)|{RECORDS}/\d{{5,}}\.(json|failed|begun-\d+)")
 _SAMPLE = 2**20  # bytes of the first file, from which the size of a row is estimated
@@ -183,13 +183,16 @@ class ShardReader:
 def _find_kind(files: Sequence[tuple[str, int]]) -> str:
     kinds: dict[str, str] = {}
     for name, _ in files:
-        kinds.setdefault(Path(name).suffix.lower(), name)
+        suffix = Path(name).suffix.lower()
+        kinds.setdefault(".csv" if suffix == ".tsv" else suffix, name)
     if len(kinds) > 1:
         first, second = [*kinds.values()][:2]
         raise InputError(f"The inputs are of several kinds: {first} and {second}.", "Give a narrower pattern.")
     (kind,) = kinds
     if kind not in KINDS:
-        raise InputError(f"{files[0][0]} is not one of {', '.join(KINDS)}.", "Only these are divided into shards.")
+        raise InputError(
+            f"{files[0][0]} is not one of {', '.join(KINDS)}, .tsv.", "Only these are divided into shards."
+        )
     return kind
 
 

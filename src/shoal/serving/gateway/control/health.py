@@ -15,7 +15,7 @@ from shoal.serving.gateway.control.canary import Canary
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.stream_requests import KINDS
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
-from shoal.serving.gateway.refusals import RefusalReason, RefusedError
+from shoal.serving.gateway.refusals import no_path
 
 
 class Health:
@@ -29,7 +29,7 @@ class Health:
             Route("Readiness", Scope.OPEN, "/health/ready", self._answer_ready, "GET, HEAD"),
             Route("Metrics", Scope.METRICS, "/metrics", self._answer_metrics, "GET, HEAD"),
         ]
-        self.app = HttpRoutes(gate, self.routes, _no_path).app
+        self.app = HttpRoutes(gate, self.routes, no_path).app
 
     async def _answer_live(self, *_: Any) -> web.Response:
         return web.json_response({"live": True})
@@ -123,7 +123,3 @@ class Health:
         yield CounterMetricFamily(
             "shoal_resent", "Requests that were resent to the next server", value=self._gate.resending.num_resent
         )
-
-
-def _no_path(path: str) -> RefusedError:
-    return RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here.")

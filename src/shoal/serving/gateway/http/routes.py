@@ -77,6 +77,12 @@ class Route:
             )
 
 
+def _show(route: Route) -> str:
+    """Return a route's method and path, with names for its groups; empty for a pattern, or another form of a path."""
+    path = re.sub(r"\(\?:.*\)\?", "", re.sub(r"\(\?P<(\w+)>[^()]*\)", r"{\1}", route.path))
+    return "" if "(" in path or "//" in path else f"{route.method} {path}"
+
+
 async def _expect(request: web.Request) -> None:
     """Ask for the body, if the client waits for that. aiohttp's own handler fails on values that are not UTF-8."""
     if request.headers.get("Expect", "").lower() == "100-continue":
@@ -88,8 +94,8 @@ class HttpRoutes:
     """The HTTP application of a port: finds the route of a request, and its caller.
 
     A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
-    a path that no route has. The path decides as the client sent it: nothing in it is decoded, as Triton does not
-    decode it either. Web pages of the origin ``cors`` may read answers.
+    a path that no route has. GET / lists the paths. The path decides as the client sent it: nothing in it is decoded,
+    as Triton does not decode it either. Web pages of the origin ``cors`` may read answers.
     """
 
     def __init__(
@@ -97,6 +103,8 @@ class HttpRoutes:
     ) -> None:
         self._gate, self._refuse_path, self._cors = gate, refuse_path, cors
         known = [*routes]
+        self._listing = sorted(filter(None, (_show(route) for route in known)))
+        known.append(Route("Paths", Scope.OPEN, "/", self._answer_root, "GET"))
         self._fixed = {route.path: route for route in known if "(" not in route.path}
         self._patterns = [(re.compile(route.path), route) for route in known if "(" in route.path]
         # before those of the listener, so that what these refuse is noted too
@@ -175,6 +183,9 @@ class HttpRoutes:
             return self._refuse(RefusedError(RefusalReason.FAULT, FAULT), envelope)
         else:
             return response
+
+    async def _answer_root(self, *_: Any) -> web.Response:
+        return web.json_response({"paths": self._listing})
 
     def _find_caller(self, request: web.Request) -> Caller:
         headers = request.headers

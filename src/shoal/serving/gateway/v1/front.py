@@ -123,7 +123,8 @@ class ApiFront:
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
-        raise ApiError(f"There is no path {path!r} here: {_OTHERS}.", code="unknown_url", reason=RefusalReason.ABSENT)
+        message = f"There is no path {path!r} here: {_OTHERS}. GET / lists the paths."
+        raise ApiError(message, code="unknown_url", reason=RefusalReason.ABSENT)
 
     # --- models ----------------------------------------------------------------------------------------------------
 

@@ -156,7 +156,8 @@ class _Output:
             RefusedError: the client asked for exactly one answer, and Triton gave none or several.
         """
         if self._is_whole and self._num_events != 1:
-            raise wrong(f"{_NOT_ONE} {self._model} gave {self._num_events} answers.")
+            fix = 'Send "stream": false, or ask generate_stream.'
+            raise wrong(f"{_NOT_ONE} {self._model} gave {self._num_events} answers. {fix}")
         if self._is_whole or self._status >= 400:
             return web.Response(status=self._status, body=self._first, content_type="application/json")
         if self.response is None:

@@ -18,7 +18,7 @@ from shoal.serving.gateway.core.upstream import Reply, Upstream
 from shoal.serving.gateway.http.bodies import CHUNK, LARGE, cut, join, read_body, work_apart
 from shoal.serving.gateway.http.client_stream import find_metadata
 from shoal.serving.gateway.http.routes import Route
-from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, wrong
+from shoal.serving.gateway.refusals import FailedError, RefusalReason, RefusedError, closed, no_path, wrong
 from shoal.serving.gateway.v2.generate import Generate
 from shoal.serving.gateway.v2.questions import MODEL, PRIVATE, QUESTIONS, READY, Question
 from shoal.serving.gateway.v2.rules import Rules
@@ -190,7 +190,7 @@ def refuse_path(path: str) -> RefusedError:
     what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
     if not what and path.endswith(("/trace/setting", "/load", "/unload")):
         what = "Model control"
-    return closed(what) if what else RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here.")
+    return closed(what) if what else no_path(path)
 
 
 def _screen(parts: list[bytes], lengths: list[str], headers: dict[str, str], rules: Rules) -> tuple[bytes, str]:

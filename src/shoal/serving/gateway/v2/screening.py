@@ -387,6 +387,8 @@ def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool 
     if len(shape) > MOST_DIMS:
         raise _too_many(f"dimensions of input {name!r:.60}", len(shape), MOST_DIMS)
     num, item = prod(shape), _ITEM_BYTES.get(datatype, _LENGTH_BYTES)
+    if datatype not in _ITEM_BYTES and datatype != "BYTES":
+        raise wrong(f"Input {name!r:.60} has the datatype {datatype!r:.60}. Known: BYTES, {', '.join(_ITEM_BYTES)}.")
     if min(shape, default=0) < 0:
         problem = ". Give dimensions of 0 or more."
     # with a dimension of 0, Triton may still multiply the others
