@@ -165,8 +165,8 @@ def save_classifier(path: Path) -> Path:
     """A linear classifier of two columns and three classes, with a dictionary of scores per row, as CatBoost writes."""
     names = ["billing", "other", "technical"]
     tensors = [helper.make_tensor_value_info("x", FLOAT, ["N", 2])]
-    given = {"classlabels_strings": names, "post_transform": "SOFTMAX", "domain": "ai.onnx.ml"}
-    weights = {"coefficients": [1.0, 0.0, -1.0, 2.0, 0.5, 0.5], "intercepts": [0.0, 0.1, 0.2]}
+    given: dict[str, Any] = {"classlabels_strings": names, "post_transform": "SOFTMAX", "domain": "ai.onnx.ml"}
+    weights: dict[str, Any] = {"coefficients": [1.0, 0.0, -1.0, 2.0, 0.5, 0.5], "intercepts": [0.0, 0.1, 0.2]}
     nodes = [
         helper.make_node("LinearClassifier", ["x"], ["label", "tensor"], **given, **weights),
         helper.make_node("ZipMap", ["tensor"], ["scores"], classlabels_strings=names, domain="ai.onnx.ml"),

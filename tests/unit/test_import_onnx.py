@@ -84,9 +84,7 @@ def test_a_file_of_catboost(is_there: bool, tmp_path: Path, monkeypatch: pytest.
         assert declared(config) == ["x FP32 [5]", "y FP32 [3]"]
         assert said[0].startswith("ONNX, from trees.cbm")
         return
-    with pytest.raises(
-        SetupError, match=r"CatBoost, which reads .*trees\.cbm, .* pip install catboost\. Or save it"
-    ):
+    with pytest.raises(SetupError, match=r"CatBoost, which reads .*trees\.cbm, .* pip install catboost\. Or save it"):
         add_model(tmp_path / "trees.cbm", "trees", project=tmp_path)
 
 

@@ -57,10 +57,10 @@ def compose(
     ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
     weights, a file in GGUF, which is converted to the folder ``REPOSITORY-weights``, or ``OWNER/NAME[@REVISION]`` on
     the Hugging Face hub. The weights are not copied: models with an empty parameter ``model`` get the folder's path.
-    ``tuning`` maps names of models to the settings of their instances and
-    their dynamic batching. ``tuned`` is the plan file of ``shoal tune`` for the same encoders: its precision is the
-    one for ``auto``, and it has the encoders for INT8; ``accepts_error`` allows any measured or unknown error of INT8.
-    ``quantize``, ``int8`` or ``int4``, is the form of the weights in engines of language models that can have it.
+    ``tuning`` maps names of models to the settings of their instances and their dynamic batching. ``tuned`` is the plan
+    file of ``shoal tune`` for the same encoders: its precision is the one for ``auto``, and it has the encoders for
+    INT8; ``accepts_error`` allows any measured or unknown error of INT8. ``quantize``, ``int8`` or ``int4``, is the
+    form of the weights in engines of language models that can have it.
 
     Raises:
         InputError: Triton does not support the path, it holds something other than a composed repository, no model

@@ -37,7 +37,7 @@ _TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that f
 
 
 class _Config(NamedTuple):
-    """What a ``config.json`` says: ``method`` of quantisation, and what the model ``reads`` if not texts, or empty."""
+    """Facts of a ``config.json``: ``method`` is that of quantisation, ``reads`` is "pictures" or "sound"; or empty."""
 
     architectures: list[str]
     num_labels: int
