@@ -22,6 +22,7 @@ from shoal.kit.encoders.encoder import _locate
 from shoal.kit.encoders.packaged import SMALL_ENCODER
 from shoal.lab.tiny_llm import make_tiny
 from tests.support.encoders import embed
+from tests.support.gguf_files import write_gguf
 from tests.support.service import Service
 
 TEXTS = ["The cat sat on the mat.", "A red fish swims below the quiet sea."]
@@ -140,9 +141,15 @@ def test_a_cross_encoder(activation: str) -> None:
     np.testing.assert_allclose([scores[index] for index in range(4)], wanted.numpy(), atol=1e-5)
 
 
-def test_a_language_model_under_its_own_name() -> None:
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_language_model_under_its_own_name(kind: str) -> None:
     make_tiny(Path("tiny"), steps=20)
-    with Service(Path("tiny"), Path("log")) as service:
+    typed = Path("tiny")
+    if kind == "gguf":
+        for library in ("gguf", "accelerate"):
+            pytest.importorskip(library, reason="transformers reads GGUF with it")
+        typed = write_gguf(typed, Path("tiny.gguf"))
+    with Service(typed, Path("log")) as service:
         answer = post(service, "/v1/completions", model="tiny", prompt=TEXTS[0], max_tokens=8, temperature=0)
         assert type_printed(service, "curl")["choices"][0]["message"]["role"] == "assistant"
     tokenizer = AutoTokenizer.from_pretrained("tiny")

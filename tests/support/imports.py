@@ -161,6 +161,25 @@ def save_column(path: Path) -> Path:
 # --- modules -----------------------------------------------------------------------------------------------------
 
 
+def save_classifier(path: Path) -> Path:
+    """A linear classifier of two columns and three classes, with a dictionary of scores per row, as CatBoost writes."""
+    names = ["billing", "other", "technical"]
+    tensors = [helper.make_tensor_value_info("x", FLOAT, ["N", 2])]
+    given: dict[str, Any] = {"classlabels_strings": names, "post_transform": "SOFTMAX", "domain": "ai.onnx.ml"}
+    weights: dict[str, Any] = {"coefficients": [1.0, 0.0, -1.0, 2.0, 0.5, 0.5], "intercepts": [0.0, 0.1, 0.2]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "tensor"], **given, **weights),
+        helper.make_node("ZipMap", ["tensor"], ["scores"], classlabels_strings=names, domain="ai.onnx.ml"),
+    ]
+    row = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(FLOAT, []))
+    scores = helper.make_value_info("scores", helper.make_sequence_type_proto(row))
+    outputs = [helper.make_tensor_value_info("label", TensorProto.STRING, ["N"]), scores]
+    graph = helper.make_graph(nodes, "topics", tensors, outputs)
+    opset = [helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+    return path
+
+
 class Tagger(nn.Module):
     """Embeddings pooled by a mask, and a score for each token."""
 

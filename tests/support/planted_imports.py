@@ -320,7 +320,7 @@ MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
         "model.tl is a pickle",
         "shoal.add_model(",
     ),
-    ("an old format", holds("model.model", b"binf"), {}, "model.model is not a model ", ""),
+    ("an old format", holds("model.model", b"binf"), {}, "model.model is a binary file of XGBoost's", ""),
     ("nothing", lambda folder: folder / "model.tl", {}, "There is no file ", "Name the "),
     (
         "untrained",

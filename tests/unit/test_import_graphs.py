@@ -130,9 +130,9 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
         ("net.onnx", {"task": "embeddings"}, r"--task embeddings needs a tokenizer, and .*net\.onnx has none\."),
         ("tagger.pt", {"pooling": "cls"}, r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask"),
         ("absent.onnx", {}, r"There is no file .*absent\.onnx\."),
-        ("forest.pkl", {}, r"forest\.pkl is not a model that can be added\. Known suffixes: .* A pickle runs code"),
-        ("weights.pth", {}, r"weights\.pth is not a model that can be added\. .* Save it with torch\.jit\.save"),
-        ("model.h5", {}, r"model\.h5 is not a model that can be added\. .* Convert it to ONNX"),
+        ("forest.pkl", {}, r"forest\.pkl is a pickle, which cannot be added\. A pickle runs code"),
+        ("weights.pth", {}, r"weights\.pth is weights of PyTorch .* Save it with torch\.jit\.save"),
+        ("model.h5", {}, r"model\.h5 is a model of Keras, .* Convert it to ONNX"),
     ],
 )
 def test_sources_and_options_that_cannot_be(

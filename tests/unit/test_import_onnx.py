@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,19 @@ from onnx import TensorProto, helper
 
 from shoal.authoring.project.importing.add_model import add_model
 from shoal.authoring.repository.config import Artifact
-from shoal.errors import ArtifactError, InputError
-from tests.support.imports import FLOAT, INT64, add, declared, here, save_column, save_graph, save_net, save_tokens
+from shoal.errors import ArtifactError, InputError, SetupError
+from tests.support.imports import (
+    FLOAT,
+    INT64,
+    add,
+    declared,
+    here,
+    save_classifier,
+    save_column,
+    save_graph,
+    save_net,
+    save_tokens,
+)
 
 FEATURES = np.random.default_rng(0).standard_normal((100, 5)).astype(np.float32)
 
@@ -34,6 +46,46 @@ def test_an_onnx_graph_says_all_of_it(tmp_path: Path) -> None:
     config, _ = add(tmp_path, save_column(tmp_path / "column.onnx"), "column", max_batch_size=16)
     assert declared(config) == ["x FP32 [5]", "y FP32 [1] column"]
     assert config.spec.max_batch_size == 16
+
+
+def test_dictionaries_of_scores_become_tensors(tmp_path: Path) -> None:
+    """As CatBoost and skl2onnx end classifiers: with a ZipMap, and without ONNX's own operators."""
+    save_classifier(tmp_path / "topics.onnx")
+    config, said = add(tmp_path, tmp_path / "topics.onnx", "topics")
+    assert declared(config) == ["x FP32 [2]", "label STRING [1] column", "scores FP32 [3]"]
+    assert said[0].startswith("ONNX, from topics.onnx: opsets ai.onnx.ml")
+    assert said[-1] == "without the node ZipMap, so that they are tensors: scores"
+    answer = here(tmp_path, "topics", x=np.eye(2, dtype=np.float32))
+    np.testing.assert_allclose(answer["scores"].sum(1), 1, rtol=1e-6)
+    assert answer["label"].shape == (2, 1)
+    with pytest.raises(InputError, match=r"a\.parquet is a table, which cannot be added"):
+        add_model(tmp_path / "a.parquet", "rows", project=tmp_path)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_of_catboost(is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CatBoost:
+        def load_model(self, path: str) -> CatBoost:
+            assert path.endswith("trees.cbm")
+            return self
+
+        def save_model(self, path: str, format: str) -> None:  # noqa: A002  # as CatBoost calls it
+            assert format == "onnx"
+            save_net(Path(path))
+
+    class Module:
+        CatBoostError = RuntimeError
+
+    Module.CatBoost = CatBoost  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "catboost", Module if is_there else None)
+    (tmp_path / "trees.cbm").touch()
+    if is_there:
+        config, said = add(tmp_path, tmp_path / "trees.cbm", "trees")
+        assert declared(config) == ["x FP32 [5]", "y FP32 [3]"]
+        assert said[0].startswith("ONNX, from trees.cbm")
+        return
+    with pytest.raises(SetupError, match=r"CatBoost, which reads .*trees\.cbm, .* pip install catboost\. Or save it"):
+        add_model(tmp_path / "trees.cbm", "trees", project=tmp_path)
 
 
 def test_a_fixed_batch_size_is_not_batched(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_mask_is_named_as_forward_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (None, r"A TorchScript file does not .* inputs of forward\(ids, mask\)\. .* --input INT64:-1 --input INT64"),
+        (None, r"TorchScript file, .* lacks dtypes and dims of forward\(ids, mask\)\. .* --input INT64:-1 --input"),
         (["INT64:-1"], r"forward\(ids, mask\) takes 2 tensors; 1 are given\. For example: --input INT64:-1 --input"),
         (["INT64:-1", "INT64"], r"The input 'INT64' has invalid dimensions: \. For example INT64:-1"),
         (["INT64:-1", "INT7:-1"], r"The input 'INT7:-1' has an unknown dtype: INT7\. Known: BOOL, UINT8, INT8, "),
@@ -293,3 +293,19 @@ def test_a_device_that_stays_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     add_model(script(Kept(), tmp_path / "kept.pt"), "kept", project=tmp_path, tell=said.append, inputs=["FP32:1"])
     assert "its code names a device, and runs on that one only: `shoal check` names the line" in said
+
+
+def test_a_traced_module_says_its_inputs(tmp_path: Path) -> None:
+    class Weighed(nn.Module):
+        def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
+            return ids.float().sum(1, keepdim=True) + weights
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(Weighed().eval(), (torch.ones(2, 7, dtype=torch.int64), torch.ones(2, 3)))
+        traced.save(str(tmp_path / "traced.pt"))
+    config, said = add(tmp_path, tmp_path / "traced.pt", "weighed")
+    assert declared(config) == ["INPUT__0 INT64 [-1]", "INPUT__1 FP32 [3]", "OUTPUT__0 FP32 [3]"]
+    assert said[1] == "inputs of the example that it was traced with: INPUT__0 for ids, INPUT__1 for weights"
+    config, _ = add(tmp_path, tmp_path / "traced.pt", "fixed", inputs=["INT64:5", "FP32:3"])
+    assert declared(config)[0] == "INPUT__0 INT64 [5]"

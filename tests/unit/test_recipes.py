@@ -11,7 +11,7 @@ import pytest
 
 from shoal.authoring.project.recipes import RECORD, find_recipe
 from shoal.authoring.repository.model_folders import find_repository
-from shoal.errors import InputError
+from shoal.errors import InputError, ShoalError
 
 
 def write_model(folder: Path, *architectures: str, **config: Any) -> Path:
@@ -41,8 +41,7 @@ def test_a_file_is_a_model_of_its_name() -> None:
     ("architecture", "config", "task", "said"),
     [
         ("BertModel", {}, "", "modules.json"),
-        ("BertModel", {}, "embeddings", ""),
-        ("BertForMaskedLM", {}, "embeddings", ""),
+        ("BertForMaskedLM", {}, "embeddings", "modules.json"),
         ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "", ""),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "predict", ""),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "rerank", ""),
@@ -73,7 +72,12 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
     ("architecture", "config", "task", "message"),
     [
         ("BertModel", {}, "", "does not say what it is for: its architecture is BertModel. Say it: --task embeddings"),
+        ("BertForMaskedLM", {}, "embeddings", r"The pooling of m is not given: .* m_tokenizer --pooling mean"),
+        ("BertModel", {}, "classify", "m has no trained head for classify: it is a BertModel. .* --task embeddings"),
         ("BertForTokenClassification", {}, "", "which labels each token: shoal has no pipeline for that"),
+        ("CLIPModel", {"vision_config": {}}, "", "m is a CLIPModel, which takes pictures: .*torch.jit.trace"),
+        ("ViTModel", {"image_size": 224}, "embeddings", "m is a ViTModel, which takes pictures"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "", r"quantised \(gptq\), .*llm-vllm"),
         ("ViTForImageClassification", {}, "classify", "which classifies images"),
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
         ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model"),
@@ -90,24 +94,35 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
 @pytest.mark.parametrize(
     ("thing", "task", "message"),
     [
-        ("net.keras", "", "net.keras is not a model that can be served. Convert it to ONNX"),
-        ("net.pt2", "", "torch.jit.trace"),
-        ("net.gguf", "", "Convert it to safetensors"),
+        ("net.keras", "", "net.keras is a model of Keras, which cannot be served. Convert it to ONNX"),
+        ("net.pt2", "", "net.pt2 is a program of torch.export, .* torch.jit.trace"),
+        ("net.joblib", "", "net.joblib is a pickle, .* save it with skops"),
+        ("net.safetensors", "", "net.safetensors is weights without their model, .* config.json"),
+        ("net.gguf", "", "net.gguf is not a GGUF file: it does not begin with GGUF. Copy it again"),
+        ("llama.gguf", "", "gguf and accelerate, with which .* are missing. Type: pip install gguf accelerate. Or"),
+        ("rows.csv", "", "rows.csv is a table, .* shoal infer --input FILE"),
         ("net.onnx", "classify", "--task classify needs a tokenizer, and the file net.onnx has none"),
         ("gone.onnx", "", "There is no file gone.onnx"),
         ("owner/model", "", "also say the task: --task embeddings"),
         ("notes.md", "", "notes.md is not a model that can be served. Known: .pt, .onnx"),
         ("adapter", "", "adapter holds an adapter, not a whole model. Merge it"),
         ("exported", "", "Name the file: shoal serve exported/model.onnx"),
+        ("saved", "", "saved is a SavedModel of TensorFlow, .* tf2onnx"),
+        ("rows", "", "rows is a data set, which cannot be served"),
+        ("empty", "", "empty holds neither a model repository nor a model's config.json. Make a repository"),
     ],
 )
-def test_things_that_are_refused(thing: str, task: str, message: str) -> None:
-    for name in ("net.keras", "net.pt2", "net.gguf", "net.onnx", "notes.md"):
+def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.authoring.composition.gguf.find_spec", lambda name: None)
+    for suffix in ("keras", "pt2", "gguf", "onnx", "joblib", "safetensors"):
+        Path(f"net.{suffix}").touch()
+    Path("llama.gguf").write_bytes(b"GGUF")
+    files = ("notes.md", "rows.csv", "adapter/adapter_config.json", "exported/model.onnx", "saved/saved_model.pb")
+    for name in (*files, "rows/part-0.parquet", "rows/README.md"):
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
-    for name in ("adapter/adapter_config.json", "exported/model.onnx"):
-        Path(name).parent.mkdir()
-        Path(name).touch()
-    with pytest.raises(InputError, match=message):
+    Path("empty").mkdir()
+    with pytest.raises(ShoalError, match=message):
         find_recipe(thing, task=task)
 
 

@@ -128,9 +128,7 @@ def pipeline(
 
 
 def add_model(
-    source: Annotated[
-        str, typer.Argument(help="A model's file, or an encoder's or decoder's folder or Hugging Face name.")
-    ],
+    source: Annotated[str, typer.Argument(help="A model's file, folder or Hugging Face name; or FILE.py:CLASS.")],
     name: Annotated[str, typer.Argument(help="Its name in your project.")],
     inputs: Annotated[
         list[str] | None,

@@ -45,7 +45,7 @@ Projects = Annotated[
     ),
 ]
 Weights = Annotated[
-    str | None, typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some.")
+    str | None, typer.Option(metavar="FOLDER|FILE|OWNER/NAME", help="A language model's weights, if models need some.")
 ]
 Quantize = Annotated[
     Literal["int8", "int4"] | None, typer.Option(help="Bits of a weight in llm-hf, by torchao; int4 needs a GPU.")

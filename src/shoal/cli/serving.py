@@ -153,7 +153,7 @@ class ServeAsked:
 
     thing: Annotated[
         Path,
-        typer.Argument(help="A model repository; or a model's file or folder, or its name on the Hugging Face hub."),
+        typer.Argument(help="A repository; a model's file, folder or name on the Hugging Face hub; or FILE.py:CLASS."),
     ]
     options: Options
     task: Annotated[

@@ -55,11 +55,12 @@ def compose(
     Python backend stubs, for environments without a stub. With ``is_warmed_up``, models get a warm-up request, made by
     running the pipeline's components on one text. ``swap`` replaces models in each step and each parameter ``calls``:
     ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
-    weights, or ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. The weights are not copied: models with an empty
-    parameter ``model`` get the folder's path. ``tuning`` maps names of models to the settings of their instances and
-    their dynamic batching. ``tuned`` is the plan file of ``shoal tune`` for the same encoders: its precision is the
-    one for ``auto``, and it has the encoders for INT8; ``accepts_error`` allows any measured or unknown error of INT8.
-    ``quantize``, ``int8`` or ``int4``, is the form of the weights in engines of language models that can have it.
+    weights, a file in GGUF, which is converted to the folder ``REPOSITORY-weights``, or ``OWNER/NAME[@REVISION]`` on
+    the Hugging Face hub. The weights are not copied: models with an empty parameter ``model`` get the folder's path.
+    ``tuning`` maps names of models to the settings of their instances and their dynamic batching. ``tuned`` is the plan
+    file of ``shoal tune`` for the same encoders: its precision is the one for ``auto``, and it has the encoders for
+    INT8; ``accepts_error`` allows any measured or unknown error of INT8. ``quantize``, ``int8`` or ``int4``, is the
+    form of the weights in engines of language models that can have it.
 
     Raises:
         InputError: Triton does not support the path, it holds something other than a composed repository, no model
@@ -77,7 +78,7 @@ def compose(
     order = Order(
         plan=replace(plan, tuning={**plan.tuning, **(tuning or {})}),
         artifacts=None if artifacts is None else Path(artifacts),
-        weights=None if weights is None else find_weights(str(weights)),
+        weights=None if weights is None else find_weights(str(weights), target),
         tuned=None if tuned is None else read_tuned(Path(tuned)),
         accepts_error=accepts_error,
         quantize=quantize,

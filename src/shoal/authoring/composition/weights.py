@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.authoring.check.config.engines import FILE
+from shoal.authoring.composition.gguf import GGUF, convert
 from shoal.authoring.repository.config import ModelConfig, as_config
 from shoal.authoring.repository.model_code import read_code
 from shoal.authoring.repository.versions import list_made
@@ -38,15 +39,21 @@ class Found:
     files: dict[str, str]
 
 
-def find(weights: str) -> Found:
+def find(weights: str, repository: Path | None = None) -> Found:
     """Find weights in a folder, or download ``OWNER/NAME[@REVISION]`` from the Hugging Face hub.
+
+    A GGUF file is converted to a folder beside the ``repository``, which is called ``REPOSITORY-weights``.
 
     Raises:
         ArtifactError: the weights are incomplete, damaged or pickled, or are not found.
-        InputError: the hub does not answer.
-        SetupError: huggingface_hub is not installed.
+        InputError: the hub does not answer; or a GGUF file is given, and no repository.
+        SetupError: huggingface_hub is not installed, or what reads a GGUF file.
     """
     folder, revision = Path(weights), ""
+    if folder.suffix.lower() == GGUF and folder.is_file():
+        if repository is None:
+            raise InputError(f"{folder} has to be converted first.", f"Compose it: --weights {folder}")
+        folder = convert(folder, repository.with_name(f"{repository.name}-weights"))
     if not folder.exists() and weights.count("/") == 1 and not weights.startswith((".", "/")):
         folder = _download(weights)
         revision = folder.name  # the hub's cache names its folders by commit

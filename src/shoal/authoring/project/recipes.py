@@ -8,14 +8,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.authoring.project.importing.add_model import ADVICE, KINDS
-from shoal.authoring.project.importing.tasks import GENERATE, PREDICT, RERANK, TASKS, check_file, check_task, read_task
+from shoal.authoring.composition.gguf import GGUF, check
+from shoal.authoring.project.importing.add_model import KINDS
+from shoal.authoring.project.importing.foreign import FILES, find_foreign
+from shoal.authoring.project.importing.imported import split_source
+from shoal.authoring.project.importing.tasks import (
+    EMBEDDINGS,
+    GENERATE,
+    PREDICT,
+    RERANK,
+    TASKS,
+    check_file,
+    check_task,
+    read_task,
+)
 from shoal.authoring.project.scaffold.names import check_name
+from shoal.authoring.repository.config import CONFIG
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
 RECORD = "made-from.json"  # in the folder of a recipe: what the repository was made from
 _LANGUAGE = "llm_bls"
+_OF_MUCH_ELSE = {".json", ".txt", ".py"}  # suffixes that do not make a file in a folder its model
 
 
 class Recipe(NamedTuple):
@@ -59,7 +73,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     Raises:
         InputError: the model is of a kind that cannot be served, the task does not fit it, or has to be said.
     """
-    path = Path(thing)
+    path, _ = split_source(thing)
     check_task(task)
     if name:
         check_name(name, {})
@@ -69,7 +83,14 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     if path.is_dir():
         _check_whole(path)
         found = read_task(path, task)
-    elif path.suffix.lower() in {**KINDS, **ADVICE} or path.exists():
+        if found == EMBEDDINGS:
+            _check_pooling(path, name)
+    elif path.suffix.lower() == GGUF and path.exists():
+        check(path)
+        if task not in ("", GENERATE):
+            raise InputError(f"--task {task} does not fit {path}: it is a language model.", "Leave the task out.")
+        found = GENERATE
+    elif path.suffix.lower() in {**KINDS, **FILES} or path.exists():
         _check_kind(path)
         check_file(f"the file {path}", task)
         found = PREDICT
@@ -105,7 +126,9 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
 
 def _name(path: Path) -> str:
     """Return a name for the model, from the name of its file or folder."""
-    stem = path.stem if path.suffix.lower() in KINDS else path.resolve().name
+    if path.name == "model.py" and (path.resolve().parents[1] / CONFIG).is_file():
+        path = path.resolve().parents[1]
+    stem = path.stem if path.suffix.lower() in {**KINDS, **FILES} else path.resolve().name
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-").lstrip("0123456789_-")[:50] or "model"
 
 
@@ -113,7 +136,9 @@ def _check_kind(path: Path) -> None:
     """Refuse a file that is no model of a known kind."""
     suffix = path.suffix.lower()
     if suffix not in KINDS:
-        fix = ADVICE.get(suffix, f"Known: {', '.join(KINDS)}, and folders of Hugging Face's layout.")
+        if found := FILES.get(suffix):
+            raise InputError(f"{path} is {found.what}, which cannot be served.", found.fix)
+        fix = f"Known: {', '.join([*KINDS, GGUF])}, and folders of Hugging Face's layout."
         raise InputError(f"{path} is not a model that can be served.", fix)
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
@@ -123,7 +148,10 @@ def _check_whole(folder: Path) -> None:
     """Refuse a folder that is neither a repository nor a model, with what it holds."""
     if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         return
-    files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in KINDS)
+    if found := find_foreign(folder):
+        raise InputError(f"{folder} is {found.what}, which cannot be served.", found.fix)
+    sure = {*KINDS, GGUF} - _OF_MUCH_ELSE
+    files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in sure)
     make = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
     raise InputError(
         f"{folder} holds neither a model repository nor a model's config.json.",
@@ -131,9 +159,24 @@ def _check_whole(folder: Path) -> None:
     )
 
 
+def _check_pooling(folder: Path, name: str) -> None:
+    """Refuse an encoder whose files do not say how its embeddings are made, before anything is loaded."""
+    if not (folder / "modules.json").is_file():
+        add = f"shoal add-model {folder} {name}_encoder --task embeddings --tokenizer {name}_tokenizer"
+        raise InputError(
+            f"The pooling of {folder} is not given: it has no modules.json of sentence-transformers.",
+            f"Add it by hand, as it was trained: {add} --pooling mean, or cls",
+        )
+
+
 def _describe_files(path: Path) -> dict[str, list[int]] | None:
     """Return size and time of each file, by its path; None for a name on the hub."""
     if not path.exists():
         return None
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    if path.suffix == ".py":
+        from shoal.authoring.project.importing.components import list_files  # which loads much else
+
+        files = list_files(path)
+    else:
+        files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     return {str(each.resolve()): [each.stat().st_size, each.stat().st_mtime_ns] for each in files}

@@ -29,11 +29,14 @@ class Component:
             def run(self, batch):
                 return {"Y": batch["X"] * 2}
 
-    Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` has these declarations. On a
-    GPU, arrays are CuPy arrays; set ``library = "torch"`` for torch tensors, or ``library = "numpy"`` for a component
-    that computes on the host only, and refuses a GPU. Set ``is_stateful = True`` if answers depend on earlier requests:
-    requests are then answered one by one, in order. By default, the requests of a batch that fails are run again one by
-    one, which would change the state twice.
+    Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` has these declarations.
+    ``shoal serve FILE.py:CLASS`` writes that file, from the class's ``inputs`` and ``outputs``: lists of
+    ``NAME:DTYPE:DIMS``.
+
+    On a GPU, arrays are CuPy arrays; set ``library = "torch"`` for torch tensors, or ``library = "numpy"`` for a
+    component that computes on the host only, and refuses a GPU. Set ``is_stateful = True`` if answers depend on earlier
+    requests: requests are then answered one by one, in order. By default, the requests of a batch that fails are run
+    again one by one, which would change the state twice.
     """
 
     library: ClassVar[str] = "cupy"

@@ -13,7 +13,8 @@ from typing import Any
 
 from shoal.authoring.composition.validation import check_made
 from shoal.authoring.project.draft import Draft
-from shoal.authoring.project.importing.imported import Imported, stage
+from shoal.authoring.project.importing.foreign import FILES
+from shoal.authoring.project.importing.imported import Imported, split_source, stage
 from shoal.authoring.project.importing.tasks import GENERATE, check_file, check_task, read_task
 from shoal.authoring.project.scaffold.names import check_name, find_project_folders
 from shoal.authoring.repository.config import CONFIG, as_config, write_config
@@ -44,20 +45,12 @@ _ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
 _FOREST = _Kind("a forest", "forests", "draft_forest")
 _ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
 _DECODER = _Kind("a decoder", "decoders", "draft_decoder", "train")
-KINDS = {".pt": _TORCHSCRIPT, ".onnx": _ONNX, **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST)}
-_PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
-_TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head."
-_XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
-_TENSORFLOW = "Convert it to ONNX, with tf2onnx."
-ADVICE = {
-    **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
-    **dict.fromkeys((".pth", ".ckpt", ".bin"), _TORCH_SAVE),
-    ".safetensors": "Name the folder with this file and config.json, and give the head.",
-    **dict.fromkeys((".model", ".bst"), _XGBOOST),
-    **dict.fromkeys((".h5", ".keras", ".pb"), _TENSORFLOW),
-    ".cbm": 'Save it as JSON: model.save_model("model.json", format="json").',
-    ".gguf": "Convert it to safetensors: from_pretrained(FOLDER, gguf_file=FILE), then save_pretrained.",
-    ".pt2": "Save the same module with torch.jit.trace and torch.jit.save, as .pt, or as ONNX: torch.onnx.export.",
+_COMPONENT = _Kind("a component", "components", "draft_own_component")
+KINDS = {
+    ".pt": _TORCHSCRIPT,
+    **dict.fromkeys((".onnx", ".cbm"), _ONNX),
+    **dict.fromkeys((".json", ".ubj", ".txt", ".tl", ".skops"), _FOREST),
+    ".py": _COMPONENT,
 }
 # Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
@@ -81,8 +74,9 @@ def add_model(
     """Import a model as the model folder ``models/NAME`` of a project; return the paths of the new files.
 
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
-    Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or the
-    Hugging Face name or the folder of an encoder or a language model. ``task`` is what it is for: ``embeddings``,
+    Treelite ``.tl``, scikit-learn ``.skops``, CatBoost ``.cbm``), a component ``FILE.py:CLASS``, whose file is run, an
+    object (an estimator, a booster, a torch.jit.ScriptModule), or the Hugging Face name or the folder of an encoder or
+    a language model. ``task`` is what it is for: ``embeddings``,
     ``classify``, ``predict`` or ``generate``; a folder's files say it, if they can. A model that generates is exported
     to ONNX by ``draft_decoder``. ``options`` are the keyword arguments of the function for the kind of model:
     ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option that is None counts
@@ -135,16 +129,15 @@ def add_model(
 def _find_kind(source: Any) -> _Kind:
     if not isinstance(source, str | Path):
         return _kind_of_object(source)
-    path = Path(source)
+    path, _ = split_source(source)
     suffix = path.suffix.lower()
-    if path.is_dir() or (not path.exists() and suffix not in {**KINDS, **ADVICE}):
+    if path.is_dir() or (not path.exists() and suffix not in {**KINDS, **FILES}):
         return _ENCODER  # a folder, or a name on a hub
     if suffix not in KINDS:
-        known = ", ".join(KINDS)
-        raise InputError(
-            f"{path} is not a model that can be added. Known suffixes: {known}.",
-            ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
-        )
+        if found := FILES.get(suffix):
+            raise InputError(f"{path} is {found.what}, which cannot be added.", found.fix)
+        what = f"{path} is not a model that can be added. Known suffixes: {', '.join(KINDS)}."
+        raise InputError(what, "Convert it to a file with one of these suffixes.")
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
     return KINDS[suffix]

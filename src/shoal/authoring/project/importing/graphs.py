@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from shoal.authoring.check.models import is_file
 from shoal.authoring.check.onnx_io import TYPES, find_inputs, read_onnx
 from shoal.authoring.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
 from shoal.authoring.project.importing.probe_model import Arrays, Trial, TrialError, choose_mask, explain
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.kit.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 
 FILE = "model.onnx"
@@ -40,22 +41,26 @@ class _Value:
 
 
 def draft_graph(
-    source: Path | str, name: str, *, mask: str | None = None, max_batch_size: int | None = None
+    source: Path | str, name: str, *, scratch: Path, mask: str | None = None, max_batch_size: int | None = None
 ) -> Imported:
-    """Draft a model folder for Triton's ``onnxruntime`` backend from an ONNX file.
+    """Draft a model folder for Triton's ``onnxruntime`` backend from an ONNX file, or CatBoost's ``.cbm``.
 
     If the first dimension of every input and output is symbolic, with one symbol for all inputs, it is the batch
     dimension, and the default of ``max_batch_size`` is 512. Otherwise ``max_batch_size`` is 0, and ``config.pbtxt``
     declares whole shapes. ``mask`` names the attention mask, the input that gives the length of each row, so that rows
     of similar length run together. Its default is ``attention_mask`` if the inputs are exactly ``input_ids`` and
-    ``attention_mask``. External weight files are copied too.
+    ``attention_mask``. External weight files are copied too. A ZipMap at the end of a classifier is taken out: its
+    scores are then a tensor, with a column per class.
 
     Raises:
         InputError: an option does not fit the graph.
         ArtifactError: the file is damaged, or a weight file is missing; ONNX Runtime refuses the model; a tensor has a
             dtype or a shape that Triton does not support; or the rows of a batch are not independent.
+        SetupError: a library that reads the file is not installed.
     """
     path = Path(source)
+    if path.suffix.lower() == ".cbm":
+        path = _write_catboost(path, scratch)
     with needs("serve"):
         import onnx  # noqa: F401
     try:
@@ -64,6 +69,10 @@ def draft_graph(
         reason = error.strerror if isinstance(error, OSError) else error
         raise ArtifactError(f"{path} is not an ONNX model: {reason}.", "Export or copy it again.") from error
     weights = dict(_find_weights(model, path))
+    zipped = [] if weights else _take_out_zipmaps(model)
+    if zipped:
+        path = scratch / f"tensors-{path.name}"
+        path.write_bytes(model.SerializeToString())
     inputs, outputs = _read_values(model, path)
     session = _start(path)
     symbol, why = _find_rows(inputs, outputs)
@@ -87,9 +96,10 @@ def draft_graph(
     batches = f"{symbol or 'the first dimension'} counts rows" if is_batched else f"no batches, max_batch_size 0: {why}"
     if not is_batched and symbol is not None:
         batches = "no batches, max_batch_size 0, as given"
-    said = [f"ONNX, from {path.name}: opsets {opsets}"]
+    said = [f"ONNX, from {Path(source).name}: opsets {opsets}"]
     said += [f"{kind}: {', '.join(map(str, some))}" for kind, some in (("inputs", inputs), ("outputs", outputs))]
     said += [batches, *([f"it was not tried on generated rows: {reason}"] if reason else []), *more]
+    said += [f"without the node ZipMap, so that they are tensors: {', '.join(zipped)}"] if zipped else []
     said += [f"weights beside it: {', '.join(weights)}"] if weights else []
     return Imported(message, {f"1/{FILE}": path, **{f"1/{at}": file for at, file in weights.items()}}, tuple(said))
 
@@ -148,6 +158,46 @@ def _tensors(graph: Any) -> Iterator[Any]:
             yield from (attribute.t, *attribute.tensors)
             for inner in (attribute.g, *attribute.graphs):
                 yield from _tensors(inner)
+
+
+def _write_catboost(path: Path, scratch: Path) -> Path:
+    """Have CatBoost write its model as ONNX: Treelite, which makes forests for FIL, does not read its files."""
+    made = scratch / f"{path.stem}.onnx"
+    try:
+        catboost: Any = importlib.import_module("catboost")  # not among shoal's own extras
+    except ImportError as error:
+        fix = 'Type: pip install catboost. Or save it as ONNX: model.save_model("model.onnx", format="onnx")'
+        raise SetupError(f"CatBoost, which reads {path}, cannot be imported: {error}.", fix) from None
+    try:
+        catboost.CatBoost().load_model(str(path)).save_model(str(made), format="onnx")
+    except catboost.CatBoostError as error:
+        fix = "Train it without categories and texts, which CatBoost does not write as ONNX; or copy the file again."
+        raise ArtifactError(f"CatBoost cannot write {path} as ONNX: {explain(error)}.", fix) from None
+    return made
+
+
+def _take_out_zipmaps(model: Any) -> list[str]:
+    """Replace each ZipMap whose answer the model returns by what it reads; return the names of these outputs.
+
+    CatBoost and skl2onnx end classifiers with this node: it makes a dictionary of each row of scores, and Triton has
+    only tensors.
+    """
+    from onnx import TensorProto, helper
+
+    zipped = []
+    returned = {value.name: value for value in model.graph.output}
+    for node in model.graph.node:
+        if node.op_type == "ZipMap" and node.output[0] in returned:
+            classes = max(len(each.ints) or len(each.strings) for each in node.attribute)
+            rows = next(iter(model.graph.input[0].type.tensor_type.shape.dim), None)
+            first = rows.dim_param or rows.dim_value if rows is not None else ""
+            name = node.output[0]
+            returned[name].CopyFrom(helper.make_tensor_value_info(name, TensorProto.FLOAT, [first or None, classes]))
+            node.CopyFrom(helper.make_node("Identity", node.input, node.output))
+            zipped.append(name)
+    if zipped and all(entry.domain for entry in model.opset_import):  # CatBoost's files have ai.onnx.ml alone
+        model.opset_import.add(domain="", version=13)
+    return zipped
 
 
 # --- what it takes and gives -------------------------------------------------------------------------------------

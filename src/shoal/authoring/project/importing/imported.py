@@ -33,6 +33,12 @@ class Imported:
     beside: Mapping[str, str | bytes | Path] = field(default_factory=dict)
 
 
+def split_source(source: object) -> tuple[Path, str]:
+    """Split ``FILE.py:CLASS`` into the file and the name of the class, which is empty for all other sources."""
+    file, _, name = str(source).rpartition(":")
+    return (Path(file), name) if file.endswith(".py") else (Path(str(source)), "")
+
+
 @contextmanager
 def stage(on_progress: OnProgress, name: str) -> Iterator[None]:
     """Report the start and the end of the stage ``name`` to ``on_progress``; if the stage fails, only the start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.errors import InputError
 from shoal.system.files import read_json
@@ -25,7 +26,24 @@ _FOREIGN = {  # those for which shoal has no pipeline
     "ForCTC": "writes down speech",
     "ForObjectDetection": "finds objects in images",
 }
+_READS = {  # members of config.json of models that read something else than texts
+    "vision_config": "pictures",
+    "image_size": "pictures",
+    "audio_config": "sound",
+    "num_mel_bins": "sound",
+    "feat_extract_norm": "sound",
+}
 _TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that file: shoal add-model model.pt NAME"
+
+
+class _Config(NamedTuple):
+    """Facts of a ``config.json``: ``method`` is that of quantisation, ``reads`` is "pictures" or "sound"; or empty."""
+
+    architectures: list[str]
+    num_labels: int
+    is_cross_encoder: bool
+    method: str
+    reads: str
 
 
 def check_task(task: str | None) -> None:
@@ -63,7 +81,9 @@ def read_task(folder: Path, task: str | None = None) -> str:
             f"{folder} holds an adapter, not a whole model.",
             "Merge it into its model (merge_and_unload of PEFT), save both with save_pretrained, and name that folder.",
         )
-    architectures, num_labels, is_cross_encoder = _read_config(folder)
+    config = _read_config(folder)
+    _check_quantised(folder, config)
+    architectures = config.architectures
     kinds = {kind for each in architectures for end, kind in _ENDS.items() if each.endswith(end)}
     shown = ", ".join(architectures) or "not in its config.json"
     if task == GENERATE and GENERATE not in kinds:
@@ -74,12 +94,17 @@ def read_task(folder: Path, task: str | None = None) -> str:
     for each in architectures if task != EMBEDDINGS else ():
         if what := next((what for end, what in _FOREIGN.items() if each.endswith(end)), ""):
             raise InputError(f"{folder} is a {each}, which {what}: shoal has no pipeline for that.", _TRACE)
+    if config.reads and not kinds:
+        raise InputError(f"{folder} is a {shown}, which takes {config.reads}: shoal has no pipeline for that.", _TRACE)
+    if task in (CLASSIFY, PREDICT, RERANK) and architectures and not kinds:
+        fix = "Take a checkpoint that was trained for it, or --task embeddings."
+        raise InputError(f"{folder} has no trained head for {task}: it is a {shown}.", fix)
     if task:
         return task
     if (folder / "modules.json").is_file():
         return EMBEDDINGS
-    if CLASSIFY in kinds and num_labels == 1:
-        if is_cross_encoder:
+    if CLASSIFY in kinds and config.num_labels == 1:
+        if config.is_cross_encoder:
             return RERANK
         raise InputError(
             f"{folder} gives one score, and its files do not say whether of one text or of two (a cross-encoder).",
@@ -91,13 +116,27 @@ def read_task(folder: Path, task: str | None = None) -> str:
     return next(iter(kinds))
 
 
-def _read_config(folder: Path) -> tuple[list[str], int, bool]:
-    """Return the names of a model's architectures, the number of its labels, and whether it is a CrossEncoder."""
+def _check_quantised(folder: Path, config: _Config) -> None:
+    if config.method not in ("", "mxfp4"):  # transformers makes plain weights of MXFP4
+        raise InputError(
+            f"{folder} is quantised ({config.method}), in a form that shoal's own engines do not read.",
+            "Name the folder of the model that it was made from. If it is a language model, vLLM reads it on a GPU:"
+            f" shoal compose llm_bls REPOSITORY --weights {folder} --swap llm-hf=llm-vllm",
+        )
+
+
+def _read_config(folder: Path) -> _Config:
     try:
         config = read_json(folder / "config.json")
         labels = config.get("id2label") or (0, 1)  # transformers' default are two
-        architectures = [str(each) for each in config.get("architectures") or ()]
-        return architectures, len(labels), bool({CROSS_ENCODER, OLD_CROSS_ENCODER} & config.keys())
+        quantised = config.get("quantization_config")
+        return _Config(
+            [str(each) for each in config.get("architectures") or ()],
+            len(labels),
+            bool({CROSS_ENCODER, OLD_CROSS_ENCODER} & config.keys()),
+            str(quantised.get("quant_method", "unknown")) if quantised else "",
+            next((what for key, what in _READS.items() if key in config), ""),
+        )
     except (OSError, ValueError, AttributeError, TypeError):
         fix = "Name a folder with config.json, the weights and the tokenizer, or a model's file."
         raise InputError(f"{folder} holds no model: it has no config.json that can be read.", fix) from None

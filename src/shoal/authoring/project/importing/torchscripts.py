@@ -23,6 +23,7 @@ from shoal.kit.encoders.unbinding import unbind
 FILE = "model.pt"
 _TYPES = [name for name in DTYPES if name != STRING and name not in ("TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64")]
 _OF_NUMPY = {np.dtype(DTYPES[name]): name for name in _TYPES}
+_OF_TORCH = {"Float": "FP32", "Double": "FP64", "Half": "FP16", "Long": "INT64", "Int": "INT32", "Bool": "BOOL"}
 _WRAP = "Wrap the module in one whose forward takes tensors and gives a tensor, or a tuple of them."
 
 
@@ -37,7 +38,8 @@ def draft_torchscript(
 ) -> Imported:
     """Draft a model folder for Triton's ``pytorch`` backend from a torch.jit.save file or a torch.jit.ScriptModule.
 
-    ``inputs`` gives what the file does not contain, the dtype and dims of each argument of forward without the rows:
+    ``inputs`` gives the dtype and dims of each argument of forward without the rows, which only a traced module's file
+    has; of these, integers of two dimensions are taken for token ids, of any length:
     ``DTYPE:DIMS``, in the order of the arguments, such as ``INT64:-1`` or ``FP32:3,224,224``; -1 is any size. The
     model's inputs are called INPUT__0, INPUT__1, ..., or like forward's arguments if each entry is ``NAME:DTYPE:DIMS``
     with an argument's name. The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes and dims are observed by
@@ -45,7 +47,7 @@ def draft_torchscript(
     that rows of similar length run together. ``max_batch_size`` is 0 for a module without a batch dimension.
 
     Raises:
-        InputError: ``inputs`` is missing, or does not fit forward.
+        InputError: ``inputs`` is missing, for a module that was not traced, or does not fit forward.
         ArtifactError: the file is not a TorchScript archive; or forward takes or returns something other than tensors,
             fails, or gives an answer to a row that depends on other rows.
     """
@@ -53,7 +55,8 @@ def draft_torchscript(
     original = path
     module, path, notes, is_unbound = _load(path, scratch)
     taken = _arguments(module, path)
-    specs = _declare(inputs, taken)
+    traced = [] if inputs else _read_traced(original)
+    specs = _declare(inputs or traced, taken)
     if mask in taken:
         mask = specs[taken.index(mask)].name
     bound = _open(original).eval() if is_unbound else None
@@ -70,7 +73,7 @@ def draft_torchscript(
     said = (
         f"TorchScript, from {what}: forward({', '.join(taken)})",
         *notes,
-        f"inputs as given: {names}",
+        f"inputs {'of the example that it was traced with' if traced else 'as given'}: {names}",
         f"outputs from {shown}",
         *more,
     )
@@ -163,12 +166,12 @@ def _find_training(module: Any) -> str:
     return ""
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, **options: bool) -> Any:
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.load(str(path), map_location="cpu")
+        return torch.jit.load(str(path), map_location="cpu", **options)
 
 
 def _arguments(module: Any, path: Path) -> list[str]:
@@ -183,12 +186,24 @@ def _arguments(module: Any, path: Path) -> list[str]:
 # --- what the caller says of the inputs --------------------------------------------------------------------------
 
 
+def _read_traced(path: Path) -> list[str]:
+    """Return the inputs, as ``DTYPE:DIMS``, of the example with which a module was traced; empty if it has none."""
+    found = []
+    for value in list(_open(path, _restore_shapes=True).forward.graph.inputs())[1:]:
+        sizes, dtype = value.type().sizes(), _OF_TORCH.get(value.type().scalarType())
+        if dtype is None or len(sizes or ()) < 2:
+            return []
+        is_ids = dtype in ("INT32", "INT64") and len(sizes) == 2
+        found.append(f"{dtype}:{'-1' if is_ids else ','.join(map(str, sizes[1:]))}")
+    return found
+
+
 def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec, ...]:
     forward = f"forward({', '.join(taken)})"
     example = " ".join(["--input INT64:-1"] * len(taken))
     if not inputs:
         raise InputError(
-            f"A TorchScript file does not contain the dtypes and dims of the inputs of {forward}.",
+            f"This TorchScript file, of a module that was not traced, lacks dtypes and dims of {forward}.",
             f"Give DTYPE:DIMS for each, without the rows, in that order; for example: {example}"
             f" (in Python: inputs={['INT64:-1'] * len(taken)}).",
         )
