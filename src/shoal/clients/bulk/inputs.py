@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all, show_example
-from shoal.clients.bulk.tables import KINDS, TEXT, Table
+from shoal.clients.bulk.tables import KINDS, TEXT, Table, explain_image
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
