@@ -7,9 +7,7 @@ import io
 import json
 import shlex
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
 from shoal.cli.usage import Root
 from shoal.errors import InputError, SetupError
+from shoal.system.apart import run_apart
 
 
 class Made(NamedTuple):
@@ -38,8 +37,7 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
     found = find_repository(thing)
     if found is None:
         try:
-            with ProcessPoolExecutor(1, get_context("fork")) as maker:
-                return maker.submit(_make, str(thing), task, name).result()
+            return run_apart(_make, str(thing), task, name)
         except BrokenProcessPool:
             what = f"The process that made a repository of {thing} was killed."
             raise SetupError(what, "Is there too little memory for the model? Remove what is in build, then.") from None

@@ -263,14 +263,11 @@ def _check(repository: Path) -> None:
     Raises:
         InputError: there are such mistakes.
     """
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     from shoal.cli.check import find_mistakes, print_findings
+    from shoal.system.apart import run_apart
 
     try:
-        with ProcessPoolExecutor(1, get_context("fork")) as checker:
-            errors = checker.submit(find_mistakes, repository).result()
+        errors = run_apart(find_mistakes, repository)
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:
