@@ -220,9 +220,8 @@ def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batc
     """Convert the values of inputs, by name, to NumPy arrays, and check their dtypes, shapes and numbers of rows.
 
     A list, or a column of pandas or polars, becomes an array of the declared dtype; a NumPy array of numbers must have
-    this dtype already. An input with
-    one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``. An input whose
-    value is None is left out.
+    this dtype already. An input with one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes
+    an array ``[2, 1]``. An input whose value is None is left out.
 
     Raises:
         InputError: an input is unknown or missing, or has another dtype, shape or number of rows than it should.

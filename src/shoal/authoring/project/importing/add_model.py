@@ -55,7 +55,7 @@ KINDS = {
 # Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {
-    "transformers": "Save it and its tokenizer with save_pretrained; then name their folder, and give the head.",
+    "transformers": "Save it and its tokenizer with save_pretrained; then name their folder.",
     "onnx": 'Save it: onnx.save(model, "model.onnx"); then name the file.',
 }
 

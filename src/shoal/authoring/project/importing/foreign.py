@@ -20,7 +20,7 @@ _PICKLE = Foreign(
 )
 _WEIGHTS = Foreign(
     "weights of PyTorch without their model",
-    "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head.",
+    "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint.",
 )
 _XGBOOST = Foreign("a binary file of XGBoost's", 'Save it as JSON or UBJSON: booster.save_model("model.ubj").')
 _TO_ONNX = "Convert it to ONNX, with tf2onnx."
@@ -35,9 +35,7 @@ FILES = {
     **dict.fromkeys((".csv", ".tsv", ".parquet", ".jsonl", ".arrow"), _TABLE),
     ".pb": Foreign("a graph of TensorFlow", _TO_ONNX),
     ".tflite": Foreign("a model of TensorFlow Lite", "Convert it to ONNX, with tf2onnx --tflite."),
-    ".safetensors": Foreign(
-        "weights without their model", "Name the folder with this file and config.json, and give the head."
-    ),
+    ".safetensors": Foreign("weights without their model", "Name the folder with this file and config.json."),
     ".pt2": Foreign(
         "a program of torch.export",
         "Save the same module with torch.jit.trace and torch.jit.save, as .pt, or as ONNX: torch.onnx.export.",
