@@ -28,7 +28,14 @@ class Callees:
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
-        self._known = known
+        self.known = known
+
+    def is_ready(self) -> bool:
+        """Whether those of the models that run in this process can be asked now."""
+        return True
+
+    def close(self) -> None:
+        """Close those of the models that run in this process."""
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Call a model that answers once, and return its answer. ``outputs`` names the wanted outputs; empty for all.
@@ -56,9 +63,9 @@ class Callees:
         yield from self._stream(model, inputs, outputs, until)
 
     def _check(self, model: str) -> None:
-        if model not in self._known:
+        if model not in self.known:
             raise SetupError(
-                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self._known)
+                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self.known)
             )
 
     def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
