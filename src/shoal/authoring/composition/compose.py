@@ -86,6 +86,7 @@ def compose(
         accepts_error=accepts_error,
         quantize=quantize,
     )
+    hosts = find_hosts(models, environments or {}) if is_together else {}
     made = _draft([*names], folders, models, swap or {}, order)
     with _naming(target):
         check_replaceable(target, MANIFEST)
@@ -93,8 +94,7 @@ def compose(
         with aside(target) as folder:
             write(made, folder, is_warmed_up=is_warmed_up)
             check_made(folder, str(target), made.order.plan.target)
-            if is_together:
-                pack(folder, find_hosts(made.models, made.environments))
+            pack(folder, hosts)
             exchange(folder, target)
     return target
 

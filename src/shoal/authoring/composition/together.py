@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.authoring.composition.environments import Placed
+from shoal.authoring.composition.environments import ALL
 from shoal.authoring.composition.writing import COMMENT, hash_files, write_manifest
 from shoal.authoring.repository.config import CONFIG as PBTXT
 from shoal.authoring.repository.config import ModelConfig, read_config, write_config
@@ -16,13 +16,14 @@ from shoal.authoring.repository.manifest import MANIFEST, read_manifest
 from shoal.authoring.repository.versions import list_made
 from shoal.authoring.vendoring import copy_package
 from shoal.errors import InputError
-from shoal.kit.component.hosted import CONFIG
-from shoal.kit.component.spec import TOGETHER
+from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER
 from shoal.kit.component.triton import HOSTING
 
 
-def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Placed]) -> dict[str, tuple[str, ...]]:
+def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
     """Return the models that call others, each with those that it can host: models of Python that only it uses.
+
+    ``environments`` are those of ``compose``.
 
     Raises:
         InputError: no model calls others, or one of those cannot be hosted.
@@ -40,7 +41,7 @@ def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Placed]
 
 
 def _find_obstacle(
-    caller: ModelConfig, called: ModelConfig, models: Sequence[ModelConfig], environments: Mapping[str, Placed]
+    caller: ModelConfig, called: ModelConfig, models: Sequence[ModelConfig], environments: Mapping[str, Path]
 ) -> str:
     """Return why a model cannot host another, as a clause; empty if it can."""
     if called.backend != "python":
@@ -51,15 +52,15 @@ def _find_obstacle(
     users = [m.name for m in models if called.name in (*m.calls, *(step.model for step in m.steps))]
     if others := [name for name in users if name != caller.name]:
         return f"{', '.join(others)} needs it too, so it would be loaded twice"
-    if len({str(each.environment) for m in (caller, called) if (each := environments.get(m.name))}) > 1:
+    if len({environments.get(model.name, environments.get(ALL)) for model in (caller, called)}) > 1:
         return "their environments differ"
-    if (caller.name in environments) != (called.name in environments):
-        return "only one of them has an environment"
     return ""
 
 
 def pack(repository: Path, hosts: Mapping[str, Sequence[str]]) -> None:
     """Move the folders of hosted models into those of their callers, in a repository that is whole otherwise."""
+    if not hosts:
+        return
     for host, names in hosts.items():
         folder, configs = repository / host, {name: read_config(repository / name) for name in names}
         for version in list_made(read_config(folder)):
@@ -92,7 +93,7 @@ def _copy(config: ModelConfig, place: Path) -> None:
     (version,) = list_made(config)
     shutil.copytree(version, place, ignore=shutil.ignore_patterns("shoal", "__pycache__"))
     fields = json_format.MessageToDict(config.message, preserving_proto_field_name=True)
-    (place / CONFIG).write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (place / HOSTED_CONFIG).write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _join(host: ModelConfig, configs: Mapping[str, ModelConfig]) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from shoal.authoring.repository.config import ModelConfig, as_config
 from shoal.authoring.repository.versions import list_made
 from shoal.errors import ArtifactError
-from shoal.kit.component.hosted import CONFIG
-from shoal.kit.component.spec import TOGETHER
+from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER
 from shoal.system.files import read_text
 
 
@@ -23,9 +22,9 @@ def find_hosted(config: ModelConfig) -> dict[str, ModelConfig]:
     for name in config.hosts:
         place = list_made(config)[0] / TOGETHER / name
         try:
-            message = json_format.Parse(read_text(place / CONFIG), model_config_pb2.ModelConfig())
+            message = json_format.Parse(read_text(place / HOSTED_CONFIG), model_config_pb2.ModelConfig())
         except (OSError, ValueError, json_format.ParseError):
-            what = f"{config.name} hosts {name}, whose {place / CONFIG} cannot be read."
+            what = f"{config.name} hosts {name}, whose {place / HOSTED_CONFIG} cannot be read."
             raise ArtifactError(what, "Compose it again: shoal compose ... --together") from None
         found[name] = as_config(message, place)
     return found

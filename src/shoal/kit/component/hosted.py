@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.component.context import Callees, Context, Leavable, choose
-from shoal.kit.component.spec import TOGETHER, Array, Arrays, ModelSpec
+from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER, Array, Arrays, ModelSpec
 from shoal.kit.component.tensors import Device
 
 if TYPE_CHECKING:
     from shoal.kit.component.base import Component
-
-CONFIG = "config.json"  # of a hosted model: its config.pbtxt, in the form in which Triton hands it to a component
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,10 @@ def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lam
     models, folder = {}, context.folder / TOGETHER
     for name in context.spec.parameters.get(TOGETHER, "").split():
         try:
-            config = json.loads((folder / name / CONFIG).read_text(encoding="utf-8"))
+            config = json.loads((folder / name / HOSTED_CONFIG).read_text(encoding="utf-8"))
             spec = ModelSpec.from_config(config)
         except (OSError, ValueError, KeyError):
-            what = f"Model {context.spec.name} hosts {name}, whose {folder / name / CONFIG} cannot be read."
+            what = f"Model {context.spec.name} hosts {name}, whose {folder / name / HOSTED_CONFIG} cannot be read."
             raise SetupError(what, "Compose it again: shoal compose ... --together") from None
         kind: type[Component] = load_module(folder / name / "model.py").TritonPythonModel.component_class
         device = _find_device(config, kind.library)
