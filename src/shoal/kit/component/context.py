@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,20 @@ class Leavable(Protocol):
 
     def on_leave(self, call: Callable[[], None]) -> None:
         """Run ``call`` when the client leaves."""
+
+
+class Passage(Protocol):
+    """What makes a component's answers of those of a model that it calls."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no more answers of the model are needed."""
+
+    def take(self, answer: Arrays) -> Iterable[Arrays]:
+        """Return the component's answers, any number, that one answer of the model makes."""
+
+    def end(self) -> Iterable[Arrays]:
+        """Return the component's answers after the model's last one."""
 
 
 class Callees:
@@ -61,6 +76,26 @@ class Callees:
         """
         self._check(model)
         yield from self._stream(model, inputs, outputs, until)
+
+    def pass_on(self, model: str, inputs: Arrays, stream: Leavable, through: Passage) -> Generator[Arrays]:
+        """Yield what ``through`` makes of a model's answers, for ``stream``, the one to the caller's client.
+
+        A model in this process takes the stream over: then nothing is yielded, and its answers reach the client without
+        a thread of their own. Call this last, by ``yield from``.
+
+        Raises:
+            InputError, SetupError, ServerError, ShoalError: as in ``stream``.
+        """
+        self._check(model)
+        yield from self._pass_on(model, inputs, stream, through)
+
+    def _pass_on(self, model: str, inputs: Arrays, stream: Leavable, through: Passage) -> Generator[Arrays]:
+        with closing(self._stream(model, inputs, (), stream)) as answers:
+            for answer in answers:
+                yield from through.take(answer)
+                if through.is_complete:
+                    break
+        yield from through.end()
 
     def _check(self, model: str) -> None:
         if model not in self.known:

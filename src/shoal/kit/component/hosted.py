@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.kit.component.context import Callees, Context, Leavable, choose
+from shoal.kit.component.context import Callees, Context, Leavable, Passage, choose
 from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER, Array, Arrays, ModelSpec
+from shoal.kit.component.streaming import Stream, count_rows
 from shoal.kit.component.tensors import Device
 
 if TYPE_CHECKING:
@@ -104,8 +106,50 @@ class HostedCallees(Callees):
             for answer in answers:
                 yield self._take(answer, outputs)
 
+    def _pass_on(self, model: str, inputs: Arrays, stream: Any, through: Passage) -> Generator[Arrays]:
+        component = self._models[model].component if model in self._models else None
+        if component is None or not component.context.spec.is_decoupled:
+            yield from super()._pass_on(model, inputs, stream, through)
+            return
+        passed = _Passed(component, count_rows(inputs), stream, through, self._device)
+        stream.hand_over()
+        stream.on_leave(passed.leave)
+        component.begin(inputs, passed)  # type: ignore[attr-defined]  # a StreamingComponent
+
     def _take(self, answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
         return {name: self._device.put(array, name) for name, array in choose(answer, outputs).items()}
+
+
+class _Passed(Stream):
+    """Stream of a hosted model's answers, which the thread that sends its caller's answers makes of them."""
+
+    def __init__(self, component: Component, num_rows: int, to: Stream, through: Passage, device: Device) -> None:
+        super().__init__(component, num_rows)
+        self._to, self._through, self._device = to, through, device
+
+    def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        self._to.defer(partial(self._pass, item))
+
+    def _pass(self, item: Arrays | ShoalError | None) -> None:
+        """Send what an answer makes; the answer that completes the caller's ends this model's work."""
+        if not self._to.is_open:
+            return
+        try:
+            if isinstance(item, ShoalError):
+                raise item
+            if item is not None:
+                for outputs in self._through.take({name: self._device.put(item[name], name) for name in item}):
+                    self._to.send(outputs)
+            if item is None or self._through.is_complete:
+                for outputs in self._through.end():
+                    self._to.send(outputs)
+                self._to.end()
+                self.leave()
+        except Exception as error:
+            self._to.end(error)
+            self.leave()
+        finally:
+            del item  # or an error would hold this frame, and the frame the error
 
 
 def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lambda _: None) -> HostedCallees:

@@ -43,6 +43,7 @@ class Stream:
         self._lock = threading.Lock()
         self._is_open = True
         self._has_left = False
+        self.is_handed_over = False
         self._calls: list[Callable[[], None]] = []
         # The last answer if the client asks for the end, or what makes it: every declared output.
         self.farewell: Arrays | Callable[[], Arrays] | None = None
@@ -94,6 +95,14 @@ class Stream:
                 self._calls.append(call)
                 return
         call()
+
+    def hand_over(self) -> None:
+        """Let another thread end the stream, and not the end of the component's generator."""
+        self.is_handed_over = True
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which sends answers, where this stream's answers are sent, after those before it."""
+        work()
 
     def leave(self) -> None:
         """Close the stream, because its client no longer wants answers. Components do not call this."""
@@ -196,7 +205,8 @@ class StreamingComponent(Component):
         except Exception as error:
             stream.end(error)
         else:
-            stream.end()
+            if not stream.is_handed_over:
+                stream.end()
 
     def begin(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request, copy its inputs to this component's device, and call ``open``. Errors end the stream.
@@ -209,7 +219,7 @@ class StreamingComponent(Component):
             with device.active():
                 own = {name: device.put(_copy(array), name) for name, array in inputs.items()}
             device.ledger.count(BATCHES)
-            device.ledger.count(ROWS, max(1, _num_rows(inputs)) if self.context.spec.is_batched else 1)
+            device.ledger.count(ROWS, max(1, count_rows(inputs)) if self.context.spec.is_batched else 1)
             self.open(own, stream)
         except Exception as error:
             stream.end(error)
@@ -221,7 +231,7 @@ class StreamingComponent(Component):
 
     def stream(self, inputs: Arrays) -> QueueStream:
         """Begin to answer one request in this process, and return the stream of its answers."""
-        stream = QueueStream(self, _num_rows(inputs))
+        stream = QueueStream(self, count_rows(inputs))
         self.begin(inputs, stream)
         return stream
 
@@ -248,7 +258,8 @@ def _copy(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else tensors.namespace(array).asarray(array, copy=True)
 
 
-def _num_rows(inputs: Arrays) -> int:
+def count_rows(inputs: Arrays) -> int:
+    """Return the number of rows of a request."""
     return next((int(array.shape[0]) for array in inputs.values() if array.ndim), 0)
 
 
@@ -269,7 +280,14 @@ class _TritonStream(Stream):
         self._model = model
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        self._model.waiting.put((self, item))
+        if threading.current_thread() is self._model.poster:
+            self._model.post(self, item)
+        else:
+            self._model.waiting.put((self, item))
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton."""
+        self._model.waiting.put((self, work))
 
     def look(self) -> None:
         """Close the stream if the client has cancelled the request."""
@@ -335,14 +353,21 @@ class StreamingModel(TritonModel):
         """Create the component; an exception here makes the model fail to load."""
         super().initialize(args)
         self._is_whole = not self.component.context.spec.is_decoupled
-        self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | None]] = Queue(_WAITING)
+        self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | Callable[[], None] | None]] = Queue(_WAITING)
         self._open: set[Stream] = set()
         self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
         self._room = select.epoll()  # reports a socket when its caller leaves, or when it has room again
         self._changing = threading.Lock()
         self._has_ended = threading.Event()
-        for work in (self._send_all, self._look_for_leavers):
-            threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True).start()
+        self._whole: dict[
+            Stream, Any
+        ] = {}  # of models that are not decoupled: Triton takes the only answer with the end
+        self.poster, watcher = (
+            threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True)
+            for work in (self._send_all, self._look_for_leavers)
+        )
+        self.poster.start()
+        watcher.start()
 
     def execute(self, requests: list[Any]) -> None:  # type: ignore[override]
         """Begin to answer the requests; other threads send the answers."""
@@ -351,7 +376,7 @@ class StreamingModel(TritonModel):
             if isinstance(inputs, ShoalError):
                 self._make_stream(request, None, 0).end(inputs)
                 continue
-            rows = _num_rows(inputs)
+            rows = count_rows(inputs)
             inputs = dict(inputs)
             if bool(np.asarray(inputs.pop(STOP, False)).any()):
                 self._answer_stop(self._make_stream(request, None, rows, has_id=False), request.request_id())
@@ -416,24 +441,30 @@ class StreamingModel(TritonModel):
 
     def _send_all(self) -> None:
         """Send queued answers and ends of streams, in order; drop the answers to clients that have left."""
-        answers: dict[Stream, Any] = {}  # of models that are not decoupled: Triton takes the only one with the end
         while True:
             stream, item = self.waiting.get()
-            try:
-                if item is None:
-                    end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
-                    if self._is_whole:
-                        stream.sender.send(answers.pop(stream, None) or self._respond(_NO_ANSWER), **end)
-                    else:
-                        stream.sender.send(**end)
-                elif self._is_whole:
-                    answers[stream] = self._respond(item)
-                elif not stream.has_left or item is stream.farewell:
-                    stream.sender.send(self._respond(item))
-            except Exception:
-                _log.exception("model %s could not send an answer", self.component.context.spec.name)
-            self._note_move(stream if item is None else None)
+            if callable(item):
+                item()
+            else:
+                self.post(stream, item)
             del stream, item  # which would live until the next answer
+
+    def post(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
+        """Send an answer or the end of a stream to Triton; run by the thread that does this for all streams."""
+        try:
+            if item is None:
+                end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
+                if self._is_whole:
+                    stream.sender.send(self._whole.pop(stream, None) or self._respond(_NO_ANSWER), **end)
+                else:
+                    stream.sender.send(**end)
+            elif self._is_whole:
+                self._whole[stream] = self._respond(item)
+            elif not stream.has_left or item is stream.farewell:
+                stream.sender.send(self._respond(item))
+        except Exception:
+            _log.exception("model %s could not send an answer", self.component.context.spec.name)
+        self._note_move(stream if item is None else None)
 
     def _look_for_leavers(self) -> None:
         pause = _LOOK_SECONDS
