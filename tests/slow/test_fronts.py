@@ -150,7 +150,7 @@ def test_too_large(service: Service) -> None:
     [
         "CONNECT @{other} HTTP/1.1\nHost: localhost\n\n",
         "CONNECT {other} HTTP/1.1\nHost: localhost\n\n",
-        "GET http://{other}/ HTTP/1.1\nHost: {other}\nConnection: close\n\n",
+        "GET http://{other}/nothing HTTP/1.1\nHost: {other}\nConnection: close\n\n",
         "GET @{other}/ HTTP/1.1\nHost: localhost\nConnection: close\n\n",
         "TRACE / HTTP/1.1\nHost: localhost\nConnection: close\n\n",
         "GET \\evil HTTP/1.1\nHost: localhost\nConnection: close\n\n",

@@ -18,10 +18,10 @@ Shoal = Callable[..., str]
 
 @pytest.fixture
 def shoal() -> Shoal:
-    """Run a command in this process; what it printed on standard output."""
+    """Run a command in this process, with a text as its standard input; what it printed on standard output."""
 
-    def run(*arguments: object) -> str:
-        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    def run(*arguments: object, typed: str = "") -> str:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments], input=typed)
         if isinstance(result.exception, ShoalError):
             raise result.exception
         assert result.exit_code == 0, result.output

@@ -37,9 +37,10 @@ class Reader:
             block = block.replace(port, str(free))
         if language == "python":
             return self.run(["python", "-c", block])
-        for command, port in {"infer": "8001", "generate": "8001", "tokens": "8001", "copies": "8002"}.items():
-            asked = rf"shoal {command}\b(?!.*--local\b)"  # which asks no server
-            block = re.sub(asked, f"shoal {command} --url 127.0.0.1:{self.ports[port]}", block)
+        asking = {"infer --url": "8001", "generate --url": "8001", "tokens --url": "8001", "copies --url": "8002"}
+        for command, port in {**asking, "chat": "8001"}.items():
+            asked = rf"shoal {command.split()[0]}\b(?!.*--local\b)"  # which asks no server
+            block = re.sub(asked, f"shoal {command} 127.0.0.1:{self.ports[port]}", block)
         *before, last = block.strip().split("\n")
         if not is_serving:
             return self.run(["bash", "-ec", block])

@@ -132,6 +132,16 @@ def test_an_ensemble_serves_what_its_steps_say(last: str, first: str, name: str,
     assert str(find_served(found["last"], found)) == "none"
 
 
+@pytest.mark.parametrize(("more", "served"), [("", "none"), (parameter("api", "classify"), "classify=Logits")])
+def test_logits_are_no_probabilities(more: str, served: str) -> None:
+    """A softmax after them makes some: `shoal new pipeline ... --step softmax`."""
+    texts = (
+        'input { name: "TEXT" data_type: TYPE_STRING dims: 1 } output { name: "Logits" data_type: TYPE_FP32 dims: 3 }'
+    )
+    found = make_configs(a=STEP + texts + more)
+    assert str(find_served(found["a"], found)) == served
+
+
 def test_sorted_scores_do_not_hide_the_scores_of_all_classes() -> None:
     model = STEP + "".join(
         f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: 3 }} '

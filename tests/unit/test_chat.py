@@ -82,3 +82,9 @@ def test_a_model_that_takes_no_prompt() -> None:
 def test_generate_and_its_former_option() -> None:
     done = CliRunner().invoke(app, ["generate", "--chat", "a"])
     assert (done.exit_code, "Type: shoal chat" in done.output) == (2, True)
+
+
+def test_the_place_of_the_address_is_named() -> None:
+    for command in ("chat", "status"):
+        done = CliRunner().invoke(app, [command, "--url", "127.0.0.1:8001"])
+        assert (done.exit_code, f"Type: shoal {command} HOST:PORT" in done.output) == (2, True), done.output

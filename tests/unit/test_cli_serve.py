@@ -17,6 +17,8 @@ from shoal.errors import ArtifactError, InputError
 from shoal.serving.gateway.options import Addresses, Options
 from tests.support.apis import write_apis
 from tests.support.counting import write_counting
+from tests.support.imports import script
+from tests.support.options import Net
 from tests.support.planted import Plant
 
 AT = Addresses("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
@@ -85,6 +87,14 @@ def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkey
     assert "net.onnx" in error.what
     assert error.fix
     assert not (tmp_path / "build/net").exists()
+
+
+def test_advice_that_is_an_option_of_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(Net(), tmp_path / "net.pt")
+    fix = str(serve("net.pt").exception)
+    assert "--input" in fix
+    assert fix.endswith("It is an option of: shoal add-model net.pt net --project build/net")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,12 +49,13 @@ class Double(Component):
         if (x == 66).any():
             raise ZeroDivisionError("/secret/path")
         y = x * 2 + batch.get("BIAS", np.zeros((1, 1), np.float32))
-        spoiled: dict[str, dict[str, Array]] = {
+        spoiled: dict[str, dict[str, Any]] = {
             "good": {"Y": y},
             "name": {"Z": y},
             "dtype": {"Y": y.astype(np.float64)},
             "shape": {"Y": y[:, :, None]},
             "rows": {"Y": y[:-1]},
+            "list": {"Y": y.tolist()},
         }
         return spoiled[self.answer]
 
@@ -120,6 +121,7 @@ def test_a_request_that_breaks_the_batch_fails_alone_and_tells_no_secret(
         ("dtype", "Output Y has dtype float64, expected float32 (TYPE_FP32), as the config of model double declares."),
         ("shape", "Output Y has shape [1, 1, 1], expected [rows, -1], as the config of model double declares."),
         ("rows", "Output Y of model double has 0 rows for 1 rows in."),
+        ("list", "Output Y of model double is a list, not an array."),
     ],
 )
 def test_outputs_are_checked(tmp_path: Path, answer: str, message: str) -> None:

@@ -82,6 +82,19 @@ def test_a_model_gets_the_modules_that_it_needs(model: str, packages: set[str], 
     assert {path.stem for path in carried if path.parent.name == "component"} == {"__init__", *modules}
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from shoal import Component\nclass Mine(Component): ...",
+        "import shoal\nclass Mine(shoal.Component): ...",
+        "import shoal as sh, sys\nclass Mine(sh.Component): ...",
+    ],
+)
+def test_names_of_shoal_are_carried_however_they_are_imported(code: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(code, encoding="utf-8")
+    assert "base.py" in {path.name for path in find_carried([tmp_path / "model.py"])}
+
+
 def test_an_interrupted_compose_leaves_the_old_repository_whole(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

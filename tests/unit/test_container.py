@@ -61,13 +61,14 @@ def test_a_composed_repository(
         InputError, match=r"was composed for embedded, not for a container\. Type: shoal compose"
     ) as refused:
         container_command(repository)
-    assert refused.value.fix == f"Type: shoal compose ENSEMBLE {repository}-{LATEST} --artifacts DIR --target {LATEST}"
+    fix = f"Type: shoal compose ensemble_all {repository}-{LATEST} --artifacts DIR --target {LATEST}"
+    assert refused.value.fix == fix
     with pytest.raises(InputError, match=r"-26\.06 --artifacts DIR --target 26\.06$"):
         container_command(repository, target="26.06")
     with pytest.raises(InputError, match=r"was composed for 26\.06, not for 25\.01\. Type: .* .*/made-25\.01 --artif"):
         container_command(made, target="25.01")
     monkeypatch.chdir(made)
-    with pytest.raises(InputError, match=rf"ENSEMBLE {made}-25\.01 --artifacts DIR --target 25\.01$"):
+    with pytest.raises(InputError, match=rf"ensemble_all {made}-25\.01 --artifacts DIR --target 25\.01$"):
         container_command(Path(), target="25.01")
     with pytest.raises(InputError, match="is not a model repository"):
         container_command(tmp_path / "made" / "cuml" / "1")

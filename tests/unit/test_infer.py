@@ -259,6 +259,16 @@ def test_advice_that_first_users_needed(infer: Infer, tmp_path: Path) -> None:
     assert message.endswith("Name it: --column PASSAGE=COLUMN, or give one value for all rows: --set PASSAGE=text")
 
 
+def test_an_input_that_is_typed_and_set(infer: Infer) -> None:
+    assert "The input QUERY is given twice. Give it once: as an argument, or by --set." in fault(
+        infer("pair", "QUERY=a", "PASSAGE=a", "--set", "QUERY=b")
+    )
+
+
+def test_a_number_beyond_the_dtype(infer: Infer) -> None:
+    assert "TYPE_FP32 cannot hold all of these numbers" in fault(infer("sums", "X=[1, 2, 3, 1e39]"))
+
+
 def test_images_and_files_without_a_name(infer: Infer) -> None:
     Path("cat.png").write_bytes(b"\x89PNG")
     advice = "Make an array of it, in the model's shape, such as numpy.save('cat.npy', "

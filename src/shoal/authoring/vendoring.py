@@ -72,15 +72,23 @@ def _find_used(source: Path) -> Iterator[Path]:
 
 
 def _find_imports(source: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield each import from shoal in ``source``: its line, the module, and the name that is imported from it."""
+    """Yield each import from shoal in ``source``: its line, the module, and the name that is imported from it.
+
+    After ``import shoal``, each ``shoal.NAME`` counts as an import of this name: shoal imports it at its first use.
+    """
     try:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError, RecursionError):  # `shoal check` reports it
         return
-    for node in _walk(tree):
+    nodes = [*_walk(tree)]
+    imports = (alias for node in nodes if isinstance(node, ast.Import) for alias in node.names)
+    own_names = {alias.asname or alias.name for alias in imports if alias.name == "shoal"}
+    for node in nodes:
         found: list[tuple[int, str, str]] = []
         if isinstance(node, ast.Import):
             found = [(node.lineno, alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in own_names:
+            found = [(node.lineno, "shoal", node.attr)]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found = [(node.lineno, node.module, alias.name) for alias in node.names]
         yield from (each for each in found if each[1].partition(".")[0] == "shoal")

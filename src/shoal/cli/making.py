@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 import shutil
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +16,10 @@ from typing import NamedTuple
 from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
 from shoal.cli.usage import Root
-from shoal.errors import InputError, SetupError
+from shoal.errors import InputError, SetupError, ShoalError
 from shoal.system.apart import run_apart
+
+_OTHER_OPTION = re.compile(r"(?<!\S)--(?!task|name)[a-z]")
 
 
 class Made(NamedTuple):
@@ -47,6 +51,18 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
     return Made(found)
 
 
+@contextlib.contextmanager
+def _naming(command: Sequence[str]) -> Iterator[None]:
+    """Name the command that has the options which an error advises, where `shoal serve` does not have them."""
+    try:
+        yield
+    except ShoalError as error:
+        if not _OTHER_OPTION.search(error.fix) or "shoal " in error.fix:
+            raise
+        fix = f"{error.fix.rstrip('.')}. It is an option of: shoal {shlex.join(command)}"
+        raise type(error)(error.what, fix) from None
+
+
 def _make(thing: str, task: str, name: str) -> Made:
     from shoal.authoring.project.recipes import RECORD, find_recipe
 
@@ -61,7 +77,7 @@ def _make(thing: str, task: str, name: str) -> Made:
         raise SetupError(what, "Type the command in a folder where you may write.") from None
     try:
         for command in recipe.commands:
-            with contextlib.redirect_stdout(io.StringIO()):  # what to type next
+            with contextlib.redirect_stdout(io.StringIO()), _naming(command):  # what to type next
                 Root().main([*command], standalone_mode=False)
         (recipe.folder / RECORD).write_text(json.dumps(recipe.record, indent=1), encoding="utf-8")
     except BaseException:

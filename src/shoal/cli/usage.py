@@ -42,6 +42,8 @@ _HABITS = {
 }
 # The same of options, by command.
 _OPTIONS = {
+    "chat": {"--url": "shoal chat HOST:PORT"},
+    "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
     "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT"},
     "serve": {
         "--gpu": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",

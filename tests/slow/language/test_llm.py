@@ -363,7 +363,7 @@ def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
         commands += [line[1:]] if line[:1] == ["shoal"] else []
     assert sorted(command[command.index("--model") + 1] for command in commands) == names
     for command in commands:
-        assert shoal(*shlex.split(" ".join(command)))
+        assert shoal(*shlex.split(" ".join(command)), typed="Hello!" if "chat" in command else "")
 
 
 def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokenizer, oracle: Oracle) -> None:

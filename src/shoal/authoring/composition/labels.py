@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.config import ModelConfig, as_config
+from shoal.system.files import read_text
+
+_PARAMETER = "labels"  # of components that name classes, such as top_k
 
 
 def find_labels(model: ModelConfig, members: Mapping[str, ModelConfig]) -> dict[str, tuple[str, Path]]:
@@ -28,3 +33,39 @@ def find_labels(model: ModelConfig, members: Mapping[str, ModelConfig]) -> dict[
             if output in labels:
                 found[tensor.name] = f"labels-{index}.txt", labels[output][1]
     return found
+
+
+def give(models: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """Return the models; an empty parameter ``labels`` gets the names of the classes that the model's steps read.
+
+    It stays empty if a step reads scores without names, or steps read scores with different ones.
+    """
+    members, read = {model.name: model for model in models}, defaultdict[str, set[str]](set)
+    for model in models:
+        for step in model.steps:
+            for tensor in step.inputs.values():
+                read[step.model].add(_find_names(model, tensor, members))
+    return [
+        _with_labels(model, *read[model.name])
+        if len(read[model.name]) == 1 and model.spec.parameters.get(_PARAMETER, "unknown") == ""
+        else model
+        for model in models
+    ]
+
+
+def _find_names(ensemble: ModelConfig, tensor: str, members: Mapping[str, ModelConfig]) -> str:
+    """Return the names of the classes whose scores a tensor of an ensemble has, as JSON; empty without names."""
+    for step in ensemble.steps:
+        output = next((output for output, mapped in step.outputs.items() if mapped == tensor), "")
+        labels = find_labels(members[step.model], members) if output else {}
+        if output in labels:
+            lines = read_text(labels[output][1]).removesuffix("\n").split("\n")
+            return json.dumps(lines, ensure_ascii=False)
+    return ""
+
+
+def _with_labels(model: ModelConfig, labels: str) -> ModelConfig:
+    message = type(model.message)()
+    message.CopyFrom(model.message)
+    message.parameters[_PARAMETER].string_value = labels
+    return as_config(message, model.folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from shoal.authoring.composition import labels
 from shoal.authoring.composition.artifacts import find_host_reasons
 from shoal.authoring.composition.notes import find_notes
 from shoal.authoring.composition.swap import exchange_models
@@ -47,6 +48,10 @@ def _give_weights(models: Models, order: Order) -> tuple[Models, list[str]]:
     return give(models, order.weights), []
 
 
+def _give_labels(models: Models, _: Order) -> tuple[Models, list[str]]:
+    return labels.give(models), []
+
+
 def _tune_batches(models: Models, order: Order) -> tuple[Models, list[str]]:
     return tune(models, order.plan.tuning), []
 
@@ -68,6 +73,7 @@ def _place(models: Models, order: Order) -> tuple[Models, list[str]]:
 # In this order: an engine has its weights before they are quantised, and a model its backend before it is placed.
 TRANSFORMS: tuple[Callable[[Models, Order], tuple[Models, list[str]]], ...] = (
     _give_weights,
+    _give_labels,
     _tune_batches,
     _quantize_engines,
     _quantize_encoders,

@@ -7,7 +7,6 @@ reason.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,7 +233,8 @@ def install(prefix: Path, lines: Sequence[str], *, log: Path) -> None:
         SetupError: pip failed.
     """
     python = prefix / "bin" / "python3"
-    has_pip = importlib.util.find_spec("pip") is not None
+    # Of the path alone: the hook of setuptools warns when it is asked for pip after distutils was imported.
+    has_pip = PathFinder.find_spec("pip") is not None
     # -P: a file in the user's folder must not shadow one of Python's modules
     pip: list[str | Path] = (
         [sys.executable, "-P", "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]

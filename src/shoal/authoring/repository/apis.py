@@ -78,7 +78,8 @@ def find_served(config: ModelConfig, members: Mapping[str, ModelConfig] | None =
     The rule for classes is NVIDIA Dynamo's: one input of TYPE_STRING that must be given, and one output of TYPE_FP32,
     of ``[classes]``; ``[1]`` is a score. An output with "embed" in its name is an embedding, and a score of two inputs
     of TYPE_STRING is that of a query and a document. An output of kind ``none``, such as sorted scores, is not
-    considered. The parameter ``api`` may name one of several outputs: ``classify=SCORE``.
+    considered, nor is one with "logit" in its name. The parameter ``api`` may name one of several outputs:
+    ``classify=SCORE``.
 
     Raises:
         ArtifactError: the parameter ``api`` is not a kind, or the model's tensors do not fit it.
@@ -121,7 +122,9 @@ def _find_numbers(
     spec = config.spec
     rows = [tensor for tensor in spec.outputs if _is_row(tensor) and name in ("", tensor.name)]
     kinds = {tensor.name: _find_kind(config, tensor.name, members) for tensor in rows}
-    rows = [tensor for tensor in rows if wanted or kinds[tensor.name] != Api.NONE.value]
+    if not wanted:  # logits are no probabilities, unless the model that makes them says so
+        known = {name: kind or ("none" if "logit" in name.lower() else "") for name, kind in kinds.items()}
+        rows = [tensor for tensor in rows if known[tensor.name] != Api.NONE.value]
     if len(rows) > 1:
         value = f"{wanted.value if wanted else ''}={rows[0].name}"
         return f"and several outputs of TYPE_FP32: {', '.join(tensor.name for tensor in rows)}", f"Name one: {value}"

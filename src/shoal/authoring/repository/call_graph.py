@@ -158,7 +158,8 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
             raise _circle([*callers[callers.index(wanted) :], wanted], available)
         if wanted not in available:
             caller = f", which {callers[-1]} calls" if callers else ""
-            raise ArtifactError(f"There is no model {wanted}{caller}.", suggest(wanted, sorted(available)))
+            fix = f"{suggest(wanted, sorted(available))} Name the folder with models of your own: --project FOLDER"
+            raise ArtifactError(f"There is no model {wanted}{caller}.", fix)
         if len(callers) >= MAX_NESTED:
             raise ArtifactError(
                 f"The models below {name} call one another more than {MAX_NESTED} deep, up to {wanted}.",

@@ -23,6 +23,8 @@ from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
 from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_bytes, read_text
 
+_ARGUMENTS = "arguments"  # name of the table of what is typed
+
 
 def find_input(model: ModelSpec, name: str) -> TensorSpec:
     """Return the declaration of an input.
@@ -112,7 +114,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     rows: Iterator[tuple[int, Row]] = (
         (at + 1, {name: _plain(rows[at % len(rows)]) for name, rows in given.items()}) for at in range(number)
     )
-    return Table(RowSource("arguments", ".txt"), tuple(given), rows, lambda: None)
+    return Table(RowSource(_ARGUMENTS, ".txt"), tuple(given), rows, lambda: None)
 
 
 def _refuse_texts(text: str, model: ModelSpec) -> str:
@@ -215,6 +217,10 @@ def make_feed(
     text_input = find_text_input(model, {*columns, *constants})
     if text_column and not text_input:
         raise InputError(f"Model {model.name} has no single text input.", "Name each: --column INPUT=COLUMN")
+    is_typed = table.source.name == _ARGUMENTS
+    typed = {plain_input if name == TEXT else name for name in table.columns} if is_typed else set()
+    if both := sorted(typed & constants.keys()):
+        raise InputError(f"The input {both[0]} is given twice.", "Give it once: as an argument, or by --set.")
     twice = sorted((columns.keys() & constants.keys()) | ({plain_input} & {*columns, *constants}))
     if twice and (text_column or twice[0] != plain_input):
         raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a value, or by its column.")

@@ -300,9 +300,10 @@ def to_numbers(spec: TensorSpec, value: Any) -> Array:
             elements = np.asarray(value, np.object_).ravel().tolist()
             odd = next((element for element in elements if not isinstance(element, int | float)), value)
             raise TypeError(f"{repr(odd)[:40]} is not a number")
-        with np.errstate(invalid="ignore"):  # NaN as an integer is refused below
+        with np.errstate(invalid="ignore", over="ignore"):  # what is lost is refused below
             array = given.astype(spec.numpy_dtype)
-        if array.dtype.kind in "biu" and not np.array_equal(array, given):
+        is_lost = array.dtype.kind in "biu" and not np.array_equal(array, given)
+        if is_lost or (array.dtype.kind == "f" and np.isinf(array).sum() > np.isinf(given).sum()):
             raise TypeError(f"{spec.dtype} cannot hold all of these numbers")
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -42,7 +43,7 @@ def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_
                 f"The server at {url} answered HTTP {error.code}.",
                 "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else "",
             ) from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter from a port of gRPC
         raise ServerError(
             f"No Triton answers at {url} ({error}).", "Give its metrics address, such as 127.0.0.1:8002."
         ) from None

@@ -94,6 +94,8 @@ class Llm:
     """
 
     def __init__(self, source: Client | StreamingPipeline, model: str = "") -> None:
+        if isinstance(source, str):
+            raise InputError(f"{source!r} is no client.", f"Give one: Llm(shoal.Client({source!r}))")
         self._source = source
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 

@@ -207,6 +207,8 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set
     if not declared.keys() - optional <= outputs.keys() <= declared.keys():
         raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
     for name, array in outputs.items():
+        if not hasattr(array, "dtype"):
+            raise ShoalError(f"Output {name} of model {spec.name} is a {type(array).__name__}, not an array.")
         mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)
         if mismatch:
             raise ShoalError(f"Output {mismatch}, as the config of model {spec.name} declares.")

@@ -58,7 +58,9 @@ def check_repository(path: Path) -> None:
     if not any(path.glob("*/config.pbtxt")):
         raise InputError(
             f"{path} is not a model repository: it holds no MODEL/config.pbtxt.",
-            "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
+            f"Make one of it, and serve that: shoal serve {path}"
+            if path.is_file()
+            else "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
         )
     stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
     if stray:

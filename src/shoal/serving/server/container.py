@@ -11,6 +11,7 @@ from typing import Any
 from shoal.authoring.check.targets import check_backends
 from shoal.authoring.environment.imports import find_imports, find_requirements
 from shoal.authoring.environment.targets import BACKENDS, EMBEDDED, IMAGES, LATEST, find_target
+from shoal.authoring.project.recipes import RECORD
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.launch_flags import CACHE_MIB, find_launch_flags
 from shoal.authoring.repository.manifest import read_manifest
@@ -91,12 +92,15 @@ def _choose_target(repository: Path, composed: str, wanted: str) -> str:
     if composed == EMBEDDED or wanted == EMBEDDED or (composed and wanted and composed != wanted):
         release = wanted.replace(EMBEDDED, "") or LATEST
         place = repository if repository.name.strip(".") else repository.resolve()
+        names = " ".join(read_manifest(repository).get("ensembles", ())) or "ENSEMBLE"
+        is_made = (place.parent / RECORD).is_file()  # by shoal serve, of one model
+        parts = f"--project {place.parent}" if is_made else "--artifacts DIR"
         raise InputError(
             f"{repository} was composed for {composed}, not for {wanted or 'a container'}."
             if composed
             else f"{EMBEDDED} is not a release of NVIDIA's container.",
             # into another folder: this one may be served
-            f"Type: shoal compose ENSEMBLE {place}-{release} --artifacts DIR --target {release}",
+            f"Type: shoal compose {names} {place}-{release} {parts} --target {release}",
         )
     return composed or wanted or LATEST
 

@@ -287,7 +287,10 @@ def _classify(encoder: _Encoder, task: str) -> _Made:
         raise InputError(f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --task classify.")
     if task == CLASSIFY and (width == 1 or problem == "regression"):
         what = "a score" if width == 1 else f"{width} scores"
-        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --task predict.")
+        raise InputError(
+            f"The head of {encoder.name} gives {what}, not classes.",
+            "Use --task predict, or --task rerank if it is of two texts.",
+        )
     if task == RERANK:
         activation = _find_activation(config)
         shown = f", {activation}" if activation else ""

@@ -153,8 +153,8 @@ class ApiFront:
         return [*served.paths, *more, *predict]
 
     def _list_models(self, caller: Caller) -> list[str]:
-        """Return the names by which a caller may ask models."""
-        names = sorted([*self._served, *self._aliases])
+        """Return the names by which a caller may ask models; last those that serve nothing here, such as engines."""
+        names = sorted([*self._served, *self._aliases], key=lambda name: (not self._list_routes(name), name))
         return [name for name in names if self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)]
 
     def _find(self, name: str, caller: Caller, path: str = "") -> str:
