@@ -1,4 +1,4 @@
-"""What ``shoal serve THING`` makes of many kinds of things answers as each one's own library, over both protocols.
+"""Pipelines that ``shoal serve THING`` makes, of many kinds: they answer as each one's library, over both protocols.
 
 Each is made as ``shoal serve`` makes it, then all are served at once: a start of Triton for each would take minutes.
 ``test_serve_models.py`` types the command for one of each family; it also has encoders and language models.

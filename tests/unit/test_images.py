@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from shoal.authoring.environment.imports import find_imports
 from shoal.clients.bulk.inputs import make_table
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.spec import Array, ModelSpec, TensorSpec
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.predictions import _group
 from shoal.serving.gateway.v1.schema import PredictRequest
+from tests.support.once import ROOT
 from tests.support.pictures import draw, save
 from tests.support.pieces import ask, start
 
@@ -115,6 +117,10 @@ def test_pictures_that_are_refused(file: bytes, said: str) -> None:
 def test_parameters_that_are_refused(parameters: dict[str, Any], dims: dict[str, Any], said: str) -> None:
     with pytest.raises(ArtifactError, match=said):
         start("image", dims=dims, **parameters)
+
+
+def test_an_environment_must_have_pillow() -> None:
+    assert "PIL" in find_imports(ROOT / "preprocess" / "image" / "1").find_needed()
 
 
 # --- on their way -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What ``shoal serve MODEL`` makes of a file or a folder, and what it refuses, before anything is made."""
+"""Recipes of ``shoal serve MODEL`` for files and folders, and its refusals, before anything is made."""
 
 from __future__ import annotations
 

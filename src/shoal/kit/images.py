@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import Array
@@ -47,8 +48,6 @@ class _Transform:
         return np.ascontiguousarray((colours - self.mean[:, None, None]) / self.std[:, None, None])
 
     def _read(self, row: int, file: bytes) -> NDArray[np.uint8]:
-        from PIL import Image
-
         where = f"{self.name}[{row}]"
         try:
             with Image.open(BytesIO(file), formats=FORMATS) as image:
@@ -92,10 +91,7 @@ def make_image_reader(context: Context, parameters: Parameters, edge: str) -> Re
 
     Raises:
         ArtifactError: a parameter cannot be used, or a size is not declared.
-        SetupError: Pillow is not installed.
     """
-    with needs("images"):
-        import PIL  # noqa: F401
     size = parameters.sizes.get("h", 0), parameters.sizes.get("w", 0)
     if not all(size):
         what = f"Model {context.spec.name} does not declare the height and width of its pictures."

@@ -9,6 +9,7 @@ from shoal.errors import ArtifactError, SetupError
 from shoal.kit.component.base import Component
 from shoal.kit.component.hosted import load_module
 
+_EXTRAS = {**dict.fromkeys(("torch", "transformers", "jinja2", "safetensors"), "llm"), "PIL": "images"}
 _FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
 
 
@@ -27,9 +28,9 @@ def component_class(path: Path) -> type[Component]:
         what, fix = f"{short} is not a shoal component that loads in this process: {error}.", _FIX
         if (error.name or "").partition(".")[0] == "shoal":
             fix = f"{IMPORT_FIX}. If another version of shoal composed it, compose it again."
-        if (error.name or "").partition(".")[0] in ("torch", "transformers", "jinja2", "safetensors"):
+        if extra := _EXTRAS.get((error.name or "").partition(".")[0]):
             raise SetupError(
-                f"{short} needs {error.name}, which is not installed.", "Type: pip install 'shoal[llm]'"
+                f"{short} needs {error.name}, which is not installed.", f"Type: pip install 'shoal[{extra}]'"
             ) from None
         raise ArtifactError(what, fix) from None
     component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
