@@ -41,6 +41,22 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
             assert {*re.findall(r"--[a-z-]+", part)} <= options | {"--help"}
 
 
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("new preprocess mine", "shoal new component"),
+        ("graph build -o a.svg", "--out FILE"),
+        ("serve build --max-batch-size 8", "max_batch_size: ROWS in the config.pbtxt of the model"),
+        ("serve build --batch-delay 100", "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS"),
+        ("infer a --explain", "--full"),
+    ],
+)
+def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None:
+    run = CliRunner().invoke(cli.app, typed.split(), env={"COLUMNS": "300"})
+    assert run.exit_code == 2
+    assert f". Type: {instead}" in run.output
+
+
 @pytest.mark.usefixtures("trained_for_a_moment")
 def test_training_options_that_are_none(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="There is no file for column 'passage'"):

@@ -262,3 +262,10 @@ def test_a_repository_means_what_it_was_composed_for(shoal: Shoal, tmp_path: Pat
         shoal("graph", repository)
     (repository / "manifest.json").write_text('{"ensembles": ["ensemble_all"]}', encoding="utf-8")
     assert b"preprocess<br/>" in shoal("graph", repository)
+
+
+def test_the_only_composed_repository_in_a_folder_is_found(shoal: Shoal, tmp_path: Path) -> None:
+    repository = write_placed(tmp_path / "mine" / "repository", "cpu")
+    (repository / "manifest.json").write_text('{"ensembles": ["ensemble_all"]}', encoding="utf-8")
+    for command in ("graph", "describe"):
+        assert shoal(command, tmp_path) == shoal(command, repository)

@@ -40,11 +40,12 @@ def graph(
     from shoal.authoring.draw import picture
     from shoal.authoring.draw.mermaid import draw
     from shoal.authoring.repository.find_graph import find_graph
+    from shoal.authoring.repository.model_folders import find_repository
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
         raise InputError("A PNG cannot be printed on a terminal.", "Name a file: --out ensemble.png")
-    drawn = find_graph(folder, model)
+    drawn = find_graph(find_repository(folder) or folder, model)
     if chosen == "png":
         content = picture.png(drawn)
     else:
@@ -74,7 +75,9 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     from shoal.authoring.draw.boxes import legible
     from shoal.authoring.repository.describe import describe as describe_graph
     from shoal.authoring.repository.find_graph import find_graph, list_pipelines
+    from shoal.authoring.repository.model_folders import find_repository
 
+    folder = find_repository(folder) or folder
     if not model and len(several := list_pipelines(folder)) > 1:
         if as_json:
             print_json({"pipelines": [{"name": each.name, "signature": each.spec.signature} for each in several]})

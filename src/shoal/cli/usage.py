@@ -18,31 +18,46 @@ from typer.main import get_command
 _HABITS = {
     "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
     "benchmark": "shoal bench REPOSITORY",
+    "compare": "shoal bench REPOSITORY OTHER_REPOSITORY",
     "convert": "shoal add-model FILE NAME",
+    "delete": "rm -r REPOSITORY/NAME, and start shoal serve again",
     "deploy": "shoal serve REPOSITORY",
+    "draw": "shoal graph REPOSITORY",
     "embed": "shoal infer --model NAME TEXT",
-    "explain": "shoal describe REPOSITORY/ENSEMBLE; for a rule: shoal check --explain RULE",
+    "explain": "shoal describe REPOSITORY, for a pipeline; shoal check --explain RULE, for a rule",
     "export": "shoal add-model FILE NAME",
     "help": "shoal --help, or shoal COMMAND --help",
     "import": "shoal add-model FILE NAME",
     "init": "shoal new pipeline NAME",
     "list": "shoal status, of what is served",
+    "load": "shoal serve MODEL",
     "logs": "shoal serve REPOSITORY --log FILE",
     "ls": "shoal status, of what is served",
     "models": "shoal status, of what is served",
+    "plot": "shoal graph REPOSITORY",
     "predict": "shoal infer --model NAME VALUE",
     "ps": "shoal status",
+    "remove": "rm -r REPOSITORY/NAME, and start shoal serve again",
+    "rm": "rm -r REPOSITORY/NAME, and start shoal serve again",
     "run": "shoal serve REPOSITORY, or without a server: shoal infer --local --repository REPOSITORY TEXT",
     "start": "shoal serve REPOSITORY",
     "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
     "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
+    "unload": "rm -r REPOSITORY/NAME, and start shoal serve again",
     "up": "shoal serve REPOSITORY",
+    "update": "pip install --upgrade shoal",
+    "upgrade": "pip install --upgrade shoal",
     "validate": "shoal check REPOSITORY",
     "version": "shoal --version",
 }
+# The same of the commands of groups.
+_NESTED = {"new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component")}
 # The same of options, by command.
+_OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
 _OPTIONS = {
     "chat": {"--url": "shoal chat HOST:PORT"},
+    "graph": _OUT,
+    "infer": {"--explain": "--full, which prints all numbers of the answer"},
     "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
     "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT"},
     "serve": {
@@ -50,6 +65,10 @@ _OPTIONS = {
         "--device": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
         "--workers": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
         "--instances": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
+        "--batch-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
+        "--queue-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
+        "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, compose again, and serve that",
+        "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
     },
 }
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
@@ -87,6 +106,13 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for; one of other tools is refused with what to type instead."""
+        habits = _NESTED.get(str(self.name), _HABITS if ctx.parent is None else {})
+        if args and args[0] in habits and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. Type: {habits[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 @dataclass(frozen=True)
@@ -165,12 +191,6 @@ class Root(Group):
         if cmd_name not in self.commands:
             self._add_applications()
         return super().get_command(ctx, cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is asked for; one of other tools is refused with what to type instead."""
-        if args and args[0] in _HABITS and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}. Type: {_HABITS[args[0]]}")
-        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
