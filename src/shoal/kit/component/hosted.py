@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -131,7 +132,10 @@ class _Passed(Stream):
         self._to.defer(partial(self._pass, item))
 
     def _pass(self, item: Arrays | ShoalError | None) -> None:
-        """Send what an answer makes; the answer that completes the caller's ends this model's work."""
+        """Send what an answer makes; the answer that completes the caller's ends this model's work.
+
+        The work is ended in a thread of its own: the engine's may hold this stream's lock, and wait for this one.
+        """
         if not self._to.is_open:
             return
         try:
@@ -144,12 +148,12 @@ class _Passed(Stream):
                 for outputs in self._through.end():
                     self._to.send(outputs)
                 self._to.end()
-                self.leave()
         except Exception as error:
             self._to.end(error)
-            self.leave()
         finally:
             del item  # or an error would hold this frame, and the frame the error
+        if self.is_open and not self._to.is_open:
+            threading.Thread(target=self.leave, daemon=True).start()
 
 
 def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lambda _: None) -> HostedCallees:

@@ -8,7 +8,8 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from queue import Queue
+from functools import partial
+from queue import Queue, SimpleQueue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,8 +102,11 @@ class Stream:
         self.is_handed_over = True
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which sends answers, where this stream's answers are sent, after those before it."""
-        work()
+        """Run ``work``, which sends answers, where this stream's answers are sent, after those before it.
+
+        It does not run in the caller's thread, which may hold locks of the stream that ``work`` closes.
+        """
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Close the stream, because its client no longer wants answers. Components do not call this."""
@@ -139,13 +143,20 @@ class QueueStream(Stream):
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
         super().__init__(component, num_rows, request_id)
-        self._items: Queue[Arrays | ShoalError | None] = Queue()
+        self._items: Queue[Arrays | ShoalError | Callable[[], None] | None] = Queue()
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
         self._items.put(item)
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that reads the answers."""
+        self._items.put(work)
+
     def __iter__(self) -> Iterator[dict[str, Array]]:
         while (item := self._items.get()) is not None:
+            if callable(item):
+                item()
+                continue
             if isinstance(item, ShoalError):
                 try:
                     raise item
@@ -280,14 +291,11 @@ class _TritonStream(Stream):
         self._model = model
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        if threading.current_thread() is self._model.poster:
-            self._model.post(self, item)
-        else:
-            self._model.waiting.put((self, item))
+        self._model.post(self, item)
 
     def defer(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the thread that sends to Triton."""
-        self._model.waiting.put((self, work))
+        self._model.defer(work)
 
     def look(self) -> None:
         """Close the stream if the client has cancelled the request."""
@@ -330,6 +338,10 @@ class _DirectStream(Stream):
                 self._has_ended = self._has_ended or has_left
                 self._settle(self._connection.flush())
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton."""
+        self._model.defer(work)
+
     def _settle(self, is_sent: bool) -> None:
         """Release the socket if the stream has ended and all bytes are sent, else watch it. The lock must be held."""
         if is_sent and self._has_ended:
@@ -353,20 +365,19 @@ class StreamingModel(TritonModel):
         """Create the component; an exception here makes the model fail to load."""
         super().initialize(args)
         self._is_whole = not self.component.context.spec.is_decoupled
-        self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | Callable[[], None] | None]] = Queue(_WAITING)
+        self._waiting: SimpleQueue[tuple[Callable[[], None], bool]] = SimpleQueue()  # work, and whether it has a place
+        self._places = threading.Semaphore(_WAITING)
         self._open: set[Stream] = set()
         self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
         self._room = select.epoll()  # reports a socket when its caller leaves, or when it has room again
         self._changing = threading.Lock()
         self._has_ended = threading.Event()
-        self._whole: dict[
-            Stream, Any
-        ] = {}  # of models that are not decoupled: Triton takes the only answer with the end
-        self.poster, watcher = (
+        self._whole: dict[Stream, Any] = {}  # of a model that is not decoupled: Triton takes an answer with its end
+        self._poster, watcher = (
             threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True)
             for work in (self._send_all, self._look_for_leavers)
         )
-        self.poster.start()
+        self._poster.start()
         watcher.start()
 
     def execute(self, requests: list[Any]) -> None:  # type: ignore[override]
@@ -439,18 +450,35 @@ class StreamingModel(TritonModel):
             else:
                 self._beacon.close_batch()
 
-    def _send_all(self) -> None:
-        """Send queued answers and ends of streams, in order; drop the answers to clients that have left."""
-        while True:
-            stream, item = self.waiting.get()
-            if callable(item):
-                item()
-            else:
-                self.post(stream, item)
-            del stream, item  # which would live until the next answer
-
     def post(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
-        """Send an answer or the end of a stream to Triton; run by the thread that does this for all streams."""
+        """Send an answer or the end of a stream to Triton, after what waits already.
+
+        Only answers wait for a place. An end is posted under the lock of a stream that the poster may be about to use.
+        """
+        if threading.current_thread() is self._poster:
+            self._send(stream, item)
+        elif item is None or isinstance(item, ShoalError):
+            self._waiting.put((partial(self._send, stream, item), False))
+        else:
+            self.defer(partial(self._send, stream, item))
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton, after what waits already."""
+
+        self._places.acquire()
+        self._waiting.put((work, True))
+
+    def _send_all(self) -> None:
+        """Do what is posted, in order."""
+        while True:
+            work, has_place = self._waiting.get()
+            if has_place:
+                self._places.release()
+            work()
+            del work  # which would live until the next one
+
+    def _send(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
+        """Send an answer or the end of a stream; drop an answer to a client that has left."""
         try:
             if item is None:
                 end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
