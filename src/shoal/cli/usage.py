@@ -51,7 +51,9 @@ _HABITS = {
     "version": "shoal --version",
 }
 # The same of the commands of groups.
-_NESTED = {"new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component")}
+_NESTED = {
+    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME"),
+}
 # The same of options, by command.
 _OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
 _OPTIONS = {
