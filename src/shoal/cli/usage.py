@@ -52,7 +52,7 @@ _HABITS = {
 }
 # The same of the commands of groups.
 _NESTED = {
-    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME"),
+    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME")
 }
 # The same of options, by command.
 _OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
