@@ -20,7 +20,7 @@ from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.serving.gateway.core.models import find_slots
 from tests.support.llm import find_trained
 
-HOSTED = ("prompt", "llm-hf")
+HOSTED = ("llm-hf",)
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,16 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) -> None:
-    assert [path.name for path in sorted(together.iterdir())] == ["llm_bls", "manifest.json"]
+    assert [path.name for path in sorted(together.iterdir())] == ["llm_bls", "manifest.json", "prompt"]
     assert sorted(path.name for path in (together / "llm_bls" / "1").iterdir()) == ["model.py", "shoal", "together"]
     assert not [*(together / "llm_bls" / "1" / "together").glob("**/shoal")], "one copy of shoal is enough"
     config = read_config(together / "llm_bls")
-    assert config.hosts == config.calls == HOSTED
+    assert config.hosts == HOSTED
     assert config.slots == read_config(apart / "llm-hf").slots
     assert find_slots(read_configs(together)) == {"llm_bls": config.slots}
     manifest = read_manifest(together)
     assert manifest["together"] == {"llm_bls": [*HOSTED]}
-    assert manifest["without_environment"] == ["llm_bls"]
+    assert sorted(manifest["without_environment"]) == ["llm_bls", "prompt"]
     assert manifest["identity"] == read_manifest(apart)["identity"], "the answers are the same"
     check_manifest(together)
     assert check(together) == []
@@ -71,7 +71,7 @@ def test_errors_are_those_of_the_callee(together: Path) -> None:
     ("names", "said"),
     [
         ("llm", r"No model calls others: .*llm-hf.* Leave out --together"),
-        (["llm", "llm_bls"], r"llm_bls cannot run prompt in its process: llm needs it too, so it would be loaded"),
+        (["llm", "llm_bls"], r"llm_bls cannot run llm-hf in its process: llm needs it too, so it would be loaded"),
         ("tensorrt_llm_bls", r"cannot run tensorrt_llm in its process: it is a model of the backend tensorrtllm"),
     ],
 )
@@ -83,11 +83,11 @@ def test_what_cannot_be_together(names: str | list[str], said: str, tmp_path: Pa
 
 def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:
     repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), is_together=True)
-    config = repository / "llm_bls" / "1" / "together" / "prompt" / "config.json"
+    config = repository / "llm_bls" / "1" / "together" / "llm-hf" / "config.json"
     config.write_text(json.dumps({"inputs": 1}), encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"llm_bls hosts prompt, whose \S+ cannot be read\. Compose it again"):
+    with pytest.raises(ArtifactError, match=r"llm_bls hosts llm-hf, whose \S+ cannot be read\. Compose it again"):
         find_graph(repository)
     config.unlink()
     (repository / "manifest.json").unlink()
-    with pytest.raises((ArtifactError, SetupError), match="llm_bls hosts prompt, whose"):
-        load(repository)
+    with pytest.raises((ArtifactError, SetupError), match="llm_bls hosts llm-hf, whose"):
+        load(repository / "llm_bls")

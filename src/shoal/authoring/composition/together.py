@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.authoring.composition.environments import ALL
 from shoal.authoring.composition.writing import COMMENT, hash_files, write_manifest
+from shoal.authoring.repository.apis import makes_token_ids
 from shoal.authoring.repository.config import CONFIG as PBTXT
 from shoal.authoring.repository.config import ModelConfig, read_config, write_config
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
@@ -17,13 +18,14 @@ from shoal.authoring.repository.versions import list_made
 from shoal.authoring.vendoring import copy_package
 from shoal.errors import InputError
 from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER
-from shoal.kit.component.triton import HOSTING
+from shoal.kit.component.triton import CALLING, HOSTING
 
 
 def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
-    """Return the models that call others, each with those that it can host: models of Python that only it uses.
+    """Return the models that call others, each with those that it hosts: models of Python that only it uses.
 
-    ``environments`` are those of ``compose``.
+    The step of a language model that makes token ids stays apart: the service asks it, too. It is asked once for a
+    request, not for each token. ``environments`` are those of ``compose``.
 
     Raises:
         InputError: no model calls others, or one of those cannot be hosted.
@@ -33,11 +35,12 @@ def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Path]) 
     if not callers:
         names = ", ".join(members)
         raise InputError(f"No model calls others: {names}.", "Leave out --together, or name a model such as llm_bls.")
+    hosts = {m.name: tuple(name for name in m.calls if not makes_token_ids(members[name])) for m in callers}
     for caller in callers:
-        for called in caller.calls:
+        for called in hosts[caller.name]:
             if why := _find_obstacle(caller, members[called], models, environments):
                 raise InputError(f"{caller.name} cannot run {called} in its process: {why}.", "Leave out --together.")
-    return {caller.name: caller.calls for caller in callers}
+    return {name: called for name, called in hosts.items() if called}
 
 
 def _find_obstacle(
@@ -67,7 +70,8 @@ def pack(repository: Path, hosts: Mapping[str, Sequence[str]]) -> None:
             for name, config in configs.items():
                 _copy(config, version / TOGETHER / name)
             shutil.rmtree(version / "shoal")  # written again with what hosted code imports
-            copy_package(version, HOSTING)
+            calls_others = set(read_config(folder).calls) - set(names)
+            copy_package(version, HOSTING, *([CALLING] if calls_others else []))
         for name in names:
             shutil.rmtree(repository / name)
         write_config(_join(read_config(folder), configs), folder / PBTXT, comment=COMMENT)
