@@ -86,9 +86,9 @@ def look_at_port(name: str, place: int) -> Callable[[Running], Any]:
 
 def look_at_waiting(s: Running) -> bool:
     """Whether all of many requests at once are answered."""
-    (s.home / "other").write_text("0.03")
+    (s.home / "other").write_text("0.05")
     with ThreadPoolExecutor(64) as pool:
-        found = set(pool.map(lambda _: s.infer("other"), range(100)))
+        found = set(pool.map(lambda _: s.infer("other"), range(200)))
     (s.home / "other").unlink()
     return len(found) == 1
 

@@ -145,6 +145,9 @@ class Answer(Mapping[str, np.ndarray[Any, Any]]):
         except KeyError:
             raise NoOutputError(f"{self.model} gave no output {name}.", suggest(name, self.arrays)) from None
 
+    def __contains__(self, name: object) -> bool:  # asked for each token; the inherited one makes an error's text
+        return name in self.arrays
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)
 

@@ -140,6 +140,7 @@ class TensorrtLlm(Vllm):
 
 
 _VARIABLES = "chat_template_kwargs"
+_PLAIN = bytes, int, float  # what the gateway, which reads every token, has instead of arrays
 _LOG_PROBS = ("return_cumulative_logprob", "return_logprobs")  # inputs
 _RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 
@@ -187,7 +188,11 @@ def _read_log_probs(answer: Mapping[str, Any]) -> tuple[float | None, Sequence[A
 
 def _read(answer: Mapping[str, Any], name: str) -> Any:
     """Return the only element of an output as a Python value; None if the answer does not have it."""
-    if name not in answer or not np.size(answer[name]):
+    if name not in answer:
         return None
-    value = np.asarray(answer[name]).item()
+    value = answer[name]
+    if not isinstance(value, _PLAIN):
+        if not np.size(value):
+            return None
+        value = np.asarray(value).item()
     return value.decode() if isinstance(value, bytes) else value

@@ -41,6 +41,7 @@ METHOD = f"{SERVICE}ModelStreamInfer"
 _AGAIN_SECONDS = 0.2  # until the next stop request: the first may come before the request reaches its engine
 _MOST_STOP_BYTES = 2**16  # of a stop request, which asks for nothing
 _KINDS = {"num_input_tokens": "input", "num_output_tokens": "output"}  # by the output that counts them
+_COUNTED = {BATCH_INDEX, *_KINDS}
 KINDS = tuple(_KINDS.values())
 
 
@@ -273,7 +274,8 @@ class TokenMeter:
 
     def read(self, answer: Any) -> None:
         """Note the tokens that are new in a ``ModelInferResponse``."""
-        raws = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False)}
+        pairs = zip(answer.outputs, answer.raw_output_contents, strict=False)
+        raws = {output.name: raw for output, raw in pairs if output.name in _COUNTED}
         named = raws.get(BATCH_INDEX, b"")
         for name in _KINDS.keys() & raws.keys():
             if len(raws[name]) % 4:  # not as declared, which Triton does not check

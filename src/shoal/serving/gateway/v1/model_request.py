@@ -10,12 +10,13 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from struct import Struct
 from typing import Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 
-from shoal.clients.client.calls import Answer, Call, Method, join, split, to_arrays
+from shoal.clients.client.calls import Answer, Call, Method, decode, join, split, to_arrays
 from shoal.clients.client.grpc_transport import from_grpc, to_grpc
 from shoal.clients.llm.dialects import Dialect, Messages, find_dialect
 from shoal.errors import InputError, ServerError
@@ -40,6 +41,7 @@ _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
 _SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", VARIABLES}
 _PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
 _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
+_FORMS = {"INT32": Struct("<i"), "UINT32": Struct("<I"), "FP32": Struct("<f")}  # of numbers, by datatype
 _STEP = re.compile(r"^in ensemble '[^']*', ")
 
 
@@ -139,7 +141,7 @@ class ModelRequest:
                         continue
                     number = int(answer.request.request_id.rpartition("-")[2])
                     if not (answer.is_last and answer.is_empty):
-                        last[number] = dialects[number].read(self._read(answer.message.infer_response))
+                        last[number] = dialects[number].read(_read_values(answer.message.infer_response))
                         num_bytes = answer.message.ByteSize()
                         self._held.grow(0 if is_streaming else num_bytes)
                         with relay.write():
@@ -249,6 +251,19 @@ class ModelRequest:
             message = place.removesuffix(".content") + message[len(found[0]) :]
             return ApiError(message, place)
         return ApiError(message, field_names.settings.get(word, word if word in _SETTINGS else None))
+
+
+def _read_values(message: Any) -> dict[str, Any]:
+    """Return the outputs of an answer of one row: plain values, since this is done for every token; or arrays."""
+    found: dict[str, Any] = {}
+    for output, raw in zip(message.outputs, message.raw_output_contents, strict=True):
+        if output.datatype == "BYTES" and len(raw) >= 4 and int.from_bytes(raw[:4], "little") == len(raw) - 4:
+            found[output.name] = raw[4:]
+        elif (form := _FORMS.get(output.datatype)) and len(raw) == form.size:
+            (found[output.name],) = form.unpack(raw)
+        else:
+            found[output.name] = decode(output.datatype, list(output.shape), memoryview(raw))
+    return found
 
 
 def _parse(content: bytes) -> Any:
