@@ -23,7 +23,7 @@ class Leavable(Protocol):
 
 
 class Passage(Protocol):
-    """What makes a component's answers of those of a model that it calls."""
+    """Maker of a component's answers from those of a model that it calls."""
 
     @property
     def is_complete(self) -> bool:

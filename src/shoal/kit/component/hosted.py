@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.component.context import Callees, Context, Leavable, Passage, choose
 from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER, Array, Arrays, ModelSpec
-from shoal.kit.component.streaming import Stream, count_rows
+from shoal.kit.component.stream import Stream
+from shoal.kit.component.streaming import count_rows
 from shoal.kit.component.tensors import Device
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ class _Passed(Stream):
 
         The work is ended in a thread of its own: the engine's may hold this stream's lock, and wait for this one.
         """
+        self._send(item)
+        if self.is_open and not self._to.is_open:
+            threading.Thread(target=self.leave, daemon=True).start()
+
+    def _send(self, item: Arrays | ShoalError | None) -> None:
         if not self._to.is_open:
             return
         try:
@@ -152,8 +158,6 @@ class _Passed(Stream):
             self._to.end(error)
         finally:
             del item  # or an error would hold this frame, and the frame the error
-        if self.is_open and not self._to.is_open:
-            threading.Thread(target=self.leave, daemon=True).start()
 
 
 def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lambda _: None) -> HostedCallees:
