@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shoal.kit.component.parameters import fixed_by as fixed_by
     from shoal.kit.component.spec import Array as Array
     from shoal.kit.component.spec import Arrays as Arrays
-    from shoal.kit.component.streaming import Stream as Stream
+    from shoal.kit.component.stream import Stream as Stream
     from shoal.kit.component.streaming import StreamingComponent as StreamingComponent
     from shoal.kit.component.tensors import Device as Device
     from shoal.kit.component.tensors import namespace as namespace

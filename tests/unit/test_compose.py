@@ -62,7 +62,7 @@ def test_only_needed_modules_are_copied_into_a_model(repository: Path) -> None:
 
 
 BATCHES = {"base", "context", "files", "ledger", "parameters", "spec", "tensors", "triton"}
-STREAMS = {"answer_socket", "streaming"}
+STREAMS = {"answer_socket", "stream", "streaming"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from shoal.errors import InputError, ServerError
 from shoal.kit.component.base import check_outputs
 from shoal.kit.component.context import Context
-from shoal.kit.component.streaming import QueueStream, StreamingComponent
+from shoal.kit.component.stream import QueueStream
+from shoal.kit.component.streaming import StreamingComponent
 from shoal.kit.generation.answering import Answering, RunningSequence, step
 from shoal.kit.generation.answers import LogProbs, pack_answer, read_log_probs
 from shoal.kit.generation.contract import (

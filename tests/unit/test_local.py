@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from shoal.authoring.repository.loading import component_class
-from shoal.clients import local
 from shoal.clients.client.calls import check_outputs, to_arrays
 from shoal.clients.client.client import Client
 from shoal.clients.client.flow import merge
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
+from shoal.kit.component.hosted import HostedModel
 from shoal.kit.component.spec import TensorSpec
 from tests.support.once import ROOT
 
@@ -141,7 +141,7 @@ def test_branches_run_side_by_side(repository: Path) -> None:
     pipeline = load(repository / "ensemble_all")
     meeting = threading.Barrier(2, timeout=20)  # breaks unless both branches are there at once
 
-    def meet(model: local.LocalModel) -> local.LocalModel:
+    def meet(model: HostedModel) -> HostedModel:
         def call(inputs: Any) -> Any:
             meeting.wait()
             return model.call(inputs)

@@ -44,6 +44,7 @@ TABLE: Table = {
     "compose --instances": Both(COMPOSE, "--instances a=1", "--instances a=3", "*/a/config.pbtxt"),
     "compose --preferred-batch": Both(COMPOSE, "--preferred-batch a=2", "--preferred-batch a=4,8", "*/a/config.pbtxt"),
     "compose --queue-delay": Both(COMPOSE, "--queue-delay a=0", "--queue-delay a=300", "*/a/config.pbtxt"),
+    "compose --together": Elsewhere("unit/test_together.py::test_the_models_travel_in_their_callers_folder"),
     "plan --placement": Both(PLAN, "--placement cpu", "--placement gpu"),
     "plan --target": Both("plan ensemble_all", "--target embedded", "--target 26.06"),
     "plan --gpu": Both(f"{PLAN} --placement gpu", "--gpu 0", "--gpu 1,2"),

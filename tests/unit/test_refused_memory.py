@@ -19,7 +19,8 @@ from shoal.errors import InputError, ShoalError, forget_frames
 from shoal.kit.component.base import Component
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import Arrays, ModelSpec
-from shoal.kit.component.streaming import Stream, StreamingComponent
+from shoal.kit.component.stream import Stream
+from shoal.kit.component.streaming import StreamingComponent
 from tests.support import fake_triton
 from tests.support.fake_triton import InferenceRequest, Stub, Tensor
 from tests.support.planted import write

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.context import Context
-from shoal.kit.component.streaming import QueueStream, Stream
+from shoal.kit.component.stream import QueueStream, Stream
 from shoal.kit.generation.answering import Answering
 from shoal.kit.generation.answers import join_rows, split_rows
 from shoal.kit.generation.contract import Limits, TokenRequest

@@ -3,7 +3,6 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import numpy as np
 
@@ -20,24 +19,16 @@ class LlmBls(StreamingComponent):
         parameters = Parameters(context.spec)
         self.prompt, self.engine = parameters.words("calls", least=2, most=2)
         self.completions = Completions.read(parameters)
+        self.outputs = frozenset(tensor.name for tensor in context.spec.outputs)
 
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
         models = self.context.models
         request = models.infer(self.prompt, inputs)
         is_streaming = read_streaming(request["streaming"], "stream")
         request["streaming"] = np.ones_like(request["streaming"])  # also a whole answer ends at its stop word
-        texts = self.completions.open_rows(request, is_streaming=is_streaming)
-        stream.farewell = lambda: self.declared(texts.cancelled())
-        with closing(models.stream(self.engine, request, until=stream)) as answers:
-            for answer in answers:
-                yield from map(self.declared, texts.take(answer))
-                if texts.are_complete:
-                    break
-        if not is_streaming:
-            yield from map(self.declared, texts.join())
-
-    def declared(self, outputs: Arrays) -> Arrays:
-        return {tensor.name: outputs[tensor.name] for tensor in self.context.spec.outputs if tensor.name in outputs}
+        texts = self.completions.open_rows(request, is_streaming=is_streaming, outputs=self.outputs)
+        stream.farewell = texts.cancelled
+        yield from models.pass_on(self.engine, request, stream, texts)
 
 
 TritonPythonModel = LlmBls.for_triton()

@@ -98,6 +98,10 @@ class ComposeAsked:
     ] = None
     weights: Weights = None
     quantize: Quantize = None
+    is_together: Annotated[
+        bool,
+        typer.Option("--together", help="The models that code calls, such as those of llm_bls, run in its process."),
+    ] = False
     instances: Annotated[
         list[str] | None,
         typer.Option(
@@ -149,6 +153,7 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         tuned=asked.tuned,
         accepts_error=asked.accepts_error,
         quantize=asked.quantize or "",
+        is_together=asked.is_together,
     )
     for pid, url in find_services(path):
         note = f"process {pid} serves {path} at {url}, and goes on with what it was started with; start it again"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -20,10 +20,11 @@ from shoal.clients.client.calls import Answer, count_rows, to_arrays, too_many_r
 from shoal.clients.client.copies import Copies
 from shoal.clients.client.failures import UnknownModelError
 from shoal.clients.client.flow import merge
-from shoal.errors import ArtifactError, InputError, ShoalError, suggest
+from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.backends import BACKENDS
 from shoal.kit.component.base import Component
-from shoal.kit.component.context import Callees, Context, Leavable, choose
+from shoal.kit.component.context import Context
+from shoal.kit.component.hosted import HostedCallees, HostedModel, host
 from shoal.kit.component.spec import FILES, OTHER_REPOSITORY, REPOSITORY, Array, Arrays, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Device
 
@@ -55,7 +56,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, graph: Graph, models: Mapping[tuple[str, int], LocalModel], held: ExitStack | None = None
+        self, graph: Graph, models: Mapping[tuple[str, int], HostedModel], held: ExitStack | None = None
     ) -> None:
         self._graph = graph
         self._models = models
@@ -280,52 +281,10 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
         return Pipeline(graph, models, held.pop_all())
 
 
-@dataclass(frozen=True)
-class LocalModel:
-    """One model of the graph: functions that run it, and the device of its outputs."""
-
-    name: str
-    ask: Callable[[Arrays], Arrays]
-    ask_stream: Callable[[Arrays, Leavable | None], Generator[Arrays]]
-    is_decoupled: bool
-    device: Device = field(default_factory=Device)
-
-    def call(self, inputs: Arrays) -> Arrays:
-        """Return the model's only answer."""
-        if self.is_decoupled:
-            raise InputError(f"Model {self.name} answers in pieces.", "Use stream(...).")
-        return self.ask(inputs)
-
-    def stream(self, inputs: Arrays, until: Leavable | None = None) -> Generator[Arrays]:
-        """Yield the answers. The request ends when the generator is closed, or the client of ``until`` has left."""
-        if self.is_decoupled:
-            yield from self.ask_stream(inputs, until)
-        else:
-            yield self.ask(inputs)
-
-
-class LocalCallees(Callees):
-    """Models in this process that a component's code may call."""
-
-    def __init__(self, models: Mapping[str, LocalModel]) -> None:
-        super().__init__(models)
-        self._models = models
-
-    def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
-        return choose(self._models[model].call(inputs), outputs)
-
-    def _stream(
-        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Leavable | None
-    ) -> Generator[dict[str, Array]]:
-        with closing(self._models[model].stream(inputs, until)) as answers:
-            for answer in answers:
-                yield choose(answer, outputs)
-
-
-def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> LocalModel:
+def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, version: int = LATEST) -> HostedModel:
     if remote is not None and not config.is_ensemble and not is_in_client(config):
         at: dict[str, Any] = {} if version == LATEST else {"version": version}
-        return LocalModel(
+        return HostedModel(
             config.name,
             lambda inputs: remote.infer(config.name, inputs, **at),
             lambda inputs, _: remote.stream(config.name, inputs, **at),  # type: ignore[attr-defined]  # a Client has it
@@ -341,38 +300,27 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack, ver
                 f"Type: shoal check {config.folder.parent}",
             ) from None
         held.callback(nested.close)
-        return LocalModel(
+        return HostedModel(
             config.name,
             lambda inputs: nested(**inputs),
             lambda inputs, _: nested.stream(**inputs),
             is_decoupled=nested.is_decoupled,
         )
-    callees = {name: _load_model(read_config(config.folder.parent / name), remote, held) for name in config.calls}
-    component = load_component(config, LocalCallees(callees), version)
+    others = [name for name in config.calls if name not in config.hosts]
+    callees = {name: _load_model(read_config(config.folder.parent / name), remote, held) for name in others}
+    component = load_component(config, callees, version)
+    held.callback(component.context.models.close)
     held.callback(component.close)
-
-    def ask(inputs: Arrays) -> Arrays:
-        (answer,) = component.process([inputs])
-        if isinstance(answer, ShoalError):
-            try:
-                raise answer
-            finally:
-                del answer  # or the error would hold this frame, and the frame the error
-        return answer
-
-    def ask_stream(inputs: Arrays, until: Leavable | None) -> Generator[Arrays]:
-        with closing(component.stream(inputs)) as answers:  # type: ignore[attr-defined]  # a StreamingComponent
-            if until is not None:
-                until.on_leave(answers.leave)
-            yield from answers
-
-    return LocalModel(config.name, ask, ask_stream, config.spec.is_decoupled, component.context.device)
+    return HostedModel.of_component(component)
 
 
-def load_component(config: ModelConfig, models: Callees | None = None, version: int = LATEST) -> Component:
+def load_component(
+    config: ModelConfig, models: Mapping[str, HostedModel] | None = None, version: int = LATEST
+) -> Component:
     """Start the component of a model: its own ``model.py``, or the python-based backend that its configuration names.
 
-    ``models`` are the models that the component's code may call. ``version`` is a step's ``model_version``.
+    ``models`` are the models that the component's code may call, but for those that it hosts. ``version`` is a step's
+    ``model_version``.
 
     Raises:
         ArtifactError: the model has no such version, or no ``model.py``, and shoal has no such backend.
@@ -386,8 +334,8 @@ def load_component(config: ModelConfig, models: Callees | None = None, version: 
         )
     component = component_class(path)
     device = _device(config, component.library)
-    context = Context(spec=config.spec, folder=folder.resolve(), device=device, models=models or Callees())
-    return component(context)
+    context = Context(config.spec, folder.resolve(), device, models=HostedCallees(models or {}, device))
+    return component(replace(context, models=host(context)) if config.hosts else context)
 
 
 def _device(config: ModelConfig, library: str) -> Device:

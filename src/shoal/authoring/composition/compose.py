@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.authoring.check.targets import check_backends
 from shoal.authoring.composition.artifacts import check_artifacts, check_present, choose_precisions, read_contents
 from shoal.authoring.composition.environments import find_environments
+from shoal.authoring.composition.together import find_hosts, pack
 from shoal.authoring.composition.transforms import Models, Order, gather, transform
 from shoal.authoring.composition.tuned import read_tuned
 from shoal.authoring.composition.validation import check_made
@@ -41,6 +42,7 @@ def compose(
     tuned: Path | str | None = None,
     accepts_error: bool = False,
     quantize: str = "",
+    is_together: bool = False,
 ) -> Path:
     """Write the model repository that serves one or more ensembles; returns its absolute path.
 
@@ -60,7 +62,8 @@ def compose(
     ``tuning`` maps names of models to the settings of their instances and their dynamic batching. ``tuned`` is the plan
     file of ``shoal tune`` for the same encoders: its precision is the one for ``auto``, and it has the encoders for
     INT8; ``accepts_error`` allows any measured or unknown error of INT8. ``quantize``, ``int8`` or ``int4``, is the
-    form of the weights in engines of language models that can have it.
+    form of the weights in engines of language models that can have it. With ``is_together``, the models that code calls
+    run in its process.
 
     Raises:
         InputError: Triton does not support the path, it holds something other than a composed repository, no model
@@ -83,6 +86,7 @@ def compose(
         accepts_error=accepts_error,
         quantize=quantize,
     )
+    hosts = find_hosts(models, environments or {}) if is_together else {}
     made = _draft([*names], folders, models, swap or {}, order)
     with _naming(target):
         check_replaceable(target, MANIFEST)
@@ -90,6 +94,7 @@ def compose(
         with aside(target) as folder:
             write(made, folder, is_warmed_up=is_warmed_up)
             check_made(folder, str(target), made.order.plan.target)
+            pack(folder, hosts)
             exchange(folder, target)
     return target
 

@@ -33,7 +33,7 @@ from shoal.kit.component.spec import FILES, REPOSITORY
 from shoal.kit.component.triton import CALLING
 from shoal.system.files import copy_file, read_bytes
 
-_COMMENT = "Written by shoal compose; edits made here are lost."
+COMMENT = "Written by shoal compose; edits made here are lost."
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def write(made: Composition, folder: Path, *, is_warmed_up: bool) -> None:
         for name, source in labels[model.name].values():
             content = read_bytes(source).replace(b"\r\n", b"\n")  # Triton would keep the returns
             (folder / model.name / name).write_bytes(content)
-    files, weights = _hash_files(folder), made.order.weights
+    files, weights = hash_files(folder), made.order.weights
     identity = _identify(made.graphs, files | (weights.files if weights else {}))
     warm_ups = derive(made.graphs, folder) if is_warmed_up else WarmUps()
     copies: dict[Path, Path] = {}
@@ -78,7 +78,7 @@ def write(made: Composition, folder: Path, *, is_warmed_up: bool) -> None:
             write_warm_up(message, folder / model.name, warm_ups.requests[model.name])
         if model.name in made.environments:
             made.environments[model.name].write(folder / model.name, message, copies)
-        write_config(message, folder / model.name / "config.pbtxt", comment=_COMMENT)
+        write_config(message, folder / model.name / "config.pbtxt", comment=COMMENT)
         changes += find_changes(made.before[model.name], message, made.order.plan)
     more = {"identity": identity, "not_warmed_up": warm_ups.reasons, "notes": [*made.notes, *changes]}
     _write_manifest(made, folder, files, more)
@@ -127,7 +127,7 @@ def version_files(model: Path) -> Iterator[Path]:
             yield path
 
 
-def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+def hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the SHA-256 of each file in a repository, by path; a file with a hash in ``known`` is not read."""
     files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
@@ -168,6 +168,11 @@ def _write_manifest(made: Composition, repository: Path, files: Mapping[str, str
         **({"load_seconds": load_seconds} if load_seconds else {}),
         **({"weights": {**asdict(weights), "folder": str(weights.folder)}} if weights else {}),
         **more,
-        "files": _hash_files(repository, files),
+        "files": hash_files(repository, files),
     }
+    write_manifest(repository, manifest)
+
+
+def write_manifest(repository: Path, manifest: Mapping[str, Any]) -> None:
+    """Write what a repository was composed of."""
     (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -23,6 +23,7 @@ _LANGUAGE = (  # inputs and outputs of models that write text
     ({"prompt"}, {"generated_text"}),  # llamav2
 )
 _CHATS = {"messages", "prompt"}  # inputs of those that take chats
+_PROMPT = {"text_input", "messages"}, {"input_ids", "input_lengths"}  # tensors of the step that makes token ids
 
 
 class Api(Enum):
@@ -165,6 +166,20 @@ def _is_text(tensor: TensorSpec) -> bool:
 
 def _is_row(tensor: TensorSpec) -> bool:
     return tensor.dtype == "TYPE_FP32" and len(tensor.dims) == 1
+
+
+def makes_token_ids(config: ModelConfig) -> bool:
+    """Whether a model is the step of a language model that turns prompts into token ids.
+
+    The service asks it by itself, for ``/tokenize`` and the count of a chat's tokens.
+    """
+    return has_tensors(config, *_PROMPT) and not config.spec.is_decoupled
+
+
+def has_tensors(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:
+    """Whether a model has these inputs and outputs, and perhaps others."""
+    spec = config.spec
+    return inputs <= {each.name for each in spec.inputs} and outputs <= {each.name for each in spec.outputs}
 
 
 def read_labels(config: ModelConfig, served: Served) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 from shoal.authoring.repository.config import ModelConfig
+from shoal.authoring.repository.hosted import find_hosted
 from shoal.errors import ArtifactError, suggest
 
 MAX_NESTED = 100  # models that call one another in a chain
@@ -57,16 +58,18 @@ def find_leaves(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
 def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
     """Find the models of an ensemble's steps and the models that code calls, but not the steps of nested ensembles.
 
-    ``find`` returns the model of a name, or None. A nested ensemble is marked as decoupled if one of its models is
-    decoupled, because the ensemble's own configuration does not say so.
+    ``find`` returns the model of a name, or None; models that another one hosts are found with that. A nested ensemble
+    is marked as decoupled if one of its models is decoupled, because the ensemble's own configuration does not say so.
     """
     found: dict[str, ModelConfig] = {}
+    hosted = find_hosted(config)
 
     def follow(name: str) -> tuple[str, ...]:
-        member = find(name) if name != config.name else None
+        member = hosted.get(name) or (find(name) if name != config.name else None)
         if member is None:
             return ()
         found[name] = member
+        hosted.update(find_hosted(member))
         return member.calls
 
     deque(reach([*sorted(find_steps(config)), *config.calls], follow), maxlen=0)  # to its end

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from pathlib import Path
 
 from shoal.authoring.vendoring import IMPORT_FIX
 from shoal.errors import ArtifactError, SetupError
 from shoal.kit.component.base import Component
+from shoal.kit.component.hosted import load_module
 
 _EXTRAS = {**dict.fromkeys(("torch", "transformers", "jinja2", "safetensors"), "llm"), "PIL": "images"}
 _FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
@@ -18,23 +16,14 @@ _FIX = "Derive a class from shoal's Component, and end the file with TritonPytho
 def component_class(path: Path) -> type[Component]:
     """Return the component class that a ``model.py`` exports to Triton.
 
-    The first line of the file puts the file's folder first on ``sys.path``, for the stub. This function undoes that:
-    otherwise this process would import the copy of shoal in that folder.
-
     Raises:
         ArtifactError: the file is not Python code, imports a module that is not installed, or exports no shoal
             component.
         SetupError: it imports a library of an extra of shoal that is not installed.
     """
-    name = f"_shoal_model_{os.fsencode(path.resolve()).hex()}"  # a name without dots, another for each path
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    before, short = list(sys.path), "/".join(path.parts[-3:])  # MODEL/VERSION/model.py
-    sys.modules[name] = module
+    short = "/".join(path.parts[-3:])  # MODEL/VERSION/model.py
     try:
-        spec.loader.exec_module(module)
+        module = load_module(path)
     except ImportError as error:  # a Python model without shoal imports modules that only Triton's stubs provide
         what, fix = f"{short} is not a shoal component that loads in this process: {error}.", _FIX
         if (error.name or "").partition(".")[0] == "shoal":
@@ -44,8 +33,6 @@ def component_class(path: Path) -> type[Component]:
                 f"{short} needs {error.name}, which is not installed.", f"Type: pip install 'shoal[{extra}]'"
             ) from None
         raise ArtifactError(what, fix) from None
-    finally:
-        sys.path[:] = before
     component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
     if not (isinstance(component, type) and issubclass(component, Component)):
         raise ArtifactError(f"{short} is not a shoal component.", _FIX)

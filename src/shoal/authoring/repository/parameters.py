@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.spec import ModelSpec
+from shoal.kit.component.spec import TOGETHER, ModelSpec
 
 HOST_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 ANY, COMPONENT = "", "component"  # scopes: every model, and models whose code is a component; others are backends
@@ -57,6 +57,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("shoal_files", "digest", "", ANY, "backends of shoal", "Digest of the model's files; shoal compose writes it."),
     ("shoal_repository", "digest", "", ANY, "every component", "Identity of the repository; shoal compose writes it."),
     ("slots", _WHOLE, "", ANY, "shoal serve", "How many requests run at once; four times as many are accepted."),
+    ("together", _NAMES, "", ANY, "shoal compose, shoal graph",
+     "Those of `calls` that run in this model's process; shoal compose --together writes it."),
     # Of a backend's models.
     ("dtype", "fp32 or bf16", "fp32", "pytorch", "backend pytorch of shoal", "Dtype in which an encoder computes."),
     ("exclude_input_in_output", _FLAG, "false", "tensorrtllm", "backend tensorrtllm",
@@ -167,6 +169,11 @@ class ParameterProperties:
     def api(self) -> str:
         """Kind of answers for OpenAI's clients, as ``shoal.authoring.repository.apis`` reads it; empty without it."""
         return self.spec.parameters.get("api", "")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of those of the called models that run in this model's process, from the folder ``together``."""
+        return tuple(self.spec.parameters.get(TOGETHER, "").split())
 
     @property
     def calls(self) -> tuple[str, ...]:

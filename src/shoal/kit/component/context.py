@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,20 @@ class Leavable(Protocol):
         """Run ``call`` when the client leaves."""
 
 
+class Passage(Protocol):
+    """Maker of a component's answers from those of a model that it calls."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no more answers of the model are needed."""
+
+    def take(self, answer: Arrays) -> Iterable[Arrays]:
+        """Return the component's answers, any number, that one answer of the model makes."""
+
+    def end(self) -> Iterable[Arrays]:
+        """Return the component's answers after the model's last one."""
+
+
 class Callees:
     """Other models that a component can call, through ``self.context.models``.
 
@@ -28,7 +43,14 @@ class Callees:
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
-        self._known = known
+        self.known = known
+
+    def is_ready(self) -> bool:
+        """Whether those of the models that run in this process can be asked now."""
+        return True
+
+    def close(self) -> None:
+        """Close those of the models that run in this process."""
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Call a model that answers once, and return its answer. ``outputs`` names the wanted outputs; empty for all.
@@ -55,10 +77,30 @@ class Callees:
         self._check(model)
         yield from self._stream(model, inputs, outputs, until)
 
+    def pass_on(self, model: str, inputs: Arrays, stream: Leavable, through: Passage) -> Generator[Arrays]:
+        """Yield what ``through`` makes of a model's answers, for ``stream``, the one to the caller's client.
+
+        A model in this process takes the stream over: then nothing is yielded, and its answers reach the client without
+        a thread of their own. Call this last, by ``yield from``.
+
+        Raises:
+            InputError, SetupError, ServerError, ShoalError: as in ``stream``.
+        """
+        self._check(model)
+        yield from self._pass_on(model, inputs, stream, through)
+
+    def _pass_on(self, model: str, inputs: Arrays, stream: Leavable, through: Passage) -> Generator[Arrays]:
+        with closing(self._stream(model, inputs, (), stream)) as answers:
+            for answer in answers:
+                yield from through.take(answer)
+                if through.is_complete:
+                    break
+        yield from through.end()
+
     def _check(self, model: str) -> None:
-        if model not in self._known:
+        if model not in self.known:
             raise SetupError(
-                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self._known)
+                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self.known)
             )
 
     def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:

@@ -17,6 +17,8 @@ Arrays: TypeAlias = Mapping[str, Array]
 
 STRING = "TYPE_STRING"
 CALLS = "calls"  # parameter of a configuration: names of the models that the code calls, separated by spaces
+TOGETHER = "together"  # parameter, and folder of a version: those of the called models that run in the caller's process
+HOSTED_CONFIG = "config.json"  # of such a model: its config.pbtxt, in the form in which Triton hands it to a component
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
 BATCH_INDEX = "batch_index"  # output of a streaming model, INT32 [1]: the row of the request that is answered
 REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository

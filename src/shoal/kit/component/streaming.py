@@ -1,4 +1,4 @@
-"""Components that answer a request in pieces: their base class, their streams, and the adapter to Triton."""
+"""Components that answer a request in pieces: their base class, and the adapter to Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from queue import Queue
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component import tensors
 from shoal.kit.component.answer_socket import Connection, connect
-from shoal.kit.component.base import Component, check_outputs
+from shoal.kit.component.base import Component
 from shoal.kit.component.ledger import BATCHES, ROWS
-from shoal.kit.component.spec import BATCH_INDEX, STOP, Array, Arrays
+from shoal.kit.component.spec import STOP, Arrays
+from shoal.kit.component.stream import QueueStream, Stream
 from shoal.kit.component.triton import TritonModel
 
 _WAITING = 1024  # answers in the queue to Triton, over all streams; if it is full, engines wait
@@ -28,125 +30,6 @@ _LOOK_SHARE = 4  # a pause takes at least this many times as long as the search 
 _NO_ANSWER = ShoalError("The request was stopped, and has no answer.")
 
 _log = logging.getLogger("shoal")
-
-
-class Stream:
-    """Takes any number of answers to one request, then the end, and passes them on to the client. Thread-safe.
-
-    A stream is closed once it was ended or its client has left (disconnected, or cancelled the request); then it takes
-    no more answers. ``request_id`` is the id that the client gave the request: it may be empty, and is not unique.
-    """
-
-    def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
-        self.request_id = request_id
-        self._component, self._num_rows = component, num_rows
-        self._lock = threading.Lock()
-        self._is_open = True
-        self._has_left = False
-        self._calls: list[Callable[[], None]] = []
-        # The last answer if the client asks for the end, or what makes it: every declared output.
-        self.farewell: Arrays | Callable[[], Arrays] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the stream still takes answers."""
-        return self._is_open
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has left, that is, no longer wants answers."""
-        return self._has_left
-
-    def send(self, outputs: Arrays) -> bool:
-        """Send one answer: every declared output, ``[rows, *dims]`` with the request's number of rows.
-
-        With an output ``batch_index``, INT32 ``[1]``, an answer is to those rows of the request that it names.
-        Returns False if the stream is closed; then stop computing answers. If an output differs from its declaration in
-        ``config.pbtxt``, the stream ends with an error.
-        """
-        try:
-            component = self._component
-            rows = len(outputs[BATCH_INDEX]) if BATCH_INDEX in outputs else self._num_rows
-            check_outputs(component.context.spec, outputs, rows, component.optional_outputs)
-        except Exception as error:
-            self.end(error)
-            return False
-        with self._lock:
-            if self._is_open:
-                self._deliver(outputs)
-            return self._is_open
-
-    def end(self, error: Exception | None = None) -> None:
-        """End the stream, with an error if there is one. Later calls have no effect."""
-        failure = None if error is None else self._component.failure(error)
-        with self._lock:
-            if not self._is_open:
-                return
-            self._is_open = False
-            if failure is not None:
-                self._deliver(failure)
-            self._deliver(None)
-
-    def on_leave(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in another thread when the client leaves; if the client has left already, run it now."""
-        with self._lock:
-            if not self._has_left:
-                self._calls.append(call)
-                return
-        call()
-
-    def leave(self) -> None:
-        """Close the stream, because its client no longer wants answers. Components do not call this."""
-        self._give_up(None)
-
-    def stop(self) -> None:
-        """Close the stream, because its client asked for the end; it still gets ``farewell``."""
-        if callable(self.farewell):
-            self.farewell = self.farewell()
-        self._give_up(self.farewell)
-
-    def _give_up(self, last: Arrays | None) -> None:
-        with self._lock:
-            if not self._is_open:
-                return
-            self._is_open, self._has_left = False, True
-            if last is not None:
-                self._deliver(last)
-            self._deliver(None)
-            calls = list(self._calls)
-        for call in calls:
-            call()
-
-    def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        """Pass on an answer, an error or, with None, the end of the stream. The caller holds the lock."""
-        raise NotImplementedError
-
-
-class QueueStream(Stream):
-    """Stream whose answers are read in this process: iterate over it, then close it.
-
-    The queue of answers is unbounded: a slow reader of one stream must not block an engine that answers many requests.
-    """
-
-    def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
-        super().__init__(component, num_rows, request_id)
-        self._items: Queue[Arrays | ShoalError | None] = Queue()
-
-    def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        self._items.put(item)
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        while (item := self._items.get()) is not None:
-            if isinstance(item, ShoalError):
-                try:
-                    raise item
-                finally:
-                    del item  # or the error would hold this frame, and the frame the error
-            yield dict(item)
-
-    def close(self) -> None:
-        """Close the stream as if its client had left; the component then stops computing answers."""
-        self.leave()
 
 
 class StreamingComponent(Component):
@@ -196,7 +79,8 @@ class StreamingComponent(Component):
         except Exception as error:
             stream.end(error)
         else:
-            stream.end()
+            if not stream.is_handed_over:
+                stream.end()
 
     def begin(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request, copy its inputs to this component's device, and call ``open``. Errors end the stream.
@@ -209,7 +93,7 @@ class StreamingComponent(Component):
             with device.active():
                 own = {name: device.put(_copy(array), name) for name, array in inputs.items()}
             device.ledger.count(BATCHES)
-            device.ledger.count(ROWS, max(1, _num_rows(inputs)) if self.context.spec.is_batched else 1)
+            device.ledger.count(ROWS, max(1, count_rows(inputs)) if self.context.spec.is_batched else 1)
             self.open(own, stream)
         except Exception as error:
             stream.end(error)
@@ -221,7 +105,7 @@ class StreamingComponent(Component):
 
     def stream(self, inputs: Arrays) -> QueueStream:
         """Begin to answer one request in this process, and return the stream of its answers."""
-        stream = QueueStream(self, _num_rows(inputs))
+        stream = QueueStream(self, count_rows(inputs))
         self.begin(inputs, stream)
         return stream
 
@@ -248,7 +132,8 @@ def _copy(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else tensors.namespace(array).asarray(array, copy=True)
 
 
-def _num_rows(inputs: Arrays) -> int:
+def count_rows(inputs: Arrays) -> int:
+    """Return the number of rows of a request."""
     return next((int(array.shape[0]) for array in inputs.values() if array.ndim), 0)
 
 
@@ -269,7 +154,11 @@ class _TritonStream(Stream):
         self._model = model
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        self._model.waiting.put((self, item))
+        self._model.post(self, item)
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton."""
+        self._model.defer(work)
 
     def look(self) -> None:
         """Close the stream if the client has cancelled the request."""
@@ -312,6 +201,10 @@ class _DirectStream(Stream):
                 self._has_ended = self._has_ended or has_left
                 self._settle(self._connection.flush())
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton."""
+        self._model.defer(work)
+
     def _settle(self, is_sent: bool) -> None:
         """Release the socket if the stream has ended and all bytes are sent, else watch it. The lock must be held."""
         if is_sent and self._has_ended:
@@ -335,14 +228,20 @@ class StreamingModel(TritonModel):
         """Create the component; an exception here makes the model fail to load."""
         super().initialize(args)
         self._is_whole = not self.component.context.spec.is_decoupled
-        self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | None]] = Queue(_WAITING)
+        self._waiting: SimpleQueue[tuple[Callable[[], None], bool]] = SimpleQueue()  # work, and whether it has a place
+        self._places = threading.Semaphore(_WAITING)
         self._open: set[Stream] = set()
         self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
         self._room = select.epoll()  # reports a socket when its caller leaves, or when it has room again
         self._changing = threading.Lock()
         self._has_ended = threading.Event()
-        for work in (self._send_all, self._look_for_leavers):
-            threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True).start()
+        self._whole: dict[Stream, Any] = {}  # of a model that is not decoupled: Triton takes an answer with its end
+        self._poster, watcher = (
+            threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True)
+            for work in (self._send_all, self._look_for_leavers)
+        )
+        self._poster.start()
+        watcher.start()
 
     def execute(self, requests: list[Any]) -> None:  # type: ignore[override]
         """Begin to answer the requests; other threads send the answers."""
@@ -351,7 +250,7 @@ class StreamingModel(TritonModel):
             if isinstance(inputs, ShoalError):
                 self._make_stream(request, None, 0).end(inputs)
                 continue
-            rows = _num_rows(inputs)
+            rows = count_rows(inputs)
             inputs = dict(inputs)
             if bool(np.asarray(inputs.pop(STOP, False)).any()):
                 self._answer_stop(self._make_stream(request, None, rows, has_id=False), request.request_id())
@@ -414,26 +313,49 @@ class StreamingModel(TritonModel):
             else:
                 self._beacon.close_batch()
 
+    def post(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
+        """Send an answer or the end of a stream to Triton, after what waits already.
+
+        Only answers wait for a place. An end is posted under the lock of a stream that the poster may be about to use.
+        """
+        if threading.current_thread() is self._poster:
+            self._send(stream, item)
+        elif item is None or isinstance(item, ShoalError):
+            self._waiting.put((partial(self._send, stream, item), False))
+        else:
+            self.defer(partial(self._send, stream, item))
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread that sends to Triton, after what waits already."""
+
+        self._places.acquire()
+        self._waiting.put((work, True))
+
     def _send_all(self) -> None:
-        """Send queued answers and ends of streams, in order; drop the answers to clients that have left."""
-        answers: dict[Stream, Any] = {}  # of models that are not decoupled: Triton takes the only one with the end
+        """Do what is posted, in order."""
         while True:
-            stream, item = self.waiting.get()
-            try:
-                if item is None:
-                    end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
-                    if self._is_whole:
-                        stream.sender.send(answers.pop(stream, None) or self._respond(_NO_ANSWER), **end)
-                    else:
-                        stream.sender.send(**end)
-                elif self._is_whole:
-                    answers[stream] = self._respond(item)
-                elif not stream.has_left or item is stream.farewell:
-                    stream.sender.send(self._respond(item))
-            except Exception:
-                _log.exception("model %s could not send an answer", self.component.context.spec.name)
-            self._note_move(stream if item is None else None)
-            del stream, item  # which would live until the next answer
+            work, has_place = self._waiting.get()
+            if has_place:
+                self._places.release()
+            work()
+            del work  # which would live until the next one
+
+    def _send(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
+        """Send an answer or the end of a stream; drop an answer to a client that has left."""
+        try:
+            if item is None:
+                end = {"flags": tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL}
+                if self._is_whole:
+                    stream.sender.send(self._whole.pop(stream, None) or self._respond(_NO_ANSWER), **end)
+                else:
+                    stream.sender.send(**end)
+            elif self._is_whole:
+                self._whole[stream] = self._respond(item)
+            elif not stream.has_left or item is stream.farewell:
+                stream.sender.send(self._respond(item))
+        except Exception:
+            _log.exception("model %s could not send an answer", self.component.context.spec.name)
+        self._note_move(stream if item is None else None)
 
     def _look_for_leavers(self) -> None:
         pause = _LOOK_SECONDS

@@ -6,6 +6,7 @@ import inspect
 import locale
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from json import loads
 from pathlib import Path
@@ -16,10 +17,11 @@ from shoal.kit.component import tensors
 from shoal.kit.component.context import Callees, Context
 from shoal.kit.component.ledger import Beacon, Metrics
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, Arrays, ModelSpec
+from shoal.kit.component.spec import CALLS, FILES, OTHER_REPOSITORY, REPOSITORY, TOGETHER, Arrays, ModelSpec
 from shoal.kit.component.tensors import Device
 
 CALLING = "shoal.kit.component.callees"  # module that only the models that call others need
+HOSTING = "shoal.kit.component.hosted"  # module that only the models that host others need
 
 
 class Adapted(Protocol):
@@ -53,11 +55,8 @@ class TritonModel:
             _refuse_foreign_package(place)
         tensors.check_stub()
         spec = ModelSpec.from_config(loads(args["model_config"]))
-        self.component = self.component_class(
-            Context(
-                spec=spec, folder=folder, device=device, num_threads=_threads(spec), models=_load_callees(spec, device)
-            )
-        )
+        context = Context(spec=spec, folder=folder, device=device, num_threads=_threads(spec))
+        self.component = self.component_class(replace(context, models=_load_callees(context)))
         self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
         self._beacon = Beacon()
         self._is_serving = True
@@ -67,7 +66,7 @@ class TritonModel:
 
         An exception would only be logged, and the model counted as not ready.
         """
-        return self._is_serving and self.component.is_ready()
+        return self._is_serving and self.component.is_ready() and self.component.context.models.is_ready()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return one response per request, in order."""
@@ -107,13 +106,18 @@ class TritonModel:
         self._beacon.close()
         self._metrics.close()
         self.component.close()
+        self.component.context.models.close()
 
 
-def _load_callees(spec: ModelSpec, device: Device) -> Callees:
-    if not spec.parameters.get(CALLS, "").split():
-        return Callees()
-    # Imported by name: only the models that call others have a copy of this module beside their model.py.
-    return import_module(CALLING).TritonCallees(spec, device)  # type: ignore[no-any-return]
+def _load_callees(context: Context) -> Callees:
+    """Return the models that a component calls. Modules are imported by name: only those who need them have a copy."""
+    called, hosted = (context.spec.parameters.get(name, "").split() for name in (CALLS, TOGETHER))
+    models = Callees()
+    if set(called) - set(hosted):
+        models = import_module(CALLING).TritonCallees(context.spec, context.device)
+    if hosted:
+        models = import_module(HOSTING).host(replace(context, models=models), _threads)
+    return models
 
 
 def _threads(spec: ModelSpec) -> int:

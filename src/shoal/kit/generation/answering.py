@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import ServerError
-from shoal.kit.component.streaming import Stream
+from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answers import LogProbs, new_stream_id, pack_answer, pack_log_probs
 from shoal.kit.generation.contract import TokenRequest
 from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
@@ -332,11 +332,11 @@ class Completions:
         if len(self._streams) > self._most_streams:
             del self._streams[next(iter(self._streams))]
 
-    def open_rows(self, inputs: Arrays, *, is_streaming: bool) -> RowTexts:
-        """Begin a stream for each row of an engine's inputs; see ``open``."""
+    def open_rows(self, inputs: Arrays, *, is_streaming: bool, outputs: Collection[str]) -> RowTexts:
+        """Begin a stream for each row of an engine's inputs; see ``open``. ``outputs`` names those to return."""
         passthroughs = inputs["carry"]
         rows = [self.open({"carry": passthroughs[number : number + 1]}) for number in range(len(passthroughs))]
-        return RowTexts(rows, is_streaming=is_streaming)
+        return RowTexts(rows, is_streaming=is_streaming, outputs=outputs)
 
     def open(self, inputs: Arrays) -> TextStream:
         """Begin a stream. The input ``carry``, if any, has the arguments of ``TextStream``; ``stops`` are the strings.
@@ -350,13 +350,13 @@ class Completions:
 class RowTexts:
     """Texts of the rows of one request, from the answers of an engine that name their rows in ``batch_index``."""
 
-    def __init__(self, streams: Sequence[TextStream], *, is_streaming: bool) -> None:
-        self._streams, self._is_streaming = streams, is_streaming
+    def __init__(self, streams: Sequence[TextStream], *, is_streaming: bool, outputs: Collection[str]) -> None:
+        self._streams, self._is_streaming, self._outputs = streams, is_streaming, outputs
         self._pieces: list[list[Piece]] = [[] for _ in streams]
         self._open = set(range(len(streams)))
 
     @property
-    def are_complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the texts of all rows have ended."""
         return not self._open
 
@@ -376,9 +376,9 @@ class RowTexts:
             elif piece.text or piece.finish_reason:
                 yield self._pack(number, piece)
 
-    def join(self) -> Iterator[dict[str, Array]]:
-        """Yield the whole answer, ``[rows, 1]``, unless a row has no text at all."""
-        if all(self._pieces):
+    def end(self) -> Iterator[dict[str, Array]]:
+        """Yield the whole answer, ``[rows, 1]``, if none was streamed, and each row has some text."""
+        if not self._is_streaming and all(self._pieces):
             packed = [self._pack(number, join_pieces(pieces)) for number, pieces in enumerate(self._pieces)]
             yield join_rows(packed)
 
@@ -391,7 +391,8 @@ class RowTexts:
         return join_rows([self._pack(number, join_pieces(each)) for number, each in enumerate(pieces)])
 
     def _pack(self, number: int, piece: Piece) -> dict[str, Array]:
-        return {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}
+        packed = {**self._streams[number].pack(piece), BATCH_INDEX: np.array([[number]], np.int32)}
+        return {name: array for name, array in packed.items() if name in self._outputs}
 
 
 def _read_ids(inputs: Arrays) -> list[int]:

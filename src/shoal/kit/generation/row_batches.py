@@ -12,7 +12,7 @@ import numpy as np
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.base import Component
 from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays, ModelSpec
-from shoal.kit.component.streaming import QueueStream, Stream
+from shoal.kit.component.stream import QueueStream, Stream
 from shoal.kit.generation.answers import join_rows, new_stream_id, pack_answer
 from shoal.kit.generation.contract import Limits, TokenRequest, naming_row
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from shoal.authoring.environment.embedded import DISTRIBUTION, STUB, VERSION, find_installed
-from shoal.authoring.vendoring import copy_package
 from shoal.errors import SetupError
 from shoal.kit.backends import BACKENDS
 
@@ -61,6 +60,8 @@ class Runtime:
         """
         shutil.copytree(self.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(self.stub, folder / "python" / STUB)
+        from shoal.authoring.vendoring import copy_package  # the imports of code are for the start alone
+
         for source in sorted(BACKENDS.glob("*/model.py")):
             backend = folder / source.parent.name
             backend.mkdir()

@@ -97,8 +97,10 @@ def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
-    for name in [*dict.fromkeys(model.config.calls if model.config else ())][:_MAX_CALLS]:
-        if name not in repository.known:
+    if model.config is None:
+        return
+    for name in [*dict.fromkeys(model.config.calls)][:_MAX_CALLS]:
+        if name not in repository.known and name not in model.config.hosts:
             yield CALLS.at(
                 model.at_entry("parameters", key="calls", within=("value", "string_value")),
                 f"Model {model.name} calls {name}, and there is no such model.",

@@ -12,7 +12,8 @@ from shoal.errors import InputError, SetupError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
-from shoal.kit.component.streaming import QueueStream, Stream, StreamingComponent
+from shoal.kit.component.stream import QueueStream, Stream
+from shoal.kit.component.streaming import StreamingComponent
 from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,

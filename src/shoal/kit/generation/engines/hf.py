@@ -20,7 +20,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
 from shoal.errors import SetupError, ShoalError
-from shoal.kit.component.streaming import Stream
+from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.sampler import Sampler

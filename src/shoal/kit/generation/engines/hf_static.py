@@ -13,7 +13,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
 from shoal.errors import ShoalError
-from shoal.kit.component.streaming import Stream
+from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.sampler import Sampler

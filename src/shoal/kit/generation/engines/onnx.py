@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, ShoalError
-from shoal.kit.component.streaming import Stream
+from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import RunningSequence, step
 from shoal.kit.generation.contract import Limits, TokenRequest
 from shoal.kit.generation.sampler import Sampler

@@ -23,7 +23,7 @@ from typing import Any
 from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.kit.component.ledger import ACCEPTED, DRAFTED
 from shoal.kit.component.parameters import Parameters
-from shoal.kit.component.streaming import Stream
+from shoal.kit.component.stream import Stream
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
 from shoal.kit.generation.answers import LogProbs

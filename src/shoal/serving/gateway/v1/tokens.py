@@ -14,6 +14,7 @@ import numpy as np
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from shoal.authoring.repository.apis import has_tensors, makes_token_ids
 from shoal.authoring.repository.config import ModelConfig
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.generation.sampling import VARIABLES
@@ -22,8 +23,7 @@ from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Message, Name, check_variables
 from shoal.serving.gateway.v1.sse import to_response
 
-_PROMPT = {"text_input", "messages"}, {"input_ids", "input_lengths"}  # inputs and outputs of the steps
-_TEXT = {"output_ids", "sequence_length", "carry"}, {"text_output"}
+_TEXT = {"output_ids", "sequence_length", "carry"}, {"text_output"}  # inputs and outputs of the step for texts
 _CARRY = '{"stops": [], "num_input_tokens": 0, "keeps_specials": true}'
 
 
@@ -82,10 +82,9 @@ def find_steps(names: Iterable[str], configs: Mapping[str, ModelConfig]) -> Step
     Raises:
         ArtifactError: the model's configuration in the folder of its weights cannot be read.
     """
-    prompt, text = (
-        next((name for name in names if _has(configs[name], *tensors) and not configs[name].spec.is_decoupled), "")
-        for tensors in (_PROMPT, _TEXT)
-    )
+    served = [name for name in names if name in configs]  # and not hosted by another
+    prompt = next((name for name in served if makes_token_ids(configs[name])), "")
+    text = next((each for each in served if _makes_texts(configs[each])), "")
     if not prompt:
         return Steps()
     context, weights = Parameters(configs[prompt].spec).whole("context", 0, least=0), configs[prompt].weights
@@ -96,9 +95,8 @@ def find_steps(names: Iterable[str], configs: Mapping[str, ModelConfig]) -> Step
     return Steps(prompt, text, context)
 
 
-def _has(config: ModelConfig, inputs: set[str], outputs: set[str]) -> bool:
-    spec = config.spec
-    return inputs <= {each.name for each in spec.inputs} and outputs <= {each.name for each in spec.outputs}
+def _makes_texts(config: ModelConfig) -> bool:
+    return has_tensors(config, *_TEXT) and not config.spec.is_decoupled
 
 
 async def count_tokens(messages: list[dict[str, str]], variables: Mapping[str, Any], step: ModelRequest) -> int:

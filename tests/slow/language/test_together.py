@@ -1,0 +1,119 @@
+"""``llm_bls`` with its engine in its own process: the answers of the form with an engine apart, and its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from shoal import Client, InputError, Llm
+from shoal.authoring.composition.compose import compose
+from shoal.kit.generation.pieces import join_pieces
+from tests.support.service import Service, wait_until
+
+MODEL, JSON = "llm_bls", {"Content-Type": "application/json"}
+PROMPTS = [" ".join(["The", "cat", "sat", "on", "the", "mat", "and", "rain"][: 1 + at % 8]) for at in range(24)]
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"temperature": 0.8, "seed": 5}, {"stop_words": ["a", "th"]}, {"top_logprobs": 2, "return_logprobs": True},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    home = tmp_path_factory.mktemp("together")
+    repository = compose(MODEL, home / "repository", weights=folder, is_together=True)
+    with Service(repository, home / "log") as running:
+        yield running
+
+
+def ask(client: Client, number: int) -> tuple[Any, ...]:
+    """The answer, without the log probabilities' last digits, which depend on what is computed beside it."""
+    settings = SETTINGS[number % len(SETTINGS)]
+    pieces = Llm(client, MODEL).stream(PROMPTS[number], max_tokens=4 + number % 9, **settings)
+    *whole, total, places = join_pieces(list(pieces))
+    ranks = [[(token, entry["rank"]) for token, entry in place.items()] for place in places]
+    return (*whole, total and round(total, 3), ranks)
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_answers_are_those_of_an_engine_apart(at_once: int, together: Service, service: Service) -> None:
+    def ask_all(at: Service) -> list[Any]:
+        with Client(at.grpc, retries=0, timeout=120) as client, ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda number: ask(client, number), range(len(PROMPTS))))
+
+    assert ask_all(together) == ask_all(service)
+
+
+def test_openais_client(together: Service, service: Service) -> None:
+    def ask_v1(at: Service) -> tuple[str, Any, list[str]]:
+        client = OpenAI(base_url=f"http://{at.http}/v1", api_key="none", max_retries=0)
+        chat: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 9}
+        whole = client.chat.completions.create(**chat)
+        pieces = client.chat.completions.create(**chat, stream=True)
+        texts = [choice.delta.content or "" for piece in pieces for choice in piece.choices]
+        return whole.choices[0].message.content or "", whole.usage, texts
+
+    found, expected = ask_v1(together), ask_v1(service)
+    assert found == expected
+    assert "".join(found[2]) == found[0] != ""
+
+
+def test_the_service_still_counts_tokens(together: Service, service: Service) -> None:
+    """The step that makes token ids is a model of its own."""
+
+    def tokenize(at: Service) -> Any:
+        body = json.dumps({"model": MODEL, "prompt": "The cat sat."}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"http://{at.http}/tokenize", body, JSON)) as reply:
+            return json.loads(reply.read())
+
+    assert tokenize(together) == tokenize(service)
+
+
+def test_a_client_that_leaves_ends_the_engines_work(together: Service) -> None:
+    """All of the engine's places are taken by streams that are left; the next request is answered at once."""
+    with Client(together.grpc, retries=0, timeout=60) as client:
+        llm = Llm(client, MODEL)
+        for _ in range(40):
+            with closing(llm.stream("The cat", max_tokens=200)) as pieces:
+                next(pieces)
+        begin = time.monotonic()
+        assert llm.generate("The cat", max_tokens=2).text
+        assert time.monotonic() - begin < 10
+
+
+def test_errors_reach_their_client_alone(together: Service) -> None:
+    with Client(together.grpc, retries=0, timeout=60) as client:
+        llm = Llm(client, MODEL)
+        texts: list[str] = []
+        beside = threading.Thread(target=lambda: texts.append(llm.generate("The cat", max_tokens=40).text))
+        beside.start()
+        with pytest.raises(InputError, match="context"):
+            llm.generate("The cat", max_tokens=10**6)
+        beside.join()
+        assert texts[0]
+
+
+def test_a_killed_process_is_replaced(together: Service) -> None:
+    with Client(together.grpc, retries=0, timeout=60) as client:
+        expected = Llm(client, MODEL).generate("The cat", max_tokens=5)
+        for stub in together.stubs():
+            os.kill(stub.pid, signal.SIGKILL)
+
+        def is_back() -> bool:
+            try:
+                return Llm(client, MODEL).generate("The cat", max_tokens=5) == expected
+            except Exception:
+                return False
+
+        wait_until(is_back)

@@ -1,0 +1,93 @@
+"""Models that code calls, in the caller's process: composed, checked, drawn and asked as if they were apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import Llm, load
+from shoal.authoring.check.families import check
+from shoal.authoring.composition.compose import compose
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.find_graph import find_graph
+from shoal.authoring.repository.manifest import check_manifest, read_manifest
+from shoal.authoring.repository.model_folders import read_configs
+from shoal.authoring.repository.plan import Plan
+from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.serving.gateway.core.models import find_slots
+from tests.support.llm import find_trained
+
+HOSTED = ("llm-hf",)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compose("llm_bls", tmp_path_factory.mktemp("apart") / "r", weights=find_trained())
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compose("llm_bls", tmp_path_factory.mktemp("together") / "r", weights=find_trained(), is_together=True)
+
+
+def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) -> None:
+    assert [path.name for path in sorted(together.iterdir())] == ["llm_bls", "manifest.json", "prompt"]
+    assert sorted(path.name for path in (together / "llm_bls" / "1").iterdir()) == ["model.py", "shoal", "together"]
+    assert not [*(together / "llm_bls" / "1" / "together").glob("**/shoal")], "one copy of shoal is enough"
+    config = read_config(together / "llm_bls")
+    assert config.hosts == HOSTED
+    assert config.slots == read_config(apart / "llm-hf").slots
+    assert find_slots(read_configs(together)) == {"llm_bls": config.slots}
+    manifest = read_manifest(together)
+    assert manifest["together"] == {"llm_bls": [*HOSTED]}
+    assert sorted(manifest["without_environment"]) == ["llm_bls", "prompt"]
+    assert manifest["identity"] == read_manifest(apart)["identity"], "the answers are the same"
+    check_manifest(together)
+    assert check(together) == []
+    assert sorted(find_graph(together).members) == sorted(find_graph(apart).members)
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_the_same_texts_in_the_same_pieces(apart: Path, together: Path) -> None:
+    def ask(repository: Path) -> list[list[str]]:
+        with load(repository) as pipeline:
+            llm = Llm(pipeline)
+            settings: tuple[dict[str, Any], ...] = ({}, {"stop_words": ["sat"]}, {"temperature": 1.0, "seed": 3})
+            return [[p.text for p in llm.stream("What do cats do?", max_tokens=20, **each)] for each in settings]
+
+    assert ask(together) == ask(apart)
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_errors_are_those_of_the_callee(together: Path) -> None:
+    with load(together) as pipeline, pytest.raises(InputError, match="max_tokens"):
+        Llm(pipeline).generate("Hello!", max_tokens=10**6)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("llm", r"No model calls others: .*llm-hf.* Leave out --together"),
+        (["llm", "llm_bls"], r"llm_bls cannot run llm-hf in its process: llm needs it too, so it would be loaded"),
+        ("tensorrt_llm_bls", r"cannot run tensorrt_llm in its process: it is a model of the backend tensorrtllm"),
+    ],
+)
+def test_what_cannot_be_together(names: str | list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        compose(names, tmp_path / "r", weights=find_trained(), plan=Plan(target="26.06"), is_together=True)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:
+    repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), is_together=True)
+    config = repository / "llm_bls" / "1" / "together" / "llm-hf" / "config.json"
+    config.write_text(json.dumps({"inputs": 1}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"llm_bls hosts llm-hf, whose \S+ cannot be read\. Compose it again"):
+        find_graph(repository)
+    config.unlink()
+    (repository / "manifest.json").unlink()
+    with pytest.raises((ArtifactError, SetupError), match="llm_bls hosts llm-hf, whose"):
+        load(repository / "llm_bls")
