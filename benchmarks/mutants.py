@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import random
-import shutil
 import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,24 +118,25 @@ def draw(rooms: list[dict[Mutant, Place]]) -> list[Mutant]:
 
 
 def read_contexts(checkout: Path) -> sqlite3.Connection:
-    """Run the unit tests with coverage, and return the database of which test ran which line."""
+    """Run the unit tests with coverage, and return the database of which test ran which line.
+
+    Each file of tests has a process of its own: a test that forks or starts pytest loses what was measured before it.
+    """
     data = checkout / ".cache" / "mutants.coverage"
     if not data.exists():
-        command = [
-            ".venv/bin/python",
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "2",
-            "--cov=shoal",
-            "--cov-context=test",
-            "--cov-report=",
-            "tests/unit",
-        ]
-        subprocess.run(command, cwd=checkout, check=False, stdout=subprocess.DEVNULL)
-        data.parent.mkdir(exist_ok=True)
-        shutil.move(checkout / ".coverage", data)
+        parts = checkout / ".cache" / "mutants"
+        parts.mkdir(parents=True, exist_ok=True)
+
+        def measure(path: Path) -> None:
+            command = [*PYTEST, "-q", "-n", "0", "--cov=shoal", "--cov-context=test", "--cov-report=", str(path)]
+            own = os.environ | {"COVERAGE_FILE": str(parts / f"{path.stem}.coverage")}
+            subprocess.run(command, cwd=checkout, check=False, stdout=subprocess.DEVNULL, env=own)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(measure, sorted((checkout / "tests" / "unit").glob("test_*.py"))))
+        found = map(str, sorted(parts.glob("*.coverage")))
+        combine = [".venv/bin/python", "-m", "coverage", "combine", "-q", f"--data-file={data}", *found]
+        subprocess.run(combine, cwd=checkout, check=True)
     return sqlite3.connect(data)
 
 
