@@ -101,7 +101,7 @@ def test_every_block_about_classifiers_works(newcomer: Reader, tiny_bert: Path) 
 def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None:
     cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
     hello = "Hello! I am a very small language model."
-    quickstart, _, _, asked, in_python, served, rows, probable, whole, on_onnx, static = (
+    quickstart, _, _, asked, in_python, served, rows, probable, whole, together, on_onnx, static = (
         newcomer.type(language, block) for language, block in LANGUAGE_MODELS
     )
     assert "Fish swim in the sea in large shoals" in quickstart
@@ -119,6 +119,7 @@ def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None
     assert rows.startswith("text,text_output,")
     assert "'rank': 1" in probable
     assert "build/gpt3" in whole
+    assert hello in together
     assert hello in on_onnx
     assert hello in static
 

@@ -1,0 +1,201 @@
+"""Processor time of a token on its way from an engine to a client, by process: forms of a language model in turns.
+
+    python benchmarks/tokens.py [--rounds 5] [--seconds 5] [--pace 0.01] [--other .../.venv/bin/python]
+
+The engine computes nothing: every ``pace`` seconds it gives each open stream a token, or as fast as it can with 0. The
+forms are the ensemble ``llm``, ``llm_bls``, and ``llm_bls`` with the engine in its process. Clients read bytes and look
+at nothing. ``--other`` is the Python of an environment with another version of shoal, which serves the ensemble, too.
+The result, with hardware and versions, goes to benchmarks/results/tokens-DATE.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import typer
+from records import dumps, write_record
+from streams import LIMITS, Side, Turn, measure, summary
+
+from shoal import Client
+from shoal.authoring.composition.compose import compose
+from shoal.clients.client.calls import Call, Method, to_arrays
+from shoal.clients.client.grpc_transport import to_grpc
+from shoal.lab.tiny_llm import make_tiny
+from shoal.system.machine import describe_machine, library_versions
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+from tests.support.planted import write  # noqa: E402
+from tests.support.service import Service  # noqa: E402
+
+STREAMS = (1, 16, 64, 256)
+TOKENS = 100  # of one request; the next one follows at once
+ENGINE = """
+import os, sys
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import threading
+import time
+
+from shoal.kit.generation.answering import Answering
+from shoal.kit.generation.engines.base import EngineComponent
+from shoal.kit.generation.sampling import NUMBERS
+
+
+class Engine:
+    settings = frozenset(row.name for row in NUMBERS)
+
+    def __init__(self, limits):
+        self.limits, self.rows, self.changing = limits, [], threading.Lock()
+        threading.Thread(target=self.step, daemon=True).start()
+
+    def is_running(self):
+        return True
+
+    def admit(self, request, stream):
+        with self.changing:
+            self.rows.append(Answering(request, stream))
+
+    def step(self):
+        due = time.monotonic()
+        while True:
+            due = max(due + PACE, time.monotonic())
+            time.sleep(max(0.0005, due - time.monotonic()))
+            with self.changing:
+                rows = [*self.rows]
+            ended = [row for number, row in enumerate(rows) if not row.add(300 + (7 * len(row.ids) + number) % 100)]
+            with self.changing:
+                self.rows = [row for row in self.rows if row not in ended]
+
+    def close(self):
+        pass
+
+
+class Paced(EngineComponent):
+    library = "engine"
+
+    def make_engine(self, weights, limits, parameters):
+        return Engine(limits)
+
+
+TritonPythonModel = Paced.for_triton()
+"""
+
+
+def main(rounds: int = 5, seconds: float = 5.0, pace: float = 0.01, other: str = "") -> None:
+    """Measure and record."""
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-tokens-")))
+        weights = make_tiny(home / "weights")
+        config = (ROOT / "models" / "llm-hf" / "config.pbtxt").read_text(encoding="utf-8").replace("llm-hf", "paced")
+        config = re.sub(r'(key: "slots".*?string_value: )"16"', r'\1"256"', config, flags=re.DOTALL)
+        write(home / "models" / "paced" / "config.pbtxt", config)
+        write(home / "models" / "paced" / "1" / "model.py", ENGINE.replace("PACE", str(pace)))
+        how: dict[str, Any] = {"projects": [home], "weights": weights, "swap": {"llm-hf": "paced"}}
+        forms = {
+            "ensemble": ("llm", compose("llm", home / "ensemble", **how), sys.executable),
+            "llm_bls": ("llm_bls", compose("llm_bls", home / "apart", **how), sys.executable),
+            "together": ("llm_bls", compose("llm_bls", home / "together", is_together=True, **how), sys.executable),
+            **({"other ensemble": ("llm", home / "ensemble", other)} if other else {}),
+        }
+        sides, models = {}, {}
+        for name, (model, repository, python) in forms.items():
+            service = held.enter_context(Service(repository, home / f"{name} log", *LIMITS, python=python))
+            pids = {
+                "gateway": [service.process.pid],
+                "Triton": [process.pid for process in service.servers()],
+                "models": [process.pid for process in service.stubs()],
+            }
+            sides[name], models[name] = Side(service.http, service.grpc, pids), model
+        loads = dict[str, Any]()
+        for way, make in {"/v1": ask_v1, "generate_stream": ask_generate, "gRPC": ask_grpc}.items():
+            for number in STREAMS:
+                turns: dict[str, list[Turn]] = {name: [] for name in sides}
+                for at in range(rounds):
+                    for name in list(sides) if at % 2 else list(sides)[::-1]:
+                        ask = make(models[name], sides[name])
+                        turns[name].append(asyncio.run(measure(sides[name], ask, number, seconds)))
+                loads[f"{way}, {number} streams"] = summary(turns)
+                print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe_machine(),
+        "versions": library_versions("grpcio", "aiohttp", "tritonclient", "nvidia-pytriton"),
+        "rounds": rounds,
+        "pace_ms": 1e3 * pace,
+        "loads": loads,
+    }
+    write_record("tokens", result)
+
+
+def ask_v1(model: str, _: Side) -> Callable[..., Any]:
+    """Ask OpenAI's API."""
+    chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": TOKENS, "stream": True}
+    return _ask_sse("/v1/chat/completions", chat)
+
+
+def ask_generate(model: str, _: Side) -> Callable[..., Any]:
+    """Ask Triton's generate extension."""
+    asked = {"text_input": "Hello", "max_tokens": TOKENS, "stream": True}
+    return _ask_sse(f"/v2/models/{model}/generate_stream", asked)
+
+
+def _ask_sse(path: str, document: dict[str, Any]) -> Callable[..., Any]:
+    async def ask(side: Side, _: grpc.aio.Channel, times: list[float], over: asyncio.Event) -> None:
+        body = json.dumps(document).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {side.http}\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_connection(*side.http.split(":"))
+        try:
+            while not over.is_set():
+                writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                content = b""
+                while not content.endswith(b"\r\n0\r\n\r\n"):
+                    more = await reader.read(2**16)
+                    assert more, content
+                    assert more.startswith(b"HTTP/1.1 200") or content, more
+                    content = content[-16:] + more
+                    times += [time.monotonic()] * more.count(b"data: ")
+        finally:
+            writer.close()
+
+    return ask
+
+
+def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
+    """Ask Triton's protocol."""
+    with Client(side.grpc) as client:
+        spec = client.describe(model).spec
+    inputs = {"text_input": ["Hello"], "max_tokens": [TOKENS], "stream": [True]}
+    arrays = to_arrays(spec.inputs, inputs, is_batched=True)
+    request = to_grpc(Call(Method.STREAM, model, arrays)).message.SerializeToString()
+
+    async def ask(_: Side, channel: grpc.aio.Channel, times: list[float], over: asyncio.Event) -> None:
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        while not over.is_set():
+            await stream.write(request)
+            while True:
+                content = await stream.read()
+                assert content is not grpc.aio.EOF
+                times.append(time.monotonic())
+                if b"triton_final_response" in content and content.split(b"triton_final_response")[1][:5].endswith(
+                    b"\x01"
+                ):
+                    break
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+    return ask
+
+
+if __name__ == "__main__":
+    typer.run(main)
