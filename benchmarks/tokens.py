@@ -33,10 +33,11 @@ from shoal.clients.client.grpc_transport import to_grpc
 from shoal.lab.tiny_llm import make_tiny
 from shoal.system.machine import describe_machine, library_versions
 
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.planted import write
+from tests.support.service import Service
+
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT))
-from tests.support.planted import write  # noqa: E402
-from tests.support.service import Service  # noqa: E402
 
 STREAMS = (1, 16, 64, 256)
 TOKENS = 100  # of one request; the next one follows at once

@@ -11,12 +11,14 @@ import pytest
 from shoal import Llm, load
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.together import find_hosts
+from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.find_graph import find_graph
+from shoal.authoring.repository.find_graph import find_graph, find_model_folders
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.authoring.repository.model_folders import read_configs
-from shoal.authoring.repository.plan import Plan
-from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.authoring.repository.plan import Instances, Plan, Tuning
+from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.serving.gateway.core.models import find_slots
 from tests.support.llm import find_trained
 
@@ -79,6 +81,26 @@ def test_what_cannot_be_together(names: str | list[str], said: str, tmp_path: Pa
     with pytest.raises(InputError, match=said):
         compose(names, tmp_path / "r", weights=find_trained(), plan=Plan(target="26.06"), is_together=True)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "tuned", "said"),
+    [
+        ("llm-hf", Tuning(instances=(Instances(2),)), "cannot run llm-hf in its process: llm-hf has 2 instances"),
+        ("llm_bls", Tuning(instances=(Instances(2),)), "cannot run llm-hf in its process: llm_bls has 2 instances"),
+    ],
+)
+def test_settings_that_a_hosted_model_would_not_obey(model: str, tuned: Tuning, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=said):
+        compose("llm_bls", tmp_path / "r", weights=find_trained(), tuning={model: tuned}, is_together=True)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("tuned", [Tuning(queue_delay=100), Tuning(preferred_batch_sizes=(2,))])
+def test_a_hosted_model_has_no_queue(tuned: Tuning) -> None:
+    models = collect("llm_bls", find_model_folders())
+    with pytest.raises(InputError, match="Requests to llm-hf wait in no queue with --together"):
+        find_hosts(models, {"llm-hf": tuned}, {})
 
 
 def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:

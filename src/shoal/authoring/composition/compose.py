@@ -86,8 +86,8 @@ def compose(
         accepts_error=accepts_error,
         quantize=quantize,
     )
-    hosts = find_hosts(models, environments or {}) if is_together else {}
     made = _draft([*names], folders, models, swap or {}, order)
+    hosts = find_hosts(made.models, made.order.plan.tuning, environments or {}) if is_together else {}
     with _naming(target):
         check_replaceable(target, MANIFEST)
         made = _check(made, environments or {}, stubs or {})

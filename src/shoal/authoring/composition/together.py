@@ -14,6 +14,7 @@ from shoal.authoring.repository.apis import makes_token_ids
 from shoal.authoring.repository.config import CONFIG as PBTXT
 from shoal.authoring.repository.config import ModelConfig, read_config, write_config
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
+from shoal.authoring.repository.plan import Tuning
 from shoal.authoring.repository.versions import list_made
 from shoal.authoring.vendoring import copy_package
 from shoal.errors import InputError
@@ -21,11 +22,13 @@ from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER
 from shoal.kit.component.triton import CALLING, HOSTING
 
 
-def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
+def find_hosts(
+    models: Sequence[ModelConfig], tuning: Mapping[str, Tuning], environments: Mapping[str, Path]
+) -> dict[str, tuple[str, ...]]:
     """Return the models that call others, each with those that it hosts: models of Python that only it uses.
 
     The step of a language model that makes token ids stays apart: the service asks it, too. It is asked once for a
-    request, not for each token. ``environments`` are those of ``compose``.
+    request, not for each token. ``tuning`` and ``environments`` are those of ``compose``.
 
     Raises:
         InputError: no model calls others, or one of those cannot be hosted.
@@ -40,6 +43,10 @@ def find_hosts(models: Sequence[ModelConfig], environments: Mapping[str, Path]) 
         for called in hosts[caller.name]:
             if why := _find_obstacle(caller, members[called], models, environments):
                 raise InputError(f"{caller.name} cannot run {called} in its process: {why}.", "Leave out --together.")
+            queue = tuning.get(called, Tuning())
+            if queue.preferred_batch_sizes or queue.queue_delay is not None:
+                what = f"Requests to {called} wait in no queue with --together, in the process of {caller.name}."
+                raise InputError(what, "Leave out --preferred-batch and --queue-delay for it, or --together.")
     return {name: called for name, called in hosts.items() if called}
 
 
@@ -55,6 +62,8 @@ def _find_obstacle(
     users = [m.name for m in models if called.name in (*m.calls, *(step.model for step in m.steps))]
     if others := [name for name in users if name != caller.name]:
         return f"{', '.join(others)} needs it too, so it would be loaded twice"
+    if several := next((model for model in (caller, called) if model.spec.num_instances > 1), None):
+        return f"{several.name} has {several.spec.num_instances} instances, and one process runs one"
     if len({environments.get(model.name, environments.get(ALL)) for model in (caller, called)}) > 1:
         return "their environments differ"
     return ""

@@ -327,7 +327,6 @@ class StreamingModel(TritonModel):
 
     def defer(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the thread that sends to Triton, after what waits already."""
-
         self._places.acquire()
         self._waiting.put((work, True))
 
@@ -337,7 +336,10 @@ class StreamingModel(TritonModel):
             work, has_place = self._waiting.get()
             if has_place:
                 self._places.release()
-            work()
+            try:
+                work()
+            except Exception:  # all other streams need this thread
+                _log.exception("model %s could not send an answer", self.component.context.spec.name)
             del work  # which would live until the next one
 
     def _send(self, stream: _TritonStream, item: Arrays | ShoalError | None) -> None:
