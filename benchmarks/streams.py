@@ -174,14 +174,18 @@ def main(rounds: int = 5, seconds: float = 3.0, other: str = "") -> None:
                         turns[name].append(asyncio.run(measure(each[name], ask, number, seconds)))
                 loads[f"{way}, {number} streams"] = summary(turns)
                 print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
-    result = {
+    write_record("streams", describe(rounds, loads))
+
+
+def describe(rounds: int, loads: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a run, with hardware and versions."""
+    return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
         "versions": library_versions("grpcio", "aiohttp", "tritonclient", "nvidia-pytriton"),
         "rounds": rounds,
         "loads": loads,
     }
-    write_record("streams", result)
 
 
 def summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:

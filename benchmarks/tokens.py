@@ -24,14 +24,13 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import typer
 from records import dumps, write_record
-from streams import LIMITS, Side, Turn, measure, summary
+from streams import LIMITS, Side, Turn, describe, measure, summary
 
 from shoal import Client
 from shoal.authoring.composition.compose import compose
 from shoal.clients.client.calls import Call, Method, to_arrays
 from shoal.clients.client.grpc_transport import to_grpc
 from shoal.lab.tiny_llm import make_tiny
-from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.planted import write
@@ -128,15 +127,7 @@ def main(rounds: int = 5, seconds: float = 5.0, pace: float = 0.01, other: str =
                         turns[name].append(asyncio.run(measure(sides[name], ask, number, seconds)))
                 loads[f"{way}, {number} streams"] = summary(turns)
                 print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
-    result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": describe_machine(),
-        "versions": library_versions("grpcio", "aiohttp", "tritonclient", "nvidia-pytriton"),
-        "rounds": rounds,
-        "pace_ms": 1e3 * pace,
-        "loads": loads,
-    }
-    write_record("tokens", result)
+    write_record("tokens", {**describe(rounds, loads), "pace_ms": 1e3 * pace})
 
 
 def ask_v1(model: str, _: Side) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from shoal.authoring.project.scaffold.skeletons import draft_component
 from shoal.authoring.repository.config import CONFIG, read_config
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.base import Component
+from shoal.kit.component.hosted import load_module
 from shoal.kit.component.spec import TensorSpec
 from shoal.kit.component.streaming import StreamingComponent
 
@@ -84,15 +85,10 @@ def _find_model_folder(path: Path) -> Path | None:
 
 def _run(path: Path) -> ModuleType:
     """Run a file of the user's as a module, with the modules beside it."""
-    name = f"_shoal_component_{os.fsencode(path.resolve()).hex()}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
-    module, before = importlib.util.module_from_spec(spec), list(sys.path)
+    before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        return load_module(path)
     except (Exception, SystemExit) as error:
         files = {str(each) for file in list_files(path) for each in (file, file.resolve())}
         places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -105,7 +101,6 @@ def _run(path: Path) -> ModuleType:
         ) from None
     finally:
         sys.path[:] = before
-    return module
 
 
 def _find_class(module: ModuleType, path: Path, wanted: str) -> type[Component]:
