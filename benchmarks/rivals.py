@@ -1,7 +1,7 @@
 """OpenAI's routes of `shoal serve` beside other servers with the same weights, in turns.
 
     python benchmarks/rivals.py embeddings ENCODER [--litserve PYTHON] [--vllm PYTHON] [--genai PYTHON] [--dtype bf16]
-    python benchmarks/rivals.py language --vllm PYTHON
+    python benchmarks/rivals.py language PYTHON
 
 Each PYTHON is that of an environment of its own: with litserve and sentence-transformers; with vLLM (and a NumPy below
 2, for its turn as an engine of shoal); with openvino-genai, openvino-tokenizers, transformers and aiohttp. ENCODER is a
@@ -219,11 +219,11 @@ def load(port: str, texts: list[str], seconds: float) -> Any:
 
 
 @app.command()
-def language(vllm: str, rounds: int = 5, prompts: int = 40) -> None:
-    """Chat of a small random model with vLLM as engine, beside `vllm serve`."""
+def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None = None) -> None:
+    """Chat with vLLM as engine, in the process of llm_bls and apart, beside `vllm serve`."""
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-rivals-")))
-        weights = make_tiny(folder / "weights", steps=150)
+        weights = weights or make_tiny(folder / "weights", steps=150)
         own = folder / "own" / "models" / "llm-vllm"
         shutil.copytree(ROOT / "models" / "llm-vllm", own)
         config = own / "config.pbtxt"
@@ -231,10 +231,16 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40) -> None:
         threads = f'parameters {{ key: "threads" value {{ string_value: "{CORES}" }} }}\n'
         config.write_text(text + threads, encoding="utf-8")
         place = Path(vllm).parents[1]
-        repository = compose(["llm"], folder / "repository", projects=[folder / "own"], weights=weights,
-                             swap={"llm-hf": "llm-vllm"}, environments={"llm-vllm": place})  # fmt: skip
-        ports = {"shoal": held.enter_context(Service(repository, folder / "shoal.log")).http.rpartition(":")[2]}
-        asked = ["--enforce-eager", "--max-model-len", 1024, "--max-num-seqs", 16, "--served-model-name", "llm"]
+        how: dict[str, Any] = {
+            "projects": [folder / "own"], "weights": weights, "swap": {"llm-hf": "llm-vllm"},
+            "environments": {"llm-vllm": place, "llm_bls": place},
+        }  # fmt: skip
+        ports = {}
+        for name, is_together in {"shoal": True, "apart": False}.items():
+            repository = compose("llm_bls", folder / name, is_together=is_together, **how)
+            service = held.enter_context(Service(repository, folder / f"{name}.log"))
+            ports[name] = service.http.rpartition(":")[2]
+        asked = ["--enforce-eager", "--max-model-len", 1024, "--max-num-seqs", 16, "--served-model-name", "llm_bls"]
         ports["vllm"] = held.enter_context(
             run_server([*serve_vllm(vllm, weights), *asked], folder / "vllm.log")
         )  # fmt: skip
@@ -250,6 +256,7 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40) -> None:
         f"{streams} streams": {
             **{name: {key: median(turn[name][key] for turn in found) for key in names} for name in ports},
             "rate_ratio": median(turn["shoal"][names[0]] / turn["vllm"][names[0]] for turn in found),
+            "rate_ratio_apart": median(turn["shoal"][names[0]] / turn["apart"][names[0]] for turn in found),
             "ttft_more_ms": median(turn["shoal"][names[1]] - turn["vllm"][names[1]] for turn in found),
         }
         for streams, found in turns.items()
@@ -265,9 +272,10 @@ def judge(vllm: str, port: str, weights: Path, streams: int, prompts: int, folde
     out = folder / "judged.json"
     command = [
         *vllm_command(vllm), "bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
-        "--base-url", f"http://127.0.0.1:{port}", "--model", "llm", "--tokenizer", weights, "--dataset-name", "random",
-        "--random-input-len", 64, "--random-output-len", 64, "--num-prompts", prompts if streams > 1 else prompts // 4,
-        "--max-concurrency", streams, "--save-result", "--save-detailed", "--result-filename", out, "--disable-tqdm",
+        "--base-url", f"http://127.0.0.1:{port}", "--model", "llm_bls", "--tokenizer", weights,
+        "--dataset-name", "random", "--random-input-len", 64, "--random-output-len", 64,
+        "--num-prompts", prompts if streams > 1 else prompts // 4, "--max-concurrency", streams,
+        "--save-result", "--save-detailed", "--result-filename", out, "--disable-tqdm",
     ]  # fmt: skip
     run(command, env=ENVIRONMENT)
     found = dict(json.loads(out.read_text(encoding="utf-8")))

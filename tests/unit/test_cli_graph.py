@@ -196,7 +196,7 @@ def test_describe_as_json(shoal: Shoal, tmp_path: Path) -> None:
     ]
     assert found["steps"][2] == {
         "name": "cuml", "level": 2, "model": "cuml", "content": "", "backend": "fil", "instances": 1,
-        "max_batch_size": 512, "batching": "dynamic", "device": "GPU 0", "calls": [],
+        "max_batch_size": 512, "batching": "dynamic", "device": "GPU 0", "calls": [], "hosts": [],
         "inputs": [{"name": "input__0", "dtype": "FP32", "dims": [207], "tensor": "tree_feats"}],
         "outputs": [{"name": "output__0", "dtype": "FP32", "dims": [1], "tensor": "cuml_score"}],
     }  # fmt: skip

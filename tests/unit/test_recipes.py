@@ -56,7 +56,7 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
     recipe = find_recipe("m", task=task)
     first = " ".join(recipe.commands[0])
     if "LM" in architecture and "Masked" not in architecture:
-        assert first == "compose llm_bls build/m/repository --weights m"
+        assert first == "compose llm_bls build/m/repository --weights m --together"
         assert recipe.alias == "m=llm_bls"
         return
     found = task or ("classify" if config else "embeddings")
@@ -128,7 +128,7 @@ def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatc
 
 def test_a_name_on_the_hub_with_its_task() -> None:
     recipe = find_recipe("owner/model", task="generate")
-    assert recipe.commands == (("compose", "llm_bls", "build/model/repository", "--weights", "owner/model"),)
+    assert recipe.commands == (("compose", "llm_bls", "build/model/repository", "--weights", "owner/model", "--together"),)
 
 
 def test_what_was_made_is_found_again_until_something_changes() -> None:

@@ -117,8 +117,9 @@ def _print_steps(steps: Sequence[Mapping[str, Any]]) -> None:
     )
     for model, content in {step["model"]: step["content"] for step in steps if step["content"]}.items():
         OUT.print(f"{model} holds {legible(content)}", soft_wrap=True, markup=False)
-    for model, calls in {step["model"]: step["calls"] for step in steps if step["calls"]}.items():
-        OUT.print(f"{model} calls {legible(', '.join(calls))}", soft_wrap=True, markup=False)
+    for model, step in {step["model"]: step for step in steps if step["calls"]}.items():
+        own = f"; in its own process: {legible(', '.join(step['hosts']))}" if step["hosts"] else ""
+        OUT.print(f"{model} calls {legible(', '.join(step['calls']))}{own}", soft_wrap=True, markup=False)
 
 
 def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:

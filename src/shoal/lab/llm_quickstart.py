@@ -43,7 +43,7 @@ def run(
             raise SetupError(f"{out} cannot be written: {error.strerror}.", "Name another folder: --out DIR") from None
     on_progress("make a tiny model", 1, 1)
     on_progress("compose the repository", 0, 1)
-    repository = compose(MODEL, out / "repository", weights=weights)
+    repository = compose(MODEL, out / "repository", weights=weights, is_together=True)
     on_progress("compose the repository", 1, 1)
     on_progress("start Triton", 0, 1)
     with serve(repository) as server, Client(server.grpc_url) as client:

@@ -107,7 +107,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     commands: list[tuple[str, ...]]
     alias = ""
     if found == GENERATE:
-        commands = [("compose", _LANGUAGE, str(repository), "--weights", thing)]
+        commands = [("compose", _LANGUAGE, str(repository), "--weights", thing, "--together")]
         alias = f"{name}={_LANGUAGE}"
     elif path.is_file():
         commands = [("add-model", thing, name, *project), compose]

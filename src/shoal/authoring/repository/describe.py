@@ -19,10 +19,10 @@ def describe(graph: Graph) -> dict[str, Any]:
 
     A step's ``level`` is the number of steps on the longest path to it; steps of the same level run in parallel.
     ``instances`` is the number of instances of the step's model: per GPU if ``device`` is ``GPU``, else in all.
-    ``calls`` are the models that the step's code calls. A tensor is listed once for each step that reads it, with the
-    dtype and dims that this step declares. ``dims`` do not include the batch dimension. ``is_repeated`` is True if a
-    decoupled model sends the tensor any number of times per request. ``api`` is what the ensemble serves in OpenAI's
-    API, as a value of the parameter ``api``.
+    ``calls`` are the models that the step's code calls, ``hosts`` those of them that run in its process. A tensor is
+    listed once for each step that reads it, with the dtype and dims that this step declares. ``dims`` do not include
+    the batch dimension. ``is_repeated`` is True if a decoupled model sends the tensor any number of times per request.
+    ``api`` is what the ensemble serves in OpenAI's API, as a value of the parameter ``api``.
 
     Raises:
         ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes; or the parameter
@@ -41,6 +41,7 @@ def describe(graph: Graph) -> dict[str, Any]:
                 **_describe_model(graph.members[step.model]),
                 "device": graph.device(index),
                 "calls": list(graph.members[step.model].calls),
+                "hosts": list(graph.members[step.model].hosts),
                 **_describe_tensors(step, graph.members[step.model]),
             }
             for index, step in enumerate(graph.steps)

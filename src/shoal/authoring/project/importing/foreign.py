@@ -43,7 +43,7 @@ FILES = {
     GGUF: Foreign(
         "a language model in GGUF",
         "As a pipeline, it is converted and served: shoal serve FILE, or shoal compose llm_bls REPOSITORY --weights"
-        " FILE.",
+        " FILE --together.",
     ),
 }
 _MARKS = {  # of folders: a file that each has

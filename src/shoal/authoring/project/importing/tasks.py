@@ -121,7 +121,7 @@ def _check_quantised(folder: Path, config: _Config) -> None:
         raise InputError(
             f"{folder} is quantised ({config.method}), in a form that shoal's own engines do not read.",
             "Name the folder of the model that it was made from. If it is a language model, vLLM reads it on a GPU:"
-            f" shoal compose llm_bls REPOSITORY --weights {folder} --swap llm-hf=llm-vllm",
+            f" shoal compose llm_bls REPOSITORY --weights {folder} --together --swap llm-hf=llm-vllm",
         )
 
 
