@@ -7,9 +7,9 @@ Each PYTHON is that of an environment of its own: with litserve and sentence-tra
 2, for its turn as an engine of shoal); with openvino-genai, openvino-tokenizers, transformers and aiohttp. ENCODER is a
 checkpoint's folder in the form of sentence-transformers, with mean pooling and embeddings of length 1. `embeddings`
 sends excerpts of the corpus in SHOAL_DATA_DIR, one in a request, from 16 callers; `language` asks `vllm bench serve` to
-judge. With `--dtype int8`, the others compute in BF16. All servers have as many threads as the machine has cores, and
-share them with the callers. The result, with hardware and versions, goes to
-benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
+judge. With `--dtype int8`, the others compute in BF16. Servers of embeddings have as many threads as the machine has
+cores, and share them with the callers; vLLM chooses its own, in both servers. The result, with hardware and versions,
+goes to benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
 """
 
 from __future__ import annotations
@@ -228,8 +228,7 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None
         shutil.copytree(ROOT / "models" / "llm-vllm", own)
         config = own / "config.pbtxt"
         text = config.read_text(encoding="utf-8").replace('"{}"', f"'{ARGUMENTS}'")
-        threads = f'parameters {{ key: "threads" value {{ string_value: "{CORES}" }} }}\n'
-        config.write_text(text + threads, encoding="utf-8")
+        config.write_text(text, encoding="utf-8")
         place = Path(vllm).parents[1]
         how: dict[str, Any] = {
             "projects": [folder / "own"], "weights": weights, "swap": {"llm-hf": "llm-vllm"},
@@ -240,7 +239,10 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None
             repository = compose("llm_bls", folder / name, is_together=is_together, **how)
             service = held.enter_context(Service(repository, folder / f"{name}.log"))
             ports[name] = service.http.rpartition(":")[2]
-        asked = ["--enforce-eager", "--max-model-len", 1024, "--max-num-seqs", 16, "--served-model-name", "llm_bls"]
+        asked = [
+            "--enforce-eager", "--max-model-len", 1024, "--max-num-seqs", 16, "--served-model-name", "llm_bls",
+            "--dtype", json.loads((weights / "config.json").read_text(encoding="utf-8"))["dtype"],  # as llm-vllm
+        ]  # fmt: skip
         ports["vllm"] = held.enter_context(
             run_server([*serve_vllm(vllm, weights), *asked], folder / "vllm.log")
         )  # fmt: skip

@@ -128,7 +128,9 @@ def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatc
 
 def test_a_name_on_the_hub_with_its_task() -> None:
     recipe = find_recipe("owner/model", task="generate")
-    assert recipe.commands == (("compose", "llm_bls", "build/model/repository", "--weights", "owner/model", "--together"),)
+    assert recipe.commands == (
+        ("compose", "llm_bls", "build/model/repository", "--weights", "owner/model", "--together"),
+    )
 
 
 def test_what_was_made_is_found_again_until_something_changes() -> None:

@@ -19,7 +19,8 @@ class LlmVllm(EngineComponent):
             weights,
             limits,
             dtype=parameters.choice("dtype", DTYPES),
-            threads=self.context.num_threads,
+            # Unless they are given, vLLM binds threads of its own to cores.
+            threads=self.context.num_threads if parameters.text("threads") else None,
             arguments=read_arguments(parameters),
             count=self.context.device.ledger.count,
             device=self.context.device,

@@ -74,9 +74,9 @@ class VllmEngine:
     takes the dtype from the weights' config.json. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
     ``{"tensor_parallel_size": 2}``. On a GPU, the engine computes on the ``device`` and the following ones, as many as
     the arguments need, and sees no others; with KIND_MODEL, vLLM chooses from all that this process sees. ``threads``
-    is the number of compute threads on the host. With speculative decoding
-    (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number of guessed tokens, and
-    with ``accepted_tokens`` and the number of confirmed tokens.
+    is the number of compute threads on the host; None leaves them to vLLM, which binds them to all cores but one. With
+    speculative decoding (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number
+    of guessed tokens, and with ``accepted_tokens`` and the number of confirmed tokens.
 
     Raises:
         SetupError: vLLM is not installed, computes on another kind of device, or does not start, for example because it
