@@ -306,7 +306,7 @@ def run_server(command: list[Any], log: Path) -> Iterator[str]:
     port = find_ports(0, 0, 0)[0]
     words = [str(port) if word == "PORT" else str(word) for word in command]
     with log.open("wb") as file:
-        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=file, stderr=file, process_group=0)
     try:
         end = time.monotonic() + 240
         while not is_healthy(port):

@@ -279,7 +279,7 @@ def test_an_engine_that_is_killed(model: str, home: Home) -> None:
 def test_a_drain_loses_no_stream(home: Home, scale: Scale) -> None:
     """The last test with this service. A stream whose client has left does not hold it up, and no process stays."""
     count = scale(100, 500)  # 2 or 10 s
-    session = home.service.servers()[0].pid
+    group = home.service.servers()[0].pid
     with home.client("grpc") as leaver, ThreadPoolExecutor(16) as callers:
 
         def call(index: int) -> list[int]:
@@ -295,4 +295,4 @@ def test_a_drain_loses_no_stream(home: Home, scale: Scale) -> None:
         assert home.service.stop() == 0
         assert [each.result() for each in under_way] == [expected("count_all", count)] * 16
         assert time.monotonic() - start < count * 0.02 + 13
-    assert not [p for p in processes() if p.session == session and not p.is_ended]
+    assert not [p for p in processes() if p.group == group and not p.is_ended]

@@ -45,17 +45,15 @@ class FakeProcesses:
         monkeypatch.setattr("os.kill", lambda pid, _: self._kill(pid))
         self.add(SERVER, parent=1)
 
-    def add(
-        self, pid: int, model: str = "", *, parent: int = SERVER, session: int = SERVER, beacon: bool = True
-    ) -> None:
+    def add(self, pid: int, model: str = "", *, parent: int = SERVER, group: int = SERVER, beacon: bool = True) -> None:
         """Add a process that sleeps; with ``model``, Triton's stub for that model, with an idle heartbeat."""
         command = ("/opt/triton_python_backend_stub", "model.py", "region", f"{model}_0_0", "runtime") if model else ()
-        self.all[pid] = FakeProcess(pid, parent, session, "S", 0.0, 10 * MIB, command=command)
+        self.all[pid] = FakeProcess(pid, parent, group, "S", 0.0, 10 * MIB, command=command)
         if model and beacon:
             self.beacons[pid] = 0.0
 
     def set(self, pid: int, **values: object) -> None:
-        """Change a process: its ``state``, ``seconds``, ``resident_bytes``, ``session`` or ``exit_code``."""
+        """Change a process: its ``state``, ``seconds``, ``resident_bytes``, ``group`` or ``exit_code``."""
         self.all[pid] = FakeProcess(**{**vars(self.all[pid]), **values})
 
     def find(self, pid: int) -> FakeProcess | None:

@@ -79,7 +79,7 @@ class FakeService:
         pid = SERVER + 10 * len(self.servers)
         self.processes.add(pid, parent=1)
         for number, model in enumerate(self.models, 1):
-            self.processes.add(pid + number, model, parent=pid, session=pid)
+            self.processes.add(pid + number, model, parent=pid, group=pid)
         self.servers.append(FakeServer(pid, self._load))
         return self.servers[-1]
 

@@ -168,7 +168,7 @@ class Service:
 
     def servers(self) -> list[Process]:
         """Its Tritons: one, but while another one takes over."""
-        own = [p for p in processes() if p.parent == self.process.pid and p.session == p.pid and not p.is_ended]
+        own = [p for p in processes() if p.parent == self.process.pid and p.group == p.pid and not p.is_ended]
         return [p for p in own if any(word.endswith("tritonserver") for word in p.arguments())]
 
     def stubs(self) -> list[Process]:

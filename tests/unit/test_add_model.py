@@ -28,7 +28,7 @@ def test_an_estimator_that_is_not_a_forest(model: LogisticRegression, is_file: b
         pytest.importorskip("skops.io").dump(model, source)
     with pytest.raises(InputError, match=f"{type(model).__name__} is not a forest that can be added") as refused:
         add_model(source if is_file else model, "m", project=tmp_path / "project")
-    for words in ("skl2onnx.to_onnx(", "shoal add-model model.onnx NAME", "shoal new model NAME", "RandomForest"):
+    for words in ("skl2onnx.to_onnx(", "shoal serve model.onnx", "shoal new model NAME", "RandomForest"):
         assert words in refused.value.fix
 
 

@@ -34,7 +34,7 @@ class Bench:
         for pid, model in ((A, "a"), (A2, "a"), (B, "b")):
             self.processes.add(pid, model)
         self.processes.add(SILENT, "silent", beacon=False)
-        self.processes.add(105, "other", session=7)  # of another server
+        self.processes.add(105, "other", group=7)  # of another server
         self.processes.add(106, "other", parent=A)
         self.processes.add(107)  # not a stub
         self.waiting: dict[str, float] = {}
@@ -100,7 +100,7 @@ def test_a_process_that_ended(
 
 
 def test_a_process_id_that_another_process_has_now(bench: Bench) -> None:
-    bench.processes.set(B, session=7)
+    bench.processes.set(B, group=7)
     assert [fault.kind for fault in bench.look()] == ["died"]
     bench.monitor.kill("b")
     assert bench.processes.killed == []

@@ -127,7 +127,7 @@ def test_the_only_request_in_flight_is_quarantined() -> None:
         await service.kill(0)
         assert await is_lost(asked)
         assert service.calls == [(b"x", 0)]
-        assert service.resending.quarantine.has("m", b"x")
+        assert service.resending.quarantine.remaining("m", b"x")
         assert service.active.suspected
         assert not service.servers[0].is_repeat
 
@@ -153,7 +153,7 @@ def test_a_request_that_the_service_stops_is_sent_again(seconds: float) -> None:
         assert (service.most_running, service.resending.num_resent) == (3, 6)
         assert [server.num_lost for server in service.servers] == [0, 0, 0]
         assert not service.active.suspected
-        assert not any(service.resending.quarantine.has("m", body) for body in (b"x", b"y", b"z"))
+        assert not any(service.resending.quarantine.remaining("m", body) for body in (b"x", b"y", b"z"))
 
     run(work())
 
@@ -169,7 +169,7 @@ def test_a_stopped_request_that_is_not_sent_again(reason: str) -> None:
         if reason == "closed":
             await service.active.close("it is stopping")
         assert await is_lost(asked)
-        assert not service.resending.quarantine.has("m", b"x")
+        assert not service.resending.quarantine.remaining("m", b"x")
 
     run(work())
 
@@ -201,7 +201,7 @@ def test_a_question_is_sent_again_and_never_quarantined() -> None:
         await service.kill(1)
         await service.kill(2, next_after=None)
         assert await is_lost(asked)
-        assert not service.resending.quarantine.has("", b"x")
+        assert not service.resending.quarantine.remaining("", b"x")
 
     run(work())
 
@@ -216,7 +216,7 @@ def test_a_server_that_proves_healthy_gets_the_request_again(blocked: str) -> No
         service.deaths[0].clear()
         await service.active.confirm_healthy()
         assert await asked == "x from 0"
-        assert not service.resending.quarantine.has("m", b"x")
+        assert not service.resending.quarantine.remaining("m", b"x")
         assert service.resending.num_resent == 1
 
     run(work())
@@ -229,7 +229,7 @@ def test_requests_lost_together_are_resent_one_at_a_time() -> None:
         await service.kill(0)
         assert await asyncio.gather(*asked) == ["x from 1", "y from 1", "z from 1"]
         assert (service.most_running, service.resending.num_resent) == (1, 3)
-        assert not any(service.resending.quarantine.has("m", body) for body in (b"x", b"y", b"z"))
+        assert not any(service.resending.quarantine.remaining("m", body) for body in (b"x", b"y", b"z"))
 
     run(work())
 
@@ -243,8 +243,8 @@ def test_what_is_lost_twice_is_quarantined_and_the_others_go_on() -> None:
         assert await is_lost(guilty)
         assert await other == "y from 2"
         assert service.calls == [(b"x", 0), (b"y", 0), (b"x", 1), (b"y", 2)]
-        assert service.resending.quarantine.has("m", b"x")
-        assert not service.resending.quarantine.has("m", b"y")
+        assert service.resending.quarantine.remaining("m", b"x")
+        assert not service.resending.quarantine.remaining("m", b"y")
         assert [server.is_repeat for server in service.servers] == [False, True, False]
         assert [server.num_lost for server in service.servers] == [2, 1, 0]
 
@@ -261,7 +261,7 @@ def test_nothing_is_resent_where_that_is_not_allowed(num_asked: int) -> None:
         assert all([await is_lost(each) for each in asked])
         assert asyncio.get_running_loop().time() - start == pytest.approx(TOGETHER_SECONDS)
         assert len(service.calls) == num_asked
-        assert service.resending.quarantine.has("m", b"x") == (num_asked == 1)
+        assert bool(service.resending.quarantine.remaining("m", b"x")) == (num_asked == 1)
 
     run(work())
 
@@ -349,11 +349,11 @@ def test_a_quarantine_ends_after_a_minute() -> None:
         quarantine = Quarantine()
         quarantine.add("m", b"x")
         await asyncio.sleep(SUSPECT_SECONDS - 0.1)
-        assert quarantine.has("m", b"x")
-        assert not quarantine.has("n", b"x")
-        assert not quarantine.has("m", b"y")
+        assert quarantine.remaining("m", b"x")
+        assert not quarantine.remaining("n", b"x")
+        assert not quarantine.remaining("m", b"y")
         await asyncio.sleep(0.2)
-        assert not quarantine.has("m", b"x")
+        assert not quarantine.remaining("m", b"x")
         quarantine.add("m", b"other")
         assert len(quarantine._ends) == 1
         for number in range(_MOST_SUSPECTS + 100):

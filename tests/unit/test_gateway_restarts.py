@@ -128,7 +128,7 @@ def test_requests_of_a_server_that_must_stop_first(play: Play) -> None:
         assert stream.ends == ["ended"]
         assert await long == "answer"
         assert asked == [(b"short", old), (b"long", old), (b"long", service.upstreams[1])]
-        assert not resending.quarantine.has("a", b"long")
+        assert not resending.quarantine.remaining("a", b"long")
         assert (old.num_lost, resending.num_resent) == (0, 1)
 
     play(scene)

@@ -63,7 +63,7 @@ def test_unpacked_environments_are_removed(places: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("may_start_processes")
 def test_processes_of_a_killed_starter_are_ended(places: Path) -> None:
-    """Those in the server's session; another process that holds the lease, as the starter's forks do, is left alone."""
+    """Those in the server's group; another process that holds the lease, as the starter's forks do, is left alone."""
     folder, other = make_folder(), make_folder()
     (orphan,), (stub, fork) = hold(folder), hold(other, 2)
     try:
@@ -82,9 +82,9 @@ def test_processes_of_a_killed_starter_are_ended(places: Path) -> None:
 
 
 @pytest.mark.usefixtures("may_start_processes")
-def test_a_session_that_is_not_the_servers_is_left_alone(places: Path) -> None:
+def test_a_group_that_is_not_the_servers_is_left_alone(places: Path) -> None:
     folder = make_folder()
-    (process,) = hold(folder, session=1)
+    (process,) = hold(folder, group=1)
     try:
         folder.rename(places / f"shoal-1-{folder.name[-8:]}")
         assert clean_up() == []
@@ -94,13 +94,11 @@ def test_a_session_that_is_not_the_servers_is_left_alone(places: Path) -> None:
         process.wait()
 
 
-def hold(folder: Path, number: int = 1, session: int = 0) -> list[subprocess.Popen[bytes]]:
-    """Processes, each in a session of its own, that hold the folder's lease; the first or ``session`` is the server."""
+def hold(folder: Path, number: int = 1, group: int = 0) -> list[subprocess.Popen[bytes]]:
+    """Processes, each in a group of its own, that hold the folder's lease; the first or ``group`` is the server."""
     lease = Lease(folder)
-    processes = [
-        subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[lease.file]) for _ in range(number)
-    ]
-    lease.begin(session or processes[0].pid)
+    processes = [subprocess.Popen(["sleep", "600"], process_group=0, pass_fds=[lease.file]) for _ in range(number)]
+    lease.begin(group or processes[0].pid)
     lease._file.close()
     return processes
 

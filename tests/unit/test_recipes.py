@@ -96,7 +96,7 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
     [
         ("net.keras", "", "net.keras is a model of Keras, which cannot be served. Convert it to ONNX"),
         ("net.pt2", "", "net.pt2 is a program of torch.export, .* torch.jit.trace"),
-        ("net.joblib", "", "net.joblib is a pickle, .* save it with skops"),
+        ("net.joblib", "", "net.joblib is a pickle, .* save a forest with skops"),
         ("net.safetensors", "", "net.safetensors is weights without their model, .* config.json"),
         ("net.gguf", "", "net.gguf is not a GGUF file: it does not begin with GGUF. Copy it again"),
         ("llama.gguf", "", "gguf and accelerate, with which .* are missing. Type: pip install gguf accelerate. Or"),

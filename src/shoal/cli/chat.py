@@ -41,6 +41,8 @@ def chat(context: typer.Context, asked: ChatAsked) -> None:
     are the lines of standard input.
     """
     check_place(context, asked, "url")
+    if " " in asked.url:
+        raise InputError(f"{asked.url!r} is not HOST:PORT.", "Messages are typed, or piped: echo 'Hello!' | shoal chat")
     settings = find_settings(asked)
     is_terminal, has_message = sys.stdin is not None and sys.stdin.isatty(), False
     with open_llm(asked, asked.url) as llm:

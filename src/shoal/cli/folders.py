@@ -31,7 +31,8 @@ def score_folder(asked: Asked) -> None:
     if asked.ray and count > 1:
         raise InputError("--ray and --worker exclude each other.", "The workers of a cluster: --workers N")
     if asked.source in (None, "-"):
-        raise InputError("A folder of outputs needs --input with files.", "For example: --input 'in/*.parquet'")
+        fix = "Leave --output out to have the answers printed; or, with files: --input 'in/*.parquet'"
+        raise InputError("A folder of outputs needs --input with files.", fix)
     output, kind = str(asked.output), "" if asked.form == "table" else f".{asked.form}"
     spec, folder = job.describe(), open_folder(output)
     options = asked.describe(spec, job.max_rows, text_column=job.text_column)

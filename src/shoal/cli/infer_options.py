@@ -140,7 +140,8 @@ class Asked:
     @cached_property
     def fed(self) -> dict[str, str]:
         """Columns of inputs that have another name, by the input's name."""
-        return parse_pairs("--column", self.columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
+        example = "BERT_WEIGHT=my_column; the column of the texts: --text-column my_column"
+        return parse_pairs("--column", self.columns, form="INPUT=COLUMN", example=example)
 
     @property
     def scored_by(self) -> str:

@@ -71,6 +71,10 @@ _OPTIONS = {
         "--queue-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
         "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, compose again, and serve that",
         "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
+        "--served-model-name": "--name NAME",
+        "--docker": "--print, which prints the command of the container",
+        "--port": "--http-port PORT, of Triton's HTTP and OpenAI's API",
+        "--api-key": "shoal keys new NAME --file keys.json, then: --keys keys.json",
     },
 }
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}

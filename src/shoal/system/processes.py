@@ -21,7 +21,7 @@ from typing import Self
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Indices of the fields of stat behind the name; in proc_pid_stat(5) they are numbered from 3.
-_STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
+_STATE, _PARENT, _GROUP, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 2, 11, 12, 21, 49
 _REAP_SECONDS = 5.0  # for a successor to end what is left
 _MARK = "SHOAL_ENDS_WITH"  # environment variable of every process that is started while a reaper is open
 _GONE = FileNotFoundError, ProcessLookupError, PermissionError  # a process has ended meanwhile, or is another user's
@@ -127,7 +127,7 @@ class Process:
 
     pid: int
     parent: int
-    session: int
+    group: int
     state: str
     seconds: float
     resident_bytes: int
@@ -164,7 +164,7 @@ def find_process(pid: int) -> Process | None:
     return Process(
         pid=pid,
         parent=int(fields[_PARENT]),
-        session=int(fields[_SESSION]),
+        group=int(fields[_GROUP]),
         state=fields[_STATE],
         seconds=(int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS,
         resident_bytes=int(fields[_RESIDENT]) * _PAGE,

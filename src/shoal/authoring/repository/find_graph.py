@@ -58,7 +58,7 @@ def _find_top(repository: Path) -> str:
     if not configs:
         raise ArtifactError(
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it or in its folders.",
-            "Name a repository, or the folder of a model in it.",
+            f"Name a repository, or the folder of a model in it. If it is a model, make one: shoal serve {repository}",
         )
     return find_top(read_calls(configs), str(repository), read_composed(repository))
 

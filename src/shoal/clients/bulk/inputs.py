@@ -265,6 +265,8 @@ def _no_column(wanted: str, spec: TensorSpec, model: ModelSpec, table: Table[Any
     fix = hint or f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: --set {show_example(spec)}"
     if spec.name == find_text_input(model):
         fix = "Name the column of the texts: --text-column NAME"
+    elif table.source.kind == ".txt":
+        fix = "Its lines are read as texts. If they are JSON or CSV: --input-format jsonl or csv, or a file named so"
     elif spec.dims != (1,) and not hint:
         fix = f"Name it: --column {spec.name}=COLUMN, or the columns of its elements: --column {spec.name}=A,B,..."
     return ArtifactError(f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}.", fix)

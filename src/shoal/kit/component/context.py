@@ -29,8 +29,8 @@ class Passage(Protocol):
     def is_complete(self) -> bool:
         """Whether no more answers of the model are needed."""
 
-    def take(self, answer: Arrays) -> Iterable[Arrays]:
-        """Return the component's answers, any number, that one answer of the model makes."""
+    def take(self, answers: Sequence[Arrays]) -> Iterable[Arrays]:
+        """Return the component's answers, any number, that the next answers of the model make."""
 
     def end(self) -> Iterable[Arrays]:
         """Return the component's answers after the model's last one."""
@@ -92,7 +92,7 @@ class Callees:
     def _pass_on(self, model: str, inputs: Arrays, stream: Leavable, through: Passage) -> Generator[Arrays]:
         with closing(self._stream(model, inputs, (), stream)) as answers:
             for answer in answers:
-                yield from through.take(answer)
+                yield from through.take([answer])
                 if through.is_complete:
                     break
         yield from through.end()

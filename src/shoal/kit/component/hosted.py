@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -123,41 +122,51 @@ class HostedCallees(Callees):
 
 
 class _Passed(Stream):
-    """Stream of a hosted model's answers, which the thread that sends its caller's answers makes of them."""
+    """Stream of a hosted model's answers, which the thread that sends its caller's answers makes of them.
+
+    While that thread is behind, the answers of a stream wait together, and are passed on at once.
+    """
 
     def __init__(self, component: Component, num_rows: int, to: Stream, through: Passage, device: Device) -> None:
         super().__init__(component, num_rows)
         self._to, self._through, self._device = to, through, device
+        self._waiting: list[Arrays | ShoalError | None] = []
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        self._to.defer(partial(self._pass, item))
+        self._waiting.append(item)
+        if len(self._waiting) == 1:  # otherwise work is deferred already, which takes this item, too
+            self._to.defer(self._pass)
 
-    def _pass(self, item: Arrays | ShoalError | None) -> None:
-        """Send what an answer makes; the answer that completes the caller's ends this model's work.
+    def _pass(self) -> None:
+        """Send what the answers make; the one that completes the caller's ends this model's work.
 
         The work is ended in a thread of its own: the engine's may hold this stream's lock, and wait for this one.
         """
-        self._send(item)
+        with self._lock:
+            items, self._waiting = self._waiting, []
+        self._send(items)
         if self.is_open and not self._to.is_open:
             threading.Thread(target=self.leave, daemon=True).start()
 
-    def _send(self, item: Arrays | ShoalError | None) -> None:
+    def _send(self, items: Sequence[Arrays | ShoalError | None]) -> None:
         if not self._to.is_open:
             return
+        failure = None
         try:
-            if isinstance(item, ShoalError):
-                raise item
-            if item is not None:
-                for outputs in self._through.take({name: self._device.put(item[name], name) for name in item}):
-                    self._to.send(outputs)
-            if item is None or self._through.is_complete:
+            answers = [item for item in items if item is not None and not isinstance(item, ShoalError)]
+            taken = [{name: self._device.put(array, name) for name, array in each.items()} for each in answers]
+            for outputs in self._through.take(taken):
+                self._to.send(outputs)
+            if failure := next((item for item in items if isinstance(item, ShoalError)), None):
+                raise failure
+            if items[-1] is None or self._through.is_complete:
                 for outputs in self._through.end():
                     self._to.send(outputs)
                 self._to.end()
         except Exception as error:
             self._to.end(error)
         finally:
-            del item  # or an error would hold this frame, and the frame the error
+            del items, failure  # or an error would hold this frame, and the frame the error
 
 
 def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lambda _: None) -> HostedCallees:

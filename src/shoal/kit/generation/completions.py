@@ -360,20 +360,23 @@ class RowTexts:
         """Whether the texts of all rows have ended."""
         return not self._open
 
-    def take(self, answer: Arrays) -> Iterator[dict[str, Array]]:
-        """Take an engine's next answer; if streaming, yield each row that has new text or ends, as ``pack`` does.
+    def take(self, answers: Sequence[Arrays]) -> Iterator[dict[str, Array]]:
+        """Take an engine's next answers; if streaming, yield each row that has new text or ends, as ``pack`` does.
 
-        Outputs also have ``batch_index``, INT32 ``[1, 1]``.
+        Outputs also have ``batch_index``, INT32 ``[1, 1]``. What several answers have for a row comes in one piece.
         """
-        for number, row in split_rows(answer):
+        found: dict[int, list[Piece]] = {}
+        for number, row in (each for answer in answers for each in split_rows(answer)):
             if number not in self._open:  # it has ended at its stop word, and the engine goes on with the request
                 continue
             piece = self._streams[number].take(row)
             if piece.finish_reason:
                 self._open.discard(number)
+            found.setdefault(number, []).append(piece)
+        for number, pieces in found.items():
             if not self._is_streaming:
-                self._pieces[number].append(piece)
-            elif piece.text or piece.finish_reason:
+                self._pieces[number] += pieces
+            elif (piece := join_pieces(pieces)).text or piece.finish_reason:
                 yield self._pack(number, piece)
 
     def end(self) -> Iterator[dict[str, Array]]:

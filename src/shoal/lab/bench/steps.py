@@ -75,7 +75,7 @@ class Reading:
 
 
 def read(server: Server) -> Reading:
-    """Take a reading of ``server``; its CPU time is that of all processes in the session that it leads.
+    """Take a reading of ``server``; its CPU time is that of all processes in its group.
 
     Raises:
         ServerError: the server does not answer.
@@ -83,7 +83,7 @@ def read(server: Server) -> Reading:
     counters = _read_counters(server)
     total, models = 0.0, defaultdict[str, float](float)
     for process in processes():
-        if process.session == server.pid:
+        if process.group == server.pid:
             total += process.seconds
             if model := served_model(process.arguments()):
                 models[model] += process.seconds

@@ -87,6 +87,12 @@ def lost(model: str) -> RefusedError:
     return RefusedError(RefusalReason.UNAVAILABLE, message, RETRY_SECONDS)
 
 
+def quarantined(model: str, seconds: float) -> RefusedError:
+    """Build the refusal for a request that may have ended the model's process, for some seconds more."""
+    message = f"The process of {model} ended while it had this request. It may be the reason, and is refused meanwhile."
+    return RefusedError(RefusalReason.UNAVAILABLE, message, seconds)
+
+
 def closed(what: str) -> RefusedError:
     """Build the refusal for a part of Triton that is closed to clients."""
     return RefusedError(RefusalReason.CLOSED, f"{what} is closed to clients of this server.")

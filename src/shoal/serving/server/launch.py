@@ -95,7 +95,8 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                # Ctrl-C reaches us alone. In a session of its own, it could take our cores (sched_autogroup_enabled).
+                process_group=0,
                 pass_fds=(self._lease.file,),
             )
             return starting.result()
@@ -153,13 +154,13 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of Triton, which is also the id of the session of its models' processes."""
+        """Process id of Triton, which is also the id of the group of its models' processes."""
         return self._process.pid
 
     def kill_instance(self, name: str) -> None:
         """Kill the process of a model's instance, such as ``bert_0_0``, if it runs."""
         for process in processes():
-            if process.session == self.pid and process.arguments()[-2:-1] == [name]:
+            if process.group == self.pid and process.arguments()[-2:-1] == [name]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
@@ -252,12 +253,12 @@ def serve(
     return server
 
 
-def find_environments(session: int) -> set[str]:
-    """Find the folders into which Triton has unpacked Python environments for the processes of a session.
+def find_environments(group: int) -> set[str]:
+    """Find the folders into which Triton has unpacked Python environments for the processes of a group.
 
     A server that is killed leaves these folders behind.
     """
-    values = (value for p in processes() if p.session == session for value in p.variables().values())
+    values = (value for p in processes() if p.group == group for value in p.variables().values())
     return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
 
 

@@ -3,8 +3,8 @@
 Each server has a temporary folder with a lock file, the *lease*. The process that starts the server and all processes
 of the server hold the lock through an inherited descriptor. The kernel releases the lock when the last of them ends,
 so a lease that can be locked belongs to a server that has ended. The names of the server's shared memory follow from
-the folder's name. The lease has the server's session on its first line, then the folders into which Triton has unpacked
-environments for the server.
+the folder's name. The lease has the server's process group on its first line, then the folders into which Triton has
+unpacked environments for the server.
 
 If the process that started the server is killed, the server's processes are orphans: they are killed too. This module,
 run as a program beside each server, does so at once; the next start does so if that program was killed as well.
@@ -59,7 +59,7 @@ class Lease:
     """Lock file that marks a server's folder and shared memory as in use."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._session = folder, ""
+        self._folder, self._group = folder, ""
         new = folder / f"{_LEASE}.new"
         self._file = new.open("w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -70,16 +70,16 @@ class Lease:
         """Descriptor of the lock file, which the server's processes inherit."""
         return self._file.fileno()
 
-    def begin(self, session: int) -> None:
-        """Record the session of the server's processes."""
-        self._session = str(session)
+    def begin(self, group: int) -> None:
+        """Record the process group of the server's processes."""
+        self._group = str(group)
         self.note(())
 
     def note(self, environments: Iterable[str]) -> None:
         """Record the folders into which Triton has unpacked environments for the server, or a snapshot's elsewhere."""
         self._file.seek(0)
         self._file.truncate()
-        self._file.writelines(f"{line}\n" for line in (self._session, *environments))
+        self._file.writelines(f"{line}\n" for line in (self._group, *environments))
         self._file.flush()
 
     def end(self) -> None:
@@ -140,17 +140,17 @@ def _kill_orphans(lease: Path) -> bool:
     """Kill the processes of the server that holds a lease, and return whether there were any; not if its starter runs.
 
     The starter's process id is in the name of the folder. Processes that it forked hold the lease too, and are left
-    alone: they are not in the server's session.
+    alone: they are not in the server's process group.
     """
     name, held = _FOLDER.fullmatch(lease.parent.name), lease.stat()
-    session = lease.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    group = lease.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     holders = [each for each in processes() if each.pid != os.getpid() and _has_open(each.pid, held)]
     if name is None or int(name[1]) in [os.getpid(), *(each.pid for each in holders)]:
         return False
-    if session not in {str(each.session) for each in holders}:
+    if group not in {str(each.group) for each in holders}:
         return False
     for each in processes():
-        if str(each.session) == session and each.pid != os.getpid():
+        if str(each.group) == group and each.pid != os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each.pid, signal.SIGKILL)
     return True

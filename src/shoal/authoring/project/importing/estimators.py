@@ -25,9 +25,9 @@ from shoal.errors import InputError, needs
 _FAMILIES = ("RandomForest", "ExtraTrees", "GradientBoosting", "HistGradientBoosting")
 _KNOWN = (*(f"{family}{kind}" for family in _FAMILIES for kind in ("Regressor", "Classifier")), "IsolationForest")
 _OTHER_ESTIMATORS = (
-    "Convert it to ONNX (a Pipeline as a whole): skl2onnx.to_onnx(model, rows[:1]), with options={'zipmap': False} for"
-    " a classifier; then type: shoal add-model model.onnx NAME. Or write it as a component; for a linear model, begin"
-    " with: shoal new model NAME."
+    "Convert it to ONNX (a Pipeline as a whole; pip install skl2onnx): skl2onnx.to_onnx(model, rows[:1]), with"
+    " options={'zipmap': False} for a classifier; then type: shoal serve model.onnx. Or write it as a component; for a"
+    " linear model, begin with: shoal new model NAME."
 )
 _MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
 # Prefixes of types that these forests contain and that skops does not trust by default. The last two belong to the

@@ -16,7 +16,9 @@ class Foreign(NamedTuple):
 
 
 _PICKLE = Foreign(
-    "a pickle", "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
+    "a pickle",
+    "A pickle runs code when it is read: read it yourself, and save a forest with skops.io.dump, any other model of"
+    " scikit-learn with skl2onnx.to_onnx.",
 )
 _WEIGHTS = Foreign(
     "weights of PyTorch without their model",

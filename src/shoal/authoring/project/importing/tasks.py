@@ -33,7 +33,10 @@ _READS = {  # members of config.json of models that read something else than tex
     "num_mel_bins": "sound",
     "feat_extract_norm": "sound",
 }
-_TRACE = "For its answers as tensors, trace it (torch.jit.trace), and add that file: shoal add-model model.pt NAME"
+_TRACE = (
+    "For its answers as tensors, trace a module whose forward returns them, such as model(...).logits (torch.jit.trace,"
+    " torch.jit.save), and serve that file: shoal serve model.pt"
+)
 
 
 class _Config(NamedTuple):

@@ -143,7 +143,7 @@ class ProcessMonitor:
 
     def _look_at(self, stub: StubProcess, waiting: Mapping[str, float]) -> ProcessFault | None:
         process, now = find_process(stub.pid), self._clock()
-        if process is None or process.is_ended or process.session != self._server.pid:
+        if process is None or process.is_ended or process.group != self._server.pid:
             return ProcessFault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
         stub.children = find_descendants(stub.pid)
         mib = sum(each.resident_bytes for each in (process, *stub.children)) / 2**20
@@ -219,7 +219,7 @@ class ProcessMonitor:
         for stub in self.stubs:
             for pid in (stub.pid, *(child.pid for child in stub.children)) if stub.model == model else ():
                 process = find_process(pid)
-                if process is not None and process.session == self._server.pid:  # not another one of the same id
+                if process is not None and process.group == self._server.pid:  # not another one of the same id
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
@@ -238,7 +238,7 @@ def _is_stopped(stub: StubProcess, seconds: float) -> bool:
 
 
 def _find_stub(process: Process, server: Server) -> StubProcess | None:
-    if process.session != server.pid or process.parent != server.pid:
+    if process.group != server.pid or process.parent != server.pid:
         return None
     model = served_model(process.arguments())
     return StubProcess(process.pid, model) if model else None

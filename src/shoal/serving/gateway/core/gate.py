@@ -18,7 +18,7 @@ from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
-from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, quarantined
 
 T = TypeVar("T")
 
@@ -86,10 +86,11 @@ class Gate:
             FailedError: Triton answered with an error.
         """
         upstream, traffic = self.traffic.find(model), self.traffic
-        if self.resending.quarantine.has(model, body):
+        if seconds := self.resending.quarantine.remaining(model, body):
+            refusal = quarantined(model, seconds)
             traffic.count(model, "refused")
-            log_failure(model, request_id, lost(model).message)
-            raise lost(model)
+            log_failure(model, request_id, refusal.message)
+            raise refusal
         own: StreamRequest | None = None
 
         async def send(upstream: Upstream) -> T:

@@ -34,11 +34,11 @@ class Quarantine:
         self._ends = {**dict(recent[-_MOST_SUSPECTS:]), (model, len(body), _digest(body)): now + SUSPECT_SECONDS}
         log.error("A request of %d bytes to %s may have killed a process; its bytes are refused.", len(body), model)
 
-    def has(self, model: str, body: bytes) -> bool:
-        """Whether requests to ``model`` with the bytes ``body`` are refused now."""
+    def remaining(self, model: str, body: bytes) -> float:
+        """Return the seconds for which requests to ``model`` with the bytes ``body`` are refused; 0 if they are not."""
         if not any(key[:2] == (model, len(body)) for key in self._ends):  # large bodies take long to digest
-            return False
-        return self._ends.get((model, len(body), _digest(body)), 0.0) > time.monotonic()
+            return 0.0
+        return max(0.0, self._ends.get((model, len(body), _digest(body)), 0.0) - time.monotonic())
 
 
 def _digest(body: bytes) -> bytes:
