@@ -358,6 +358,30 @@ def test_log_probabilities_come_with_the_next_piece_that_is_packed() -> None:
     assert json.loads(stream.pack(stream.step([], last=True))["logprobs"].item()) == []
 
 
+def test_answers_that_are_taken_together_make_one_piece() -> None:
+    """Text, reason, counts and log probabilities of that piece are those of the pieces it stands for."""
+    text = json.dumps({"stops": ["on"], "num_input_tokens": 3, "returns": ["logprobs", "cumulative_logprob"]})
+    answers = [
+        {**answer([token], 1, last=False, finish_reason=""), "output_log_probs": np.array([[[-1.0 - at]]])}
+        for at, token in enumerate(encode("The cat sat on the mat"))
+    ]
+    outputs = ("text_output", "finish_reason", "num_output_tokens", "cumulative_logprob", "logprobs")
+    passed = {"carry": np.array([[text.encode()]], np.object_)}
+
+    def take(*groups: Sequence[Any]) -> list[dict[str, Any]]:
+        rows = Completions(BPE).open_rows(passed, is_streaming=True, outputs=outputs)
+        found = [each for group in groups for each in rows.take(group)]
+        assert rows.is_complete
+        return found
+
+    alone, (joined,) = take(*([each] for each in answers)), take(answers)
+    assert len(alone) > 2
+    assert joined["text_output"].item() == b"".join(each["text_output"].item() for each in alone) == b"The cat sat "
+    for name in ("finish_reason", "num_output_tokens", "cumulative_logprob"):
+        assert joined[name].item() == alone[-1][name].item()
+    assert json.loads(joined["logprobs"].item()) == [p for each in alone for p in json.loads(each["logprobs"].item())]
+
+
 def test_the_stream_that_is_idle_longest_is_dropped() -> None:
     completions = Completions(BPE, most_streams=3)
     a = encode("a")

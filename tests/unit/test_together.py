@@ -19,6 +19,7 @@ from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.serving.gateway.core.models import find_slots
 from tests.support.llm import find_trained
 
@@ -53,12 +54,12 @@ def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) 
 
 
 @pytest.mark.usefixtures("may_start_processes")
-def test_the_same_texts_in_the_same_pieces(apart: Path, together: Path) -> None:
-    def ask(repository: Path) -> list[list[str]]:
+def test_the_same_texts(apart: Path, together: Path) -> None:
+    def ask(repository: Path) -> list[Piece]:
         with load(repository) as pipeline:
             llm = Llm(pipeline)
             settings: tuple[dict[str, Any], ...] = ({}, {"stop_words": ["sat"]}, {"temperature": 1.0, "seed": 3})
-            return [[p.text for p in llm.stream("What do cats do?", max_tokens=20, **each)] for each in settings]
+            return [join_pieces([*llm.stream("What do cats do?", max_tokens=20, **each)]) for each in settings]
 
     assert ask(together) == ask(apart)
 
