@@ -150,13 +150,14 @@ def _ask_sse(path: str, document: dict[str, Any]) -> Callable[..., Any]:
         try:
             while not over.is_set():
                 writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                content = b""
+                content, start = b"", len(times)
                 while not content.endswith(b"\r\n0\r\n\r\n"):
                     more = await reader.read(2**16)
                     assert more, content
                     assert more.startswith(b"HTTP/1.1 200") or content, more
                     content = content[-16:] + more
                     times += [time.monotonic()] * more.count(b"data: ")
+                times += times[-1:] * (TOKENS - len(times) + start)  # pieces may have several tokens
         finally:
             writer.close()
 
@@ -175,6 +176,7 @@ def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
         while not over.is_set():
             await stream.write(request)
+            start = len(times)
             while True:
                 content = await stream.read()
                 assert content is not grpc.aio.EOF
@@ -183,6 +185,7 @@ def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
                     b"\x01"
                 ):
                     break
+            times += times[-1:] * (TOKENS - len(times) + start)
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
 

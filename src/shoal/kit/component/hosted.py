@@ -124,15 +124,22 @@ class HostedCallees(Callees):
 class _Passed(Stream):
     """Stream of a hosted model's answers, which the thread that sends its caller's answers makes of them.
 
-    While that thread is behind, the answers of a stream wait together, and are passed on at once.
+    While that thread is behind, a few answers of a stream wait together, and are passed on at once. Then the model
+    waits, so that no stream is far behind it.
     """
 
     def __init__(self, component: Component, num_rows: int, to: Stream, through: Passage, device: Device) -> None:
         super().__init__(component, num_rows)
         self._to, self._through, self._device = to, through, device
         self._waiting: list[Arrays | ShoalError | None] = []
+        self._taken = threading.Condition(self._lock)
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        most = self._to.most_ahead
+        if len(self._waiting) >= most and item is not None and not isinstance(item, ShoalError):
+            self._taken.wait_for(lambda: len(self._waiting) < most or not self._is_open)
+            if not self._is_open:  # it was ended meanwhile
+                return
         self._waiting.append(item)
         if len(self._waiting) == 1:  # otherwise work is deferred already, which takes this item, too
             self._to.defer(self._pass)
@@ -144,6 +151,7 @@ class _Passed(Stream):
         """
         with self._lock:
             items, self._waiting = self._waiting, []
+            self._taken.notify_all()
         self._send(items)
         if self.is_open and not self._to.is_open:
             threading.Thread(target=self.leave, daemon=True).start()
@@ -157,7 +165,8 @@ class _Passed(Stream):
             taken = [{name: self._device.put(array, name) for name, array in each.items()} for each in answers]
             for outputs in self._through.take(taken):
                 self._to.send(outputs)
-            if failure := next((item for item in items if isinstance(item, ShoalError)), None):
+            failure = next((item for item in items if isinstance(item, ShoalError)), None)
+            if failure is not None and not self._through.is_complete:
                 raise failure
             if items[-1] is None or self._through.is_complete:
                 for outputs in self._through.end():

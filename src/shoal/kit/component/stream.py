@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from queue import Queue
@@ -17,6 +18,8 @@ class Stream:
     A stream is closed once it was ended or its client has left (disconnected, or cancelled the request); then it takes
     no more answers. ``request_id`` is the id that the client gave the request: it may be empty, and is not unique.
     """
+
+    most_ahead = 4  # answers of a hosted model that may wait to be passed on together
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
         self.request_id = request_id
@@ -120,6 +123,8 @@ class QueueStream(Stream):
 
     The queue of answers is unbounded: a slow reader of one stream must not block an engine that answers many requests.
     """
+
+    most_ahead = sys.maxsize
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
         super().__init__(component, num_rows, request_id)
