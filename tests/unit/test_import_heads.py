@@ -312,7 +312,9 @@ def test_a_head_of_another_task(task: str, published: Path, tmp_path: Path) -> N
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "architectures": [task]}), encoding="utf-8")
     for own in ("classify", "predict"):
-        with pytest.raises(InputError, match=rf"is a {task}, which .*: shoal has no pipeline for that\. .* trace it"):
+        with pytest.raises(
+            InputError, match=rf"is a {task}, which .*: shoal has no pipeline for that\. .* trace a module"
+        ):
             add_model(folder, "m", project=tmp_path, task=own)
     add(tmp_path, folder, "m", task="embeddings", pooling="mean")
 

@@ -116,7 +116,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     (ANY, "artifacts"): Config("", "words.txt", lambda c, _: check_present([*c.values()], None)),
     (ANY, "attention_mask"): Config("", "X", lambda c, _: str(place(c["a"], Plan()).input), TORCH),
     (ANY, "calls"): Config("", "b", lambda c, _: find_below(c)),
-    (ANY, "together"): Elsewhere("unit/test_together.py::test_the_same_texts_in_the_same_pieces"),
+    (ANY, "together"): Elsewhere("unit/test_together.py::test_the_same_texts"),
     (ANY, "canary"): Config(
         '{\\"X\\": [[1]]}', '{\\"X\\": [[2]]}', lambda c, _: str(make_canaries(c)), PYTHON + DECOUPLED
     ),

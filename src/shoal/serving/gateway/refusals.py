@@ -81,16 +81,11 @@ def wrong(message: str) -> RefusedError:
     return RefusedError(RefusalReason.WRONG, message)
 
 
-def lost(model: str) -> RefusedError:
-    """Build the refusal for a request that was in flight when its model's process ended, and that is not resent."""
+def lost(model: str, seconds: float = 0.0) -> RefusedError:
+    """Build the refusal of a request that was lost with its model's process, or is quarantined for ``seconds``."""
     message = f"{f'The process of {model}' if model else 'The server'} ended while it had this request."
-    return RefusedError(RefusalReason.UNAVAILABLE, message, RETRY_SECONDS)
-
-
-def quarantined(model: str, seconds: float) -> RefusedError:
-    """Build the refusal for a request that may have ended the model's process, for some seconds more."""
-    message = f"The process of {model} ended while it had this request. It may be the reason, and is refused meanwhile."
-    return RefusedError(RefusalReason.UNAVAILABLE, message, seconds)
+    message += " It may be the reason, and is refused meanwhile." if seconds else ""
+    return RefusedError(RefusalReason.UNAVAILABLE, message, seconds or RETRY_SECONDS)
 
 
 def closed(what: str) -> RefusedError:

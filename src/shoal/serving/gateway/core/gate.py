@@ -18,7 +18,7 @@ from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
-from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, quarantined
+from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
 
 T = TypeVar("T")
 
@@ -87,10 +87,9 @@ class Gate:
         """
         upstream, traffic = self.traffic.find(model), self.traffic
         if seconds := self.resending.quarantine.remaining(model, body):
-            refusal = quarantined(model, seconds)
             traffic.count(model, "refused")
-            log_failure(model, request_id, refusal.message)
-            raise refusal
+            log_failure(model, request_id, lost(model, seconds).message)
+            raise lost(model, seconds)
         own: StreamRequest | None = None
 
         async def send(upstream: Upstream) -> T:
