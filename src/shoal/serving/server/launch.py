@@ -95,8 +95,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C reaches us alone. In a session of its own, it could take our cores (sched_autogroup_enabled).
-                process_group=0,
+                process_group=0,  # Ctrl-C reaches us alone; in a session of its own it could take our cores (autogroup)
                 pass_fds=(self._lease.file,),
             )
             return starting.result()
