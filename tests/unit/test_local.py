@@ -50,6 +50,11 @@ def test_lists_become_the_declared_arrays() -> None:
         ({}, "The input excerpt is missing. Give excerpt=[...]."),
         ({"excerpt": ["a"], "words": [1]}, "There is no input words. Inputs: excerpt, WEIGHT."),
         ({"excerpt": ["a", 3]}, "excerpt[1] is 3; it must be a string. Give str or UTF-8 bytes."),
+        ({"excerpt": ["a", float("nan")]}, "excerpt[1] is nan; it must be a string. Fill what is missing"),
+        (
+            {"excerpt": ["a", np.ones(2)]},
+            "excerpt[1] is array([1., 1.]); it must be a string. Give str or UTF-8 bytes.",
+        ),
         ({"excerpt": ["a\ud800"]}, "excerpt[0] holds the lone surrogate U+D800 at position 1."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),
         ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),

@@ -325,7 +325,7 @@ def _encode_text(name: str, row: int, text: object) -> bytes:
     if isinstance(text, bytes):
         return bytes(text)  # tritonclient would send str() of a subclass of bytes
     if not isinstance(text, str):
-        fix = "Fill what is missing, for example: fillna('')." if text != text else ""
+        fix = "Fill what is missing, for example: fillna('')." if isinstance(text, float) and text != text else ""
         raise InputError(f"{name}[{row}] is {text!r}; it must be a string.", fix or "Give str or UTF-8 bytes.")
     try:
         return text.encode()
