@@ -21,8 +21,8 @@ _MOST_ADDRESSES = 4096
 class Window:
     """Amount that was used in the last minute, so that no minute, whenever it begins, has more than is allowed."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock, self._used = clock, 0
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock, self._used = clock or time.monotonic, 0
         self._uses: deque[tuple[float, int]] = deque()  # time of the last use in an entry, and the entry's amount
 
     @property
@@ -59,7 +59,7 @@ class Window:
 class Account:
     """Use that one key has made of its limits. Requests are those for inference; each message of a stream is one."""
 
-    def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, limits: KeyLimits, clock: Clock | None = None) -> None:
         self.name, self.limits = name, limits
         self.outcomes, self.tokens = Counter[str](), Counter[str]()  # since the start; by outcome, and by kind
         self._requests, self._tokens, self._at_once = Window(clock), Window(clock), 0
@@ -144,7 +144,7 @@ class Together:
 class Failures:
     """Wrong keys by address: after 20 in a minute, the address has to wait before its wrong keys are looked at."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self._clock, self._of = clock, OrderedDict[str, Window]()  # the address that failed last is the last one
 
     def add(self, address: str) -> float:

@@ -39,7 +39,7 @@ class KeyRing(WatchedFiles):
         path: Path,
         models: Collection[str],
         clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
         self._file, self._models = KeyFile(path), models
         self._keys: dict[str, tuple[Key, frozenset[Scope], frozenset[str] | None]] = {}

@@ -82,11 +82,11 @@ class ProcessMonitor:
         members: Mapping[str, set[str]],
         hang_seconds: Mapping[str, float],
         memory_mib: float,
-        clock: Callable[[], float] = time.monotonic,  # the clock of the heartbeat files
+        clock: Callable[[], float] | None = None,  # the clock of the heartbeat files
     ) -> None:
         self._server, self._expected, self._members = server, expected, members
-        self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
-        self._since = self._moved = self._checked = clock()
+        self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock or time.monotonic
+        self._since = self._moved = self._checked = self._clock()
         self._seconds = 0.0  # between the last two checks
         self._waits: dict[str, Wait] = {}  # the last canary requests, by model
         self._threads: dict[int, tuple[dict[int, Thread], float]] = {}  # by process, and how long it waited

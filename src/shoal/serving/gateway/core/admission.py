@@ -31,15 +31,15 @@ class Admission:
     """
 
     def __init__(
-        self, max_wait: float, *, slots: int = 0, share: float = 1.0, clock: Callable[[], float] = time.monotonic
+        self, max_wait: float, *, slots: int = 0, share: float = 1.0, clock: Callable[[], float] | None = None
     ) -> None:
         self.num_requests = 0
         self._most, self._share = PER_SLOT * slots, max(1, int(PER_SLOT * slots * share))
         self._of: Counter[str] = Counter()  # requests in flight, by caller
-        self._max_wait, self._clock = max_wait, clock
+        self._max_wait, self._clock = max_wait, clock or time.monotonic
         self._work = 0.0  # in flight
         self._done = self._spent = 0.0  # decayed sums: work done, and the seconds with any in flight
-        self._last = clock()
+        self._last = self._clock()
 
     def refuse(self, num_bytes: int, caller: Caller = ANYONE) -> float | None:
         """Return ``None`` if a request of ``num_bytes`` is admitted now, else the seconds after which to retry it."""

@@ -32,8 +32,8 @@ class FairQueue:
     long, although another caller could use all of them. With ``shared`` 0, no place is kept free.
     """
 
-    def __init__(self, width: int, shared: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._width, self._shared, self._clock = width, shared, clock
+    def __init__(self, width: int, shared: int = 0, clock: Callable[[], float] | None = None) -> None:
+        self._width, self._shared, self._clock = width, shared, clock or time.monotonic
         self._sent = Counter[str]()  # by caller
         self._waiting: dict[str, deque[Turn]] = {}
         self._asked: dict[str, float] = {}  # when a caller has asked for the last time, the latest one last

@@ -65,7 +65,7 @@ class StreamRequest:
     upstream: Upstream | None = None  # to which it was sent
     has_begun: bool = False  # it has had an answer
     is_stopping: bool = False
-    sent: float = field(default_factory=time.monotonic)
+    sent: float = field(default_factory=lambda: time.monotonic())
     admitted: Admitted = field(default_factory=Admitted)
     ends: ExitStack = field(default_factory=ExitStack)  # closed after the last answer
 
