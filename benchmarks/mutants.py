@@ -129,7 +129,10 @@ def read_contexts(checkout: Path) -> sqlite3.Connection:
 
         def measure(path: Path) -> None:
             command = [*PYTEST, "-q", "-n", "0", "--cov=shoal", "--cov-context=test", "--cov-report=", str(path)]
-            own = os.environ | {"COVERAGE_FILE": str(parts / f"{path.stem}.coverage")}
+            part = parts / f"{path.stem}.coverage"
+            if part.exists():  # of a run that was stopped: coverage writes it as a whole
+                return
+            own = os.environ | {"COVERAGE_FILE": str(part)}
             subprocess.run(command, cwd=checkout, check=False, stdout=subprocess.DEVNULL, env=own)
 
         with ThreadPoolExecutor(2) as pool:
@@ -153,13 +156,15 @@ def find_tests(contexts: sqlite3.Connection, place: Place) -> list[str]:
 
 def is_found(checkout: Path, place: Place, tests: list[str]) -> bool:
     """Tell whether one of ``tests`` fails, or hangs, with the mistake in place."""
+    if not tests:
+        return False
     original = place.path.read_text(encoding="utf-8")
     place.path.write_text(place.text, encoding="utf-8")
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as listing:
             listing.write("\n".join(tests))
             listing.flush()
-            command = [*PYTEST, "-q", "-x", "-p", "no:cacheprovider", f"@{listing.name}"]
+            command = [*PYTEST, "-q", "-n", "0", "-x", "-p", "no:cacheprovider", f"@{listing.name}"]
             ended = subprocess.run(command, cwd=checkout, capture_output=True, timeout=PATIENCE, check=False)
             return ended.returncode != 0
     except subprocess.TimeoutExpired:
@@ -175,18 +180,17 @@ def main() -> None:
     before = parser.parse_args().before
     checkouts = [ROOT, *([before.resolve()] if before else [])]
     contexts = [read_contexts(checkout) for checkout in checkouts]
-    for room in ROOMS:
-        rooms = [read_rooms(checkout, room) for checkout in checkouts]
+    for name in ROOMS:
+        rooms = [read_rooms(checkout, name) for checkout in checkouts]
         counts = [0] * len(checkouts)
         for mutant in draw(rooms):
-            found = []
-            for index, checkout in enumerate(checkouts):
-                place = rooms[index][mutant]
-                tests = find_tests(contexts[index], place)
-                found.append(bool(tests) and is_found(checkout, place, tests))
-                counts[index] += found[-1]
-            print(json.dumps([room, str(rooms[0][mutant].path.relative_to(ROOT)), *mutant, found]), flush=True)
-        print(f"{room}: {counts} of {NUMBER} found", flush=True)
+            places = [room[mutant] for room in rooms]
+            tests = [find_tests(*each) for each in zip(contexts, places, strict=True)]
+            with ThreadPoolExecutor(len(checkouts)) as pool:
+                found = list(pool.map(is_found, checkouts, places, tests))
+            counts = [count + each for count, each in zip(counts, found, strict=True)]
+            print(json.dumps([name, str(rooms[0][mutant].path.relative_to(ROOT)), *mutant, found]), flush=True)
+        print(f"{name}: {counts} of {NUMBER} found", flush=True)
 
 
 if __name__ == "__main__":

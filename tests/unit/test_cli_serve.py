@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 from pathlib import Path
 from signal import SIGKILL
 
@@ -22,6 +23,7 @@ from tests.support.options import Net
 from tests.support.planted import Plant
 
 AT = Addresses("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
+FREE = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 MISTAKE = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
 
 
@@ -82,7 +84,7 @@ def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.M
 def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.onnx").write_bytes(b"no model")
-    error = serve("net.onnx").exception
+    error = serve("net.onnx", *FREE).exception
     assert isinstance(error, ArtifactError)
     assert "net.onnx" in error.what
     assert error.fix
@@ -92,7 +94,7 @@ def test_nothing_is_left_of_a_model_that_cannot_be_served(tmp_path: Path, monkey
 def test_advice_that_is_an_option_of_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script(Net(), tmp_path / "net.pt")
-    fix = str(serve("net.pt").exception)
+    fix = str(serve("net.pt", *FREE).exception)
     assert "--input" in fix
     assert fix.endswith("It is an option of: shoal add-model net.pt net --project build/net")
 
@@ -101,16 +103,26 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.onnx").touch()
     (tmp_path / "build").touch()
-    error = serve("net.onnx").exception
+    error = serve("net.onnx", *FREE).exception
     assert str(error) == "build/net cannot be made: Not a directory. Type the command in a folder where you may write."
     assert "'../out' is not a valid model name" in str(serve("net.onnx", "--name", "../out").exception)
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = serve("net.onnx", *FREE, "--grpc-port", str(port)).exception
+    assert str(error).startswith(f"Port {port} cannot be used: Address already in use. Stop what listens there")
+    assert not (tmp_path / "build").exists()
 
 
 def test_a_maker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.onnx").touch()
     monkeypatch.setattr("shoal.authoring.project.recipes.find_recipe", lambda *_, **__: os.kill(os.getpid(), SIGKILL))
-    assert "was killed. Is there too little memory" in str(serve("net.onnx").exception)
+    assert "was killed. Is there too little memory" in str(serve("net.onnx", *FREE).exception)
 
 
 def test_a_task_is_for_models(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ _PANELS = {  # commands by their names, each the function or the app that it is 
         "generate": "shoal.cli.llm:generate",
         "chat": "shoal.cli.chat:chat",
         "tokens": "shoal.cli.llm:tokens",
-        "status": "shoal.cli.serving:status",
-        "copies": "shoal.cli.serving:copies",
+        "status": "shoal.cli.status:status",
+        "copies": "shoal.cli.status:copies",
         "shards": "shoal.cli.shards:app",
     },
     "Author: make, check and draw repositories, without a server.": {
@@ -68,7 +68,7 @@ _PANELS = {  # commands by their names, each the function or the app that it is 
         "tune": "shoal.cli.tune:tune",
     },
     "Keys and environments: what a service needs around it.": {
-        "doctor": "shoal.cli.serving:doctor",
+        "doctor": "shoal.cli.doctor:doctor",
         "keys": "shoal.cli.keys:app",
         "env": "shoal.cli.environment:app",
     },

@@ -1,4 +1,4 @@
-"""Checks that this machine can serve a repository; each check reports what it found and how to fix a fault."""
+"""``shoal doctor``: checks that this machine can serve a repository; each reports what it found, and the way out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import site
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from shoal.authoring.environment.engines import CONDAS, RATTLER, VENV
 from shoal.authoring.environment.stub import read_stub
+from shoal.cli.console import OUT, Json, plain, print_json
 from shoal.errors import ShoalError
 from shoal.serving.gateway.callers.key_file import KeyFile, default_file, show_time
 from shoal.serving.server.checks import check_glibc, check_shared_memory, checks
@@ -213,3 +216,24 @@ def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Findin
 
 
 _CHECKS = (_python, _glibc, _numpy, _server, _libraries, _user_site, _tools, _paths, _ports, _shared_memory, _disk)
+
+
+def doctor(
+    repository: Annotated[Path | None, typer.Argument(help="The model repository to serve.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json, if any.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
+    findings = examine(repository, keys)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            colour = {"ok": "green", "optional": "cyan", "warning": "yellow"}.get(finding.level, "red")
+            OUT.print(f"[{colour}]{finding.level:8}[/] {plain(finding.check)}: {plain(finding.found)}", soft_wrap=True)
+            if finding.level != OK:
+                OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)
+    if any(finding.level == FAULT for finding in findings):
+        raise typer.Exit(1)

@@ -17,6 +17,7 @@ from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
 from shoal.cli.usage import Root
 from shoal.errors import InputError, SetupError, ShoalError
+from shoal.serving.gateway.options import Options
 from shoal.system.apart import run_apart
 
 _OTHER_OPTION = re.compile(r"(?<!\S)--(?!task|name)[a-z]")
@@ -29,19 +30,19 @@ class Made(NamedTuple):
     alias: str = ""
 
 
-def find_or_make(thing: Path, *, task: str = "", name: str = "") -> Made:
+def find_or_make(thing: Path, *, task: str = "", name: str = "", listening: Options | None = None) -> Made:
     """Return the repository ``thing``, the composed one in it, or one that is made now of the model ``thing``.
 
     A forked process makes it: what is loaded for this is not in the process that serves afterwards.
 
     Raises:
         InputError: there is no such thing, or it is none that can be served.
-        SetupError: this machine lacks something, or the folder cannot be made.
+        SetupError: this machine lacks something, the folder cannot be made, or a port of ``listening`` is taken.
     """
     found = find_repository(thing)
     if found is None:
         try:
-            return run_apart(_make, str(thing), task, name)
+            return run_apart(_make, str(thing), task, name, listening)
         except BrokenProcessPool:
             what = f"The process that made a repository of {thing} was killed."
             raise SetupError(what, "Is there too little memory for the model? Remove what is in build, then.") from None
@@ -63,13 +64,16 @@ def _naming(command: Sequence[str]) -> Iterator[None]:
         raise type(error)(error.what, fix) from None
 
 
-def _make(thing: str, task: str, name: str) -> Made:
+def _make(thing: str, task: str, name: str, listening: Options | None = None) -> Made:
     from shoal.authoring.project.recipes import RECORD, find_recipe
+    from shoal.serving.server.launch import find_ports
 
     recipe = find_recipe(thing, task=task, name=name)
     made = Made(recipe.repository, recipe.alias)
     if recipe.is_made():
         return made
+    if listening is not None:  # told before minutes of work
+        find_ports(listening.http_port, listening.grpc_port, listening.metrics_port, host=listening.host)
     try:
         recipe.folder.mkdir(parents=True)
     except OSError as error:

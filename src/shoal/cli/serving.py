@@ -1,93 +1,22 @@
-"""``shoal serve``, ``status``, ``copies`` and ``doctor``."""
+"""``shoal serve``."""
 
 from __future__ import annotations
 
 import json
 import os
 import tomllib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.console import (
-    COMMON,
-    ERR,
-    OUT,
-    ApiKey,
-    CaCert,
-    ClientCert,
-    Json,
-    check_target,
-    plain,
-    print_copies,
-    print_json,
-    refuse_ignored,
-)
+from shoal.cli.console import ERR, OUT, check_target, plain, refuse_ignored
 from shoal.cli.making import find_or_make
 from shoal.cli.records import takes_record
-from shoal.errors import InputError, ShoalError, suggest
+from shoal.errors import InputError, suggest
 from shoal.serving.gateway.options import Addresses, Options
 from shoal.system.files import read_text
-
-_METRICS = "127.0.0.1:8002"
-
-
-def copies(
-    folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
-    url: Annotated[str, typer.Option(help="The server's metrics address.", rich_help_panel=COMMON)] = _METRICS,
-    api_key: ApiKey = "",
-    ca_cert: CaCert = "",
-    client_cert: ClientCert = "",
-    as_json: Json = False,
-) -> None:
-    """Show what a running server's components copied between host and device, by tensor.
-
-    For placement gpu, the copies have a budget: the request to the device, the answer to the host, and up to 1 KiB per
-    batch of scalars that decide sizes on the host. The exit code is 1 if the copies exceed it.
-    """
-    from shoal.authoring.repository.graph import Graph
-    from shoal.authoring.repository.manifest import read_manifest
-    from shoal.clients.client.copies import read_metrics
-
-    read, drawn = read_metrics(url, api_key, ca_cert, client_cert), Graph.load(folder)
-    beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
-    if as_json:
-        rows = [{"model": c.model, **c.edge._asdict(), **asdict(c.traffic)} for c in read]
-        print_json({"copies": rows, "events": read.events, "beyond_budget": beyond})
-    else:
-        print_copies(read)
-    if beyond:
-        raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
-
-
-def status(
-    url: Annotated[str, typer.Argument(help="The metrics address of a running service.")] = _METRICS,
-    api_key: ApiKey = "",
-    ca_cert: CaCert = "",
-    client_cert: ClientCert = "",
-    as_json: Json = False,
-) -> None:
-    """Show the models of a running `shoal serve`: ready, or why not, and their requests in flight.
-
-    The exit code is 1 if a model is not ready.
-    """
-    from rich.table import Column, Table
-
-    from shoal.clients.client.operators import read_states
-
-    states = read_states(url, api_key, ca_cert, client_cert)
-    if as_json:
-        print_json([state._asdict() for state in states])
-    else:
-        table = Table("model", "state", Column("in flight", justify="right"))
-        for each in states:
-            table.add_row(plain(each.model), plain(each.state), str(each.in_flight))
-        OUT.print(table)
-    if any(each.state != "ready" for each in states):
-        raise typer.Exit(1)
-
 
 _NOT_IN_FILES = ("thing", "task", "name", "config", "is_printed", "is_config_printed", "target", "help")
 _PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
@@ -199,7 +128,8 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         return
     if asked.is_printed:
         _refuse_printed(context, asked.options)
-    made, options = find_or_make(asked.thing, task=asked.task or "", name=asked.name), asked.options
+    options, listening = asked.options, None if asked.is_printed else asked.options
+    made = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
     if asked.is_printed:
         _print_container(context, made.repository, asked.target, options)
         return
@@ -327,26 +257,3 @@ def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
             OUT.print(f"    {command}", soft_wrap=True, highlight=False, markup=False)
             if paths[1:]:
                 OUT.print(f"    also: POST {' '.join(paths[1:])}", soft_wrap=True, highlight=False)
-
-
-def doctor(
-    repository: Annotated[Path | None, typer.Argument(help="The model repository to serve.")] = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file of keys. Default: ~/.config/shoal/keys.json, if any.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
-    from shoal.cli.doctor import FAULT, OK, examine
-
-    findings = examine(repository, keys)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            colour = {"ok": "green", "optional": "cyan", "warning": "yellow"}.get(finding.level, "red")
-            OUT.print(f"[{colour}]{finding.level:8}[/] {plain(finding.check)}: {plain(finding.found)}", soft_wrap=True)
-            if finding.level != OK:
-                OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)
-    if any(finding.level == FAULT for finding in findings):
-        raise typer.Exit(1)

@@ -94,7 +94,8 @@ def find_targets(places: Sequence[Path], model: str = "") -> list[BenchTarget]:
 
 def _find(place: Path, model: str) -> BenchTarget:
     if not place.is_dir():
-        raise ArtifactError(f"There is no repository {place}.", "Make one: shoal compose ENSEMBLE REPOSITORY")
+        fix = "Make one: shoal compose ENSEMBLE REPOSITORY; or for a running language model: shoal bench --url URL"
+        raise ArtifactError(f"There is no repository {place}.", fix)
     graph = find_graph(place, model)
     repository = graph.config.folder.parent
     manifest = read_manifest(repository)
