@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal import Llm, load
@@ -19,6 +22,11 @@ from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.authoring.repository.plan import Instances, Plan, Tuning
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.kit.component.base import Component
+from shoal.kit.component.context import Context
+from shoal.kit.component.hosted import _Passed
+from shoal.kit.component.spec import Arrays, ModelSpec, TensorSpec
+from shoal.kit.component.stream import QueueStream
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.serving.gateway.core.models import find_slots
 from tests.support.llm import find_trained
@@ -114,3 +122,68 @@ def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:
     (repository / "manifest.json").unlink()
     with pytest.raises((ArtifactError, SetupError), match="llm_bls hosts llm-hf, whose"):
         load(repository / "llm_bls")
+
+
+class Totals:
+    """Passage of numbers that have come together: how many, and their sum."""
+
+    is_complete = False
+
+    def take(self, answers: Sequence[Arrays]) -> Iterable[Arrays]:
+        yield {"Y": np.array([[len(answers), sum(int(each["X"][0, 0]) for each in answers)]])}
+
+    def end(self) -> Iterable[Arrays]:
+        return ()
+
+
+class Late(QueueStream):
+    """Stream whose answers are made when ``deferred`` is called."""
+
+    most_ahead = 4
+
+    def defer(self, work: Callable[[], None]) -> None:
+        self.deferred = work
+
+
+@pytest.fixture
+def passed() -> tuple[Late, _Passed]:
+    spec = ModelSpec("m", (), (TensorSpec("X", "TYPE_INT64", (1,)),), max_batch_size=1)
+    other = ModelSpec("n", (), (TensorSpec("Y", "TYPE_INT64", (2,)),), max_batch_size=1)
+    model, caller = (Component(Context(spec=each, folder=Path())) for each in (spec, other))
+    to = Late(caller, 1)
+    return to, _Passed(model, 1, to, Totals(), caller.context.device)
+
+
+def _count(stream: _Passed, most: int, sent: list[int]) -> threading.Thread:
+    def work() -> None:
+        for number in range(most):
+            stream.send({"X": np.array([[number]])})
+            sent.append(number)
+        stream.end()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_answers_that_wait_travel_together_and_then_the_engine_waits(passed: tuple[Late, _Passed]) -> None:
+    to, stream = passed
+    sent: list[int] = []
+    thread = _count(stream, 6, sent)
+    thread.join(0.2)
+    assert sent == [0, 1, 2, 3], "the fifth waits"
+    to.deferred()
+    thread.join(10)
+    assert len(sent) == 6
+    to.deferred()
+    assert [each["Y"].ravel().tolist() for each in to] == [[4, 6], [2, 9]]
+
+
+def test_an_engine_that_waits_goes_on_when_its_client_leaves(passed: tuple[Late, _Passed]) -> None:
+    _, stream = passed
+    sent: list[int] = []
+    thread = _count(stream, 9, sent)
+    thread.join(0.2)
+    stream.leave()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -141,6 +141,8 @@ class _Passed(Stream):
             if not self._is_open:  # it was ended meanwhile
                 return
         self._waiting.append(item)
+        if not self._is_open:  # the end: an answer that waits has none to go to
+            self._taken.notify_all()
         if len(self._waiting) == 1:  # otherwise work is deferred already, which takes this item, too
             self._to.defer(self._pass)
 
