@@ -15,6 +15,7 @@ from shoal import Llm, load
 from shoal.authoring.check.families import check
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.composition.together import find_hosts
+from shoal.authoring.draw import mermaid
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.find_graph import find_graph, find_model_folders
@@ -59,6 +60,8 @@ def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) 
     check_manifest(together)
     assert check(together) == []
     assert sorted(find_graph(together).members) == sorted(find_graph(apart).members)
+    pictures = [mermaid.draw(find_graph(each)) for each in (apart, together)]
+    assert pictures[0].replace('"llm-hf<br/>python · CPU', '"llm-hf<br/>python · CPU · in llm_bls') == pictures[1]
 
 
 @pytest.mark.usefixtures("may_start_processes")

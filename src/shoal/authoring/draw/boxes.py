@@ -55,14 +55,15 @@ class Joined:
 def list_boxes(graph: Graph) -> list[Box]:
     """List the request, the steps and the answer, then the models that other models' code calls."""
     steps = [_box(step.model, graph.members[step.model]) for step in graph.steps]
-    called = [_box(name, graph.members.get(name)) for name in _called(graph)]
+    hosts = {name: f"in {caller}" for caller, name in graph.calls() if name in graph.members[caller].hosts}
+    called = [_box(name, graph.members.get(name), hosts.get(name, "")) for name in _called(graph)]
     return [Box("request", "", END), *steps, Box("answer", "", END), *called]
 
 
-def _box(name: str, config: ModelConfig | None) -> Box:
+def _box(name: str, config: ModelConfig | None, place: str = "") -> Box:
     if config is None:
         return Box(name, "not found", OPEN)
-    words = dict.fromkeys([config.backend or config.platform, name_device(config)])
+    words = dict.fromkeys([config.backend or config.platform, name_device(config), place])
     return Box(name, " · ".join(word for word in words if word), _kind(config))
 
 

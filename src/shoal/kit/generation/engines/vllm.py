@@ -215,8 +215,8 @@ class VllmEngine:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error's text without line breaks, and without the part that pydantic adds."""
-    return " ".join(str(error).split()).partition(" [type=")[0]
+    """Return the error's text without line breaks, and without the parts that pydantic adds."""
+    return " ".join(str(error).split()).partition(" [type=")[0].rpartition("Value error, ")[2]
 
 
 def _unavailable(why: str) -> ServerError:
