@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_a_hosted_model_has_no_queue(tuned: Tuning) -> None:
     models = collect("llm_bls", find_model_folders())
     with pytest.raises(InputError, match="Requests to llm-hf wait in no queue with --together"):
         find_hosts(models, {"llm-hf": tuned}, {})
+
+
+def test_an_environment_that_a_model_names_itself(tmp_path: Path) -> None:
+    own = tmp_path / "models" / "mine"
+    shutil.copytree(find_model_folders()["llm-hf"].folder, own)
+    text = (own / "config.pbtxt").read_text(encoding="utf-8").replace("llm-hf", "mine")
+    more = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/env" } }\n'
+    (own / "config.pbtxt").write_text(text + more, encoding="utf-8")
+    how: dict[str, Any] = {"projects": [tmp_path], "swap": {"llm-hf": "mine"}, "weights": find_trained()}
+    with pytest.raises(InputError, match="cannot run mine in its process: their environments differ"):
+        compose("llm_bls", tmp_path / "r", is_together=True, **how)
 
 
 def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:

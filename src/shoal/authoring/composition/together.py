@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.authoring.composition.environments import ALL
+from shoal.authoring.composition.environments import ALL, PARAMETER
 from shoal.authoring.composition.writing import COMMENT, hash_files, write_manifest
 from shoal.authoring.repository.apis import makes_token_ids
 from shoal.authoring.repository.config import CONFIG as PBTXT
@@ -64,9 +64,14 @@ def _find_obstacle(
         return f"{', '.join(others)} needs it too, so it would be loaded twice"
     if several := next((model for model in (caller, called) if model.spec.num_instances > 1), None):
         return f"{several.name} has {several.spec.num_instances} instances, and one process runs one"
-    if len({environments.get(model.name, environments.get(ALL)) for model in (caller, called)}) > 1:
+    if len({_find_environment(model, environments) for model in (caller, called)}) > 1:
         return "their environments differ"
     return ""
+
+
+def _find_environment(model: ModelConfig, environments: Mapping[str, Path]) -> str:
+    given = environments.get(model.name, environments.get(ALL))
+    return str(given) if given else model.spec.parameters.get(PARAMETER, "")
 
 
 def pack(repository: Path, hosts: Mapping[str, Sequence[str]]) -> None:
