@@ -33,7 +33,7 @@ MODEL = """
 import time
 from pathlib import Path
 
-from shoal.kit.component.base import Component
+from shoal import Component
 
 
 class Step(Component):
