@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from shoal import __version__, cli
 from shoal.cli.doctor import examine
-from shoal.cli.usage import _HABITS, Root
+from shoal.cli.usage import _HABITS, Root, Waiting
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
 from tests.support.commands import Shoal
@@ -25,6 +25,11 @@ def test_help_names_every_command(shoal: Shoal) -> None:
     text = shoal("--help")
     for command in ("train", "compose", "serve", "infer", "quickstart", "doctor", "graph"):
         assert command in text
+
+
+@pytest.mark.parametrize("listed", Root.own, ids=lambda listed: listed.name)
+def test_the_list_of_commands_says_how_their_help_begins(listed: Waiting) -> None:
+    assert " ".join(str(listed.make().help).split("\n\n")[0].split()) == listed.help
 
 
 @pytest.mark.parametrize("word", list(_HABITS))

@@ -40,40 +40,87 @@ def options(
     del version
 
 
-_PANELS = {  # commands by their names, each the function or the app that it is made of
+# Commands by their names: the function or the app that each is made of, and how its help begins. The list of commands
+# shows that, and imports none.
+_PANELS = {
     "Serve and ask: start a server, and send requests to it.": {
-        "serve": "shoal.cli.serving:serve",
-        "infer": "shoal.cli.infer:infer",
-        "generate": "shoal.cli.llm:generate",
-        "chat": "shoal.cli.chat:chat",
-        "tokens": "shoal.cli.llm:tokens",
-        "status": "shoal.cli.status:status",
-        "copies": "shoal.cli.status:copies",
-        "shards": "shoal.cli.shards:app",
+        "serve": (
+            "shoal.cli.serving:serve",
+            "Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised and restarted.",
+        ),
+        "infer": (
+            "shoal.cli.infer:infer",
+            "Send values from arguments, standard input or a file to a model; run the same command again to resume.",
+        ),
+        "generate": ("shoal.cli.llm:generate", "Continue a text. For chats: shoal chat."),
+        "chat": (
+            "shoal.cli.chat:chat",
+            "Chat with a language model, in its chat template. Each line is a message, or /system TEXT, /clear, /exit.",
+        ),
+        "tokens": (
+            "shoal.cli.llm:tokens",
+            "Send token ids directly to an engine, the model of a pipeline that generates tokens.",
+        ),
+        "status": (
+            "shoal.cli.status:status",
+            "Show the models of a running `shoal serve`: ready, or why not, and their requests in flight.",
+        ),
+        "copies": (
+            "shoal.cli.status:copies",
+            "Show what a running server's components copied between host and device, by tensor.",
+        ),
+        "shards": ("shoal.cli.shards:app", "Look at a folder of `shoal infer`: status, verify, merge."),
     },
     "Author: make, check and draw repositories, without a server.": {
-        "compose": "shoal.cli.repository:compose",
-        "plan": "shoal.cli.repository:plan",
-        "fill": "shoal.cli.repository:fill",
-        "check": "shoal.cli.check:check",
-        "graph": "shoal.cli.graph:graph",
-        "describe": "shoal.cli.graph:describe",
+        "compose": (
+            "shoal.cli.repository:compose",
+            "Write a model repository: model folders, artifacts, placement, execution environments.",
+        ),
+        "plan": (
+            "shoal.cli.repository:plan",
+            "Show on which devices the models run, how much memory this takes, and Triton's launch flags for it.",
+        ),
+        "fill": (
+            "shoal.cli.repository:fill",
+            "Fill a template as TensorRT-LLM's fill_template.py does, but refuse mistakes.",
+        ),
+        "check": ("shoal.cli.check:check", "Find the mistakes in model repositories before Triton does."),
+        "graph": (
+            "shoal.cli.graph:graph",
+            "Draw an ensemble: its steps and their devices, and its tensors with dtype and shape.",
+        ),
+        "describe": (
+            "shoal.cli.graph:describe",
+            "Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor.",
+        ),
     },
     "Models: take in those that you have, and write new ones.": {
-        "add-model": "shoal.cli.project:add_model",
-        "new": "shoal.cli.project:app",
+        "add-model": (
+            "shoal.cli.project:add_model",
+            "Add an existing model to your project as a model folder: PyTorch, ONNX, forests, encoders, decoders.",
+        ),
+        "new": ("shoal.cli.project:app", "Write a working, tested skeleton into your own project."),
     },
     "Measure: find out what is fast and exact on this machine.": {
-        "bench": "shoal.cli.bench:bench",
-        "tune": "shoal.cli.tune:tune",
+        "bench": (
+            "shoal.cli.bench:bench",
+            "Measure pipelines on a real server: latency, throughput, and the time of each step.",
+        ),
+        "tune": (
+            "shoal.cli.tune:tune",
+            "Measure FP32, BF16 and INT8 on this machine, and choose; `shoal compose --tuned` takes the choice.",
+        ),
     },
     "Keys and environments: what a service needs around it.": {
-        "doctor": "shoal.cli.doctor:doctor",
-        "keys": "shoal.cli.keys:app",
-        "env": "shoal.cli.environment:app",
+        "doctor": (
+            "shoal.cli.doctor:doctor",
+            "Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot.",
+        ),
+        "keys": ("shoal.cli.keys:app", "Make, list, revoke and rotate keys of a service's clients."),
+        "env": ("shoal.cli.environment:app", "Execution environments of Python models: build, inspect, fit, unpack."),
     },
 }
-Root.own = [Waiting(name, place, panel) for panel, places in _PANELS.items() for name, place in places.items()]
+Root.own = [Waiting(name, *each, panel) for panel, found in _PANELS.items() for name, each in found.items()]
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ class ServeAsked:
 
 @takes_record(ServeAsked)
 def serve(context: typer.Context, asked: ServeAsked) -> None:
-    """Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised, and restarted when necessary.
+    """Serve a repository, or one made of your model, until Ctrl-C. Triton is supervised and restarted.
 
     A model's repository is made in build/NAME, and found there the next time. The metrics port also has /health/live
     and /health/ready.

@@ -125,11 +125,13 @@ class Group(TyperGroup):
 class Waiting:
     """Command that is made of its function, or of the app of a group, when it is asked for.
 
-    ``place`` is one of these, or a text ``module:name`` with the module to import for it.
+    ``place`` is one of these, or a text ``module:name`` with the module to import for it. ``help`` is the beginning of
+    its help, for the list of commands.
     """
 
     name: str
     place: Callable[..., None] | Typer | str
+    help: str | None
     panel: str
 
     @property
@@ -152,9 +154,7 @@ class Waiting:
 
     def sketch(self) -> Any:
         """Return what the list of commands shows."""
-        source = self.source
-        text = source.info.help if isinstance(source, Typer) else inspect.getdoc(source)
-        return TyperCommand(self.name, help=text, rich_help_panel=self.panel)
+        return TyperCommand(self.name, help=self.help, rich_help_panel=self.panel)
 
 
 class _OnDemand(dict[str, Any]):
@@ -184,7 +184,7 @@ class Root(Group):
             for each in app.registered_commands:
                 if each.callback is not None:
                     name = each.name or each.callback.__name__.replace("_", "-")
-                    made = Waiting(name, each.callback, str(app.info.help))
+                    made = Waiting(name, each.callback, inspect.getdoc(each.callback), str(app.info.help))
                     self.commands.setdefault(name, made)  # type: ignore[arg-type]
 
     def list_commands(self, ctx: Any) -> list[str]:
