@@ -35,6 +35,17 @@ def test_a_few_are_never_refused(clock: Clock) -> None:
     assert admission.refuse(0) is not None
 
 
+def test_half_a_second_of_work_gives_a_rate(clock: Clock) -> None:
+    for seconds, is_known in ((0.49, False), (0.5, True)):
+        admission = Admission(0.1, clock=clock)
+        clock.now = 0.0
+        admission.refuse(0)
+        work(admission, clock, number=1, seconds=seconds)
+        for _ in range(FEW):
+            admission.enter(0)
+        assert (admission.refuse(0) is not None) == is_known
+
+
 def test_waiting_is_bounded(clock: Clock) -> None:
     """Ten requests a second, and two seconds of patience: twenty may be under way."""
     admission = Admission(2.0, clock=clock)

@@ -201,6 +201,7 @@ def test_no_end_token() -> None:
     ("more", "words"),
     [
         ({"ids": (5, 100)}, "input_ids has 100 at place 1, and the model's vocabulary has 100 tokens."),
+        ({"ids": (5, 100)}, "Send ids from 0 to 99:"),
         ({"ids": (-1,)}, "input_ids has -1 at place 0"),
         ({"input_lengths": 0}, "The prompt has no tokens: input_lengths is 0."),
         ({"input_lengths": -3}, "input_lengths is -3."),

@@ -105,6 +105,16 @@ def test_pooling_ignores_padding(tiny_bert: Path, pooling: str) -> None:
         torch.testing.assert_close(encoder(padded, mask), encoder(ids, torch.ones_like(ids)), rtol=0, atol=1e-6)
 
 
+def test_an_export_that_ignores_padding_is_found(tiny_bert: Path) -> None:
+    encoder = encoders.load_encoder(str(tiny_bert), seed=0).candidates.pick("mean").eval()
+
+    def ignoring(ids: torch.Tensor, mask: torch.Tensor, *more: torch.Tensor) -> Any:
+        return encoder(ids, torch.ones_like(mask), *more)
+
+    assert export.compare(encoder, encoder, [(2, 8)]) == 0
+    assert export.compare(ignoring, encoder, [(2, 8)]) > export.TOLERANCE
+
+
 def test_an_export_of_no_numbers_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     encoder = encoders.load_encoder(str(tiny_bert), seed=0).candidates.pick("mean")
     torch.nn.init.constant_(encoder.head.weight, float("nan"))

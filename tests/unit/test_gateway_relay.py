@@ -76,6 +76,7 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
         bench = Bench()
         with bench.relay as relay:
             first, second = await bench.send(), await bench.send("both", request_id="")
+            left = relay.unanswered[first]
             assert len(bench.upstream.fake.calls) == 1
             assert len(bench.call.written) == 2
             reading = asyncio.create_task(bench.read())
@@ -93,6 +94,7 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
         assert bench.call.cancelled(), "the stream was left with a request in flight"
+        assert not left.admitted.is_done, "what was left tells nothing of the model's rate"
         assert bench.traffic.num_requests == 0
 
     run(work())

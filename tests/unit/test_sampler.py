@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
 from shoal.kit.generation.contract import TokenRequest
-from shoal.kit.generation.sampler import HOST, Sampler, choose, read_logits
+from shoal.kit.generation.sampler import HOST, Sampler, _Device, choose, read_logits
 from shoal.kit.generation.sampling import Sampling
 from tests.conftest import Scale
 from tests.support.sampler import PROMPT, Put, check_all_rows, check_log_probabilities, check_not_finite, take
@@ -135,7 +135,13 @@ def test_logits_that_leave_one_token() -> None:
     """Extreme settings keep the best token: nothing else has a share that FP64 can hold."""
     logits = np.full(VOCABULARY, -1e4, np.float32)
     logits[33] = 1e4
-    for settings in (Sampling(0.001), Sampling(top_p=1e-6), Sampling(top_k=VOCABULARY), Sampling(1e6, top_p=1e-9)):
+    for settings in (
+        Sampling(0.001),
+        Sampling(top_p=1e-6),
+        Sampling(top_p=1e-20),
+        Sampling(top_k=VOCABULARY),
+        Sampling(1e6, top_p=1e-9),
+    ):
         assert take(Sampler(TokenRequest(PROMPT, 9, (), settings)), logits, []) == 33
 
 
@@ -174,6 +180,18 @@ def test_all_rows_at_once_are_the_rows_one_by_one(size: int, kind: str, scale: S
 @EACH
 def test_logits_that_are_not_finite_give_no_token(put: Put) -> None:
     check_not_finite(put)
+
+
+@pytest.mark.parametrize("more", [0, 512], ids=["small", "great"])  # of which exp is infinite in FP32
+def test_a_device_draws_what_the_host_draws(more: float) -> None:
+    """The code for GPUs, here on the CPU."""
+    random = np.random.default_rng(5)
+    logits = (random.normal(size=(60, VOCABULARY)) * 3 + more).astype(np.float32)
+    choices = ((0.3, 1.0, 1.7), (0.0, 1.0, 5.0), (0.05, 0.8, 1.0, 1e-20))
+    settings = np.array([[*map(random.choice, choices), random.random()] for _ in logits])
+    drawn = _Device(torch.device("cpu")).draw(torch.from_numpy(logits), settings)
+    assert drawn.tolist() == HOST.draw(logits, settings).tolist()
+    assert drawn.min() >= 0
 
 
 @EACH
