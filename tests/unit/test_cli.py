@@ -54,6 +54,9 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
         ("serve build --max-batch-size 8", "max_batch_size: ROWS in the config.pbtxt of the model"),
         ("serve build --batch-delay 100", "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS"),
         ("infer a --explain", "--full"),
+        ("infer a --grpc-port 18001", "--url HOST:PORT"),
+        ("serve --model my-llama", "shoal serve MODEL"),
+        ("add-model a.txt --repository r", "--project FOLDER"),
     ],
 )
 def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None:

@@ -20,7 +20,7 @@ from shoal.errors import InputError, SetupError, ShoalError
 from shoal.serving.gateway.options import Options
 from shoal.system.apart import run_apart
 
-_OTHER_OPTION = re.compile(r"(?<!\S)--(?!task|name)[a-z]")
+_OTHER_OPTION = re.compile(r"(?<!\S)--(?!task|name)[a-z-]+")
 
 
 class Made(NamedTuple):
@@ -58,7 +58,9 @@ def _naming(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ShoalError as error:
-        if not _OTHER_OPTION.search(error.fix) or "shoal " in error.fix:
+        own = Root().get_command(None, command[0])
+        options = {option for each in own.params for option in each.opts}
+        if not options & {*_OTHER_OPTION.findall(error.fix)} or "shoal " in error.fix:
             raise
         fix = f"{error.fix.rstrip('.')}. It is an option of: shoal {shlex.join(command)}"
         raise type(error)(error.what, fix) from None

@@ -39,7 +39,7 @@ _HABITS = {
     "ps": "shoal status",
     "remove": "rm -r REPOSITORY/NAME, and start shoal serve again",
     "rm": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "run": "shoal serve REPOSITORY, or without a server: shoal infer --local --repository REPOSITORY TEXT",
+    "run": "shoal serve MODEL; then shoal infer, or shoal chat for a language model",
     "start": "shoal serve REPOSITORY",
     "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
     "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
@@ -56,12 +56,15 @@ _NESTED = {
 }
 # The same of options, by command.
 _OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
+_URL = dict.fromkeys(("--grpc-port", "--http-port", "--port", "--host"), "--url HOST:PORT, of gRPC")
 _OPTIONS = {
+    "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "chat": {"--url": "shoal chat HOST:PORT"},
     "graph": _OUT,
-    "infer": {"--explain": "--full, which prints all numbers of the answer"},
+    "infer": {"--explain": "--full, which prints all numbers of the answer", **_URL},
     "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
-    "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT"},
+    "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT", **_URL},
+    "tokens": _URL,
     "serve": {
         "--gpu": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
         "--device": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
@@ -71,6 +74,7 @@ _OPTIONS = {
         "--queue-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
         "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, compose again, and serve that",
         "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
+        "--model": "shoal serve MODEL, without --model",
         "--served-model-name": "--name NAME",
         "--docker": "--print, which prints the command of the container",
         "--port": "--http-port PORT, of Triton's HTTP and OpenAI's API",

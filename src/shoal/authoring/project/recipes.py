@@ -59,9 +59,12 @@ class Recipe(NamedTuple):
         except (OSError, ValueError):
             raise InputError(f"{self.folder} exists, and shoal serve did not make it.", by_hand) from None
         if made != json.loads(json.dumps(self.record)):
-            what = "is of another form" if made.get("files") == self.record["files"] else "was made of other files"
+            before, now = made.get("files") or {}, self.record["files"] or {}
+            others = sorted(before.keys() - now.keys())
+            what = f"was made of {others[0] if others else 'the files as they were'}"
+            what = "was made in another way" if before == now else what
             raise InputError(
-                f"{self.folder} {what} than what is asked for now.",
+                f"{self.folder} {what}, and not as is asked for now.",
                 f"To serve it as it is: shoal serve {self.repository}. {by_hand}",
             )
         return True
@@ -97,11 +100,11 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     elif task and thing.count("/") <= 1 and not thing.startswith((".", "/", "~")):
         found = task  # a name on the hub
     else:
-        raise InputError(
-            f"There is no {thing}.",
-            "Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
-            f" --task {', --task '.join(TASKS)}",
-        )
+        tasks = f" --task {', --task '.join(TASKS)}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", thing):
+            tasks = f" shoal serve {thing} --task {TASKS[0]} (or {', '.join(TASKS[1:])})"
+        what = "Name a file, a folder, or a repository; for a name on the Hugging Face hub, also say the task:"
+        raise InputError(f"There is no {thing}.", what + tasks)
     repository = folder / "repository"
     compose = ("compose", name, str(repository), *project)
     commands: list[tuple[str, ...]]

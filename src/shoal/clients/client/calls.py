@@ -222,9 +222,9 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
 def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
     """Convert the values of inputs, by name, to NumPy arrays, and check their dtypes, shapes and numbers of rows.
 
-    A list, or a column of pandas or polars, becomes an array of the declared dtype; a NumPy array of numbers must have
-    this dtype already. An input with one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes
-    an array ``[2, 1]``. An input whose value is None is left out.
+    A list, a column of pandas or polars, or a NumPy array of another floating-point dtype becomes an array of the
+    declared dtype; other arrays of numbers must have this dtype already. An input with one value per row may be a flat
+    list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``. An input whose value is None is left out.
 
     Raises:
         InputError: an input is unknown or missing, or has another dtype, shape or number of rows than it should.
@@ -274,8 +274,8 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
         value = value.tolist() if value.dtype == np.object_ else value  # its elements may be lists
     if spec.dtype == STRING:
         array = _to_bytes(spec.name, value)
-    elif isinstance(value, np.ndarray) and not is_column:
-        array = value  # an array's dtype is its caller's decision: it is checked, not converted
+    elif isinstance(value, np.ndarray) and not is_column and not _are_floats(value.dtype, spec.numpy_dtype):
+        array = value  # of integers: it is checked, not converted
     else:
         array = to_numbers(spec, value)
     if is_batched and spec.dims == (1,) and array.ndim == 1:
@@ -291,6 +291,11 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
     return array
 
 
+def _are_floats(given: Any, wanted: Any) -> bool:
+    """Whether one is to be rounded to the other: FP64 is what NumPy makes of Python's numbers."""
+    return bool(given != wanted and given.kind == wanted.kind == "f")
+
+
 def to_numbers(spec: TensorSpec, value: Any) -> Array:
     """Convert numbers to an array of the declared dtype; the shape is not checked.
 
@@ -303,11 +308,12 @@ def to_numbers(spec: TensorSpec, value: Any) -> Array:
             elements = np.asarray(value, np.object_).ravel().tolist()
             odd = next((element for element in elements if not isinstance(element, int | float)), value)
             raise TypeError(f"{repr(odd)[:40]} is not a number")
-        with np.errstate(invalid="ignore", over="ignore"):  # what is lost is refused below
+        with np.errstate(invalid="ignore", over="raise"):  # of integers, what is lost is refused below
             array = given.astype(spec.numpy_dtype)
-        is_lost = array.dtype.kind in "biu" and not np.array_equal(array, given)
-        if is_lost or (array.dtype.kind == "f" and np.isinf(array).sum() > np.isinf(given).sum()):
-            raise TypeError(f"{spec.dtype} cannot hold all of these numbers")
+        if array.dtype.kind in "biu" and not np.array_equal(array, given):
+            raise FloatingPointError
+    except FloatingPointError:
+        raise InputError(f"{spec.name}: {spec.dtype} cannot hold all of these numbers.") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None
     return array

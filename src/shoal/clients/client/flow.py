@@ -294,14 +294,13 @@ class Flows:
         is_cached = request.model in self._described
         spec = yield from self.describe(request.model, timeout)
         try:
-            call = _make_call(method, request, spec)
+            return _make_call(method, request, spec), spec
         except InputError as error:
             if not is_cached:
                 raise
             self.note_refusal(error, request.model)
-            spec = yield from self.describe(request.model, timeout)
-            call = _make_call(method, request, spec)
-        return call, spec
+        spec = yield from self.describe(request.model, timeout)
+        return _make_call(method, request, spec), spec
 
 
 def _make_call(method: Method, request: InferRequest, spec: ModelSpec) -> Call:

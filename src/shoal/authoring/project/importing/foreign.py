@@ -17,8 +17,8 @@ class Foreign(NamedTuple):
 
 _PICKLE = Foreign(
     "a pickle",
-    "A pickle runs code when it is read: read it yourself, and save a forest with skops.io.dump, any other model of"
-    " scikit-learn with skl2onnx.to_onnx.",
+    "A pickle runs code when it is read: read it yourself, and save a forest with skops.io.dump(model, 'NAME.skops'),"
+    " any other model of scikit-learn with skl2onnx.to_onnx (pip install skl2onnx).",
 )
 _WEIGHTS = Foreign(
     "weights of PyTorch without their model",

@@ -196,9 +196,8 @@ class ApiFront:
     ) -> web.StreamResponse:
         """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
         if request.content_type != "application/json":
-            raise RefusedError(
-                RefusalReason.ENCODING, f"Content-Type is {request.content_type[:60]!r}. Send application/json."
-            )
+            what = f"Content-Type is {request.content_type[:60]!r}. Send application/json"
+            raise RefusedError(RefusalReason.ENCODING, f"{what}: curl -H 'Content-Type: application/json' ...")
         with self._gate.reserve_memory(caller) as held:
             body = await join(await read_body(request, self._gate, held, MOST_BODY))
             if len(body) > SMALL:

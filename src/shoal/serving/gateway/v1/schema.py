@@ -30,7 +30,8 @@ _IDLE = (
     "user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier store"
 )
 IDLE = tuple(_IDLE.split())
-_TOOLS, _TEXTS, _ONE = "tools are not served", "contents are texts", "each request has one answer"
+_TOOLS, _TEXTS = "tools are not served", "contents are texts"
+_ONE = "each request has one answer (send several, each with a seed)"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "answers follow no grammar"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
@@ -424,10 +425,8 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
         what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
         return ApiError(f"{place} {what}", place, "unsupported_parameter")
     if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
-        return ApiError(
-            f"{place} is no text: {what[:100]}. LangChain sends token ids unless check_embedding_ctx_length=False.",
-            place,
-        )
+        ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."
+        return ApiError(f"{place} is no text: {what[:100]}. {ids}", place)
     return ApiError(f"{place or 'The request'}: {what[:200]}.", place or None)
 
 
