@@ -131,8 +131,8 @@ def test_refused(ask: Callable[..., Any], name: str) -> None:
             "The inputs have different numbers of rows: excerpt 2, BERT_WEIGHT 1. Give one value of each per row.",
         ),
         (
-            {"excerpt": ["a"], "BERT_WEIGHT": np.array([0.5])},
-            'Input BERT_WEIGHT has dtype float64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
+            {"excerpt": ["a"], "BERT_WEIGHT": np.array([1])},
+            'Input BERT_WEIGHT has dtype int64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
         ),
         ({"excerpt": [["a", "b"]]}, "Input excerpt has shape [1, 2], expected [rows, 1]."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),

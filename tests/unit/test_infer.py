@@ -266,7 +266,7 @@ def test_an_input_that_is_typed_and_set(infer: Infer) -> None:
 
 
 def test_a_number_beyond_the_dtype(infer: Infer) -> None:
-    assert "TYPE_FP32 cannot hold all of these numbers" in fault(infer("sums", "X=[1, 2, 3, 1e39]"))
+    assert "TYPE_FP32, which cannot hold all of these numbers" in fault(infer("sums", "X=[1, 2, 3, 1e39]"))
 
 
 def test_images_and_files_without_a_name(infer: Infer) -> None:

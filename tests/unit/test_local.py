@@ -60,8 +60,8 @@ def test_lists_become_the_declared_arrays() -> None:
         ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),
         ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: 'x' is not a number"),
         (
-            {"excerpt": ["a"], "WEIGHT": np.ones(1)},
-            'Input WEIGHT has dtype float64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
+            {"excerpt": ["a"], "WEIGHT": np.ones(1, np.int64)},
+            'Input WEIGHT has dtype int64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
         ),
         (
             {"excerpt": ["a"], "WEIGHT": np.ones(1, np.uint8)},
@@ -132,6 +132,17 @@ def test_numbers_are_not_bent_to_fit(numbers: list[list[float]]) -> None:
     assert convert(spec, V=[[0, 255]])["V"].tolist() == [[0, 255]]
     with pytest.raises(InputError, match=r"V (cannot be read as|holds a number that) TYPE_UINT8"):
         convert(spec, V=numbers)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_arrays_of_floats_are_rounded_as_lists_are(dtype: type[Any]) -> None:
+    given = np.array([0.1, np.inf, np.nan], dtype)
+    for value in (given, given.tolist()):
+        found = convert(WEIGHT, WEIGHT=value)["WEIGHT"]
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found[:, 0], given.astype(np.float32))
+    with pytest.raises(InputError, match="TYPE_FP32, which cannot hold all of these numbers"):
+        convert(WEIGHT, WEIGHT=np.array([1e39]))
 
 
 def test_a_request_needs_an_input() -> None:

@@ -103,7 +103,7 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
         ("rows.csv", "", "rows.csv is a table, .* shoal infer --input FILE"),
         ("net.onnx", "classify", "--task classify needs a tokenizer, and the file net.onnx has none"),
         ("gone.onnx", "", "There is no file gone.onnx"),
-        ("owner/model", "", "also say the task: --task embeddings"),
+        ("owner/model", "", r"also say the task: shoal serve owner/model --task embeddings \(or classify, "),
         ("notes.md", "", "notes.md is not a model that can be served. Known: .pt, .onnx"),
         ("adapter", "", "adapter holds an adapter, not a whole model. Merge it"),
         ("exported", "", "Name the file: shoal serve exported/model.onnx"),
@@ -144,7 +144,9 @@ def test_what_was_made_is_found_again_until_something_changes() -> None:
     assert recipe.is_made()
     assert find_recipe("net.onnx").is_made()
     os.utime("net.onnx", (1, 1))
-    with pytest.raises(InputError, match=r"made of other files.* as it is: shoal serve build/net/repository"):
+    with pytest.raises(
+        InputError, match=r"made before its files changed\. To serve it as it is: shoal serve build/net/repository"
+    ):
         assert find_recipe("net.onnx").is_made()
 
 

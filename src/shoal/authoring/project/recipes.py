@@ -61,10 +61,9 @@ class Recipe(NamedTuple):
         if made != json.loads(json.dumps(self.record)):
             before, now = made.get("files") or {}, self.record["files"] or {}
             others = sorted(before.keys() - now.keys())
-            what = f"was made of {others[0] if others else 'the files as they were'}"
-            what = "was made in another way" if before == now else what
+            what = f"was made of {others[0]}" if others else "was made before its files changed"
             raise InputError(
-                f"{self.folder} {what}, and not as is asked for now.",
+                f"{self.folder} {'was made in another way' if before == now else what}.",
                 f"To serve it as it is: shoal serve {self.repository}. {by_hand}",
             )
         return True

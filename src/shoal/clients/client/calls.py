@@ -313,7 +313,8 @@ def to_numbers(spec: TensorSpec, value: Any) -> Array:
         if array.dtype.kind in "biu" and not np.array_equal(array, given):
             raise FloatingPointError
     except FloatingPointError:
-        raise InputError(f"{spec.name}: {spec.dtype} cannot hold all of these numbers.") from None
+        what = f"{spec.name} cannot be read as {spec.dtype}, which cannot hold all of these numbers."
+        raise InputError(what) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None
     return array
