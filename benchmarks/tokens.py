@@ -1,11 +1,13 @@
 """Processor time of a token on its way from an engine to a client, by process: forms of a language model in turns.
 
     python benchmarks/tokens.py [--rounds 5] [--seconds 5] [--pace 0.01] [--other .../.venv/bin/python]
+    python benchmarks/tokens.py --engine llm-hf|llm-onnx [--weights FOLDER]
 
-The engine computes nothing: every ``pace`` seconds it gives each open stream a token, or as fast as it can with 0. The
-forms are the ensemble ``llm``, ``llm_bls``, and ``llm_bls`` with the engine in its process. Clients read bytes and look
-at nothing. ``--other`` is the Python of an environment with another version of shoal, which serves the ensemble, too.
-The result, with hardware and versions, goes to benchmarks/results/tokens-DATE.json.
+The engine ``paced`` computes nothing: every ``pace`` seconds it gives each open stream a token, or as fast as it can
+with 0. The forms are the ensemble ``llm``, ``llm_bls``, and ``llm_bls`` with the engine in its process. Clients read
+bytes and look at nothing. ``--other`` is the Python of an environment with another version of shoal, which serves the
+ensemble, too. Another ``--engine`` computes, with the weights of a small model or those of ``--weights``, in one and
+sixteen streams. The result, with hardware and versions, goes to benchmarks/results/tokens-ENGINE-DATE.json.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from streams import LIMITS, Side, Turn, describe, measure, summary
 
 from shoal import Client
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.project.importing.add_model import add_model
 from shoal.clients.client.calls import Call, Method, to_arrays
 from shoal.clients.client.grpc_transport import to_grpc
 from shoal.lab.tiny_llm import make_tiny
@@ -35,9 +38,11 @@ from shoal.lab.tiny_llm import make_tiny
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.planted import write
 from tests.support.service import Service
+from tests.support.storms import memory_mib
 
 ROOT = Path(__file__).parents[1]
 
+PACED = "paced"
 STREAMS = (1, 16, 64, 256)
 TOKENS = 100  # of one request; the next one follows at once
 ENGINE = """
@@ -92,24 +97,34 @@ TritonPythonModel = Paced.for_triton()
 """
 
 
-def main(rounds: int = 5, seconds: float = 5.0, pace: float = 0.01, other: str = "") -> None:
+def main(
+    rounds: int = 5,
+    seconds: float = 5.0,
+    pace: float = 0.01,
+    other: str = "",
+    engine: str = PACED,
+    weights: Path | None = None,
+) -> None:
     """Measure and record."""
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-tokens-")))
-        weights = make_tiny(home / "weights")
-        config = (ROOT / "models" / "llm-hf" / "config.pbtxt").read_text(encoding="utf-8").replace("llm-hf", "paced")
-        config = re.sub(r'(key: "slots".*?string_value: )"16"', r'\1"256"', config, flags=re.DOTALL)
-        write(home / "models" / "paced" / "config.pbtxt", config)
-        write(home / "models" / "paced" / "1" / "model.py", ENGINE.replace("PACE", str(pace)))
-        how: dict[str, Any] = {"projects": [home], "weights": weights, "swap": {"llm-hf": "paced"}}
+        weights = weights or make_tiny(home / "weights")
+        if engine == PACED:
+            write_paced(home, pace)
+        if engine == "llm-onnx":
+            add_model(weights, "exported", task="generate", project=home)
+            weights = home / "models" / "exported" / "1"
+        swap = {} if engine == "llm-hf" else {"llm-hf": engine}
+        how: dict[str, Any] = {"projects": [home], "weights": weights, "swap": swap}
         forms = {
             "ensemble": ("llm", compose("llm", home / "ensemble", **how), sys.executable),
             "llm_bls": ("llm_bls", compose("llm_bls", home / "apart", **how), sys.executable),
             "together": ("llm_bls", compose("llm_bls", home / "together", is_together=True, **how), sys.executable),
             **({"other ensemble": ("llm", home / "ensemble", other)} if other else {}),
         }
-        sides, models = {}, {}
+        sides, models, sizes = {}, {}, {}
         for name, (model, repository, python) in forms.items():
+            begun = time.monotonic()
             service = held.enter_context(Service(repository, home / f"{name} log", *LIMITS, python=python))
             pids = {
                 "gateway": [service.process.pid],
@@ -117,9 +132,15 @@ def main(rounds: int = 5, seconds: float = 5.0, pace: float = 0.01, other: str =
                 "models": [process.pid for process in service.stubs()],
             }
             sides[name], models[name] = Side(service.http, service.grpc, pids), model
+            sizes[name] = {
+                "start_s": round(time.monotonic() - begun, 1),
+                "processes": len(pids["models"]),
+                "models_mib": round(memory_mib(*pids["models"])),
+            }
         loads = dict[str, Any]()
-        for way, make in {"/v1": ask_v1, "generate_stream": ask_generate, "gRPC": ask_grpc}.items():
-            for number in STREAMS:
+        ways = {"/v1": ask_v1, "generate_stream": ask_generate, "gRPC": ask_grpc}
+        for way, make in ways.items() if engine == PACED else [*ways.items()][:1]:
+            for number in STREAMS if engine == PACED else STREAMS[:2]:
                 turns: dict[str, list[Turn]] = {name: [] for name in sides}
                 for at in range(rounds):
                     for name in list(sides) if at % 2 else list(sides)[::-1]:
@@ -127,18 +148,32 @@ def main(rounds: int = 5, seconds: float = 5.0, pace: float = 0.01, other: str =
                         turns[name].append(asyncio.run(measure(sides[name], ask, number, seconds)))
                 loads[f"{way}, {number} streams"] = summary(turns)
                 print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
-    write_record("tokens", {**describe(rounds, loads), "pace_ms": 1e3 * pace})
+    write_record(f"tokens-{engine}", {**describe(rounds, loads), "pace_ms": 1e3 * pace, "sizes": sizes})
+
+
+def write_paced(project: Path, pace: float) -> None:
+    """Write the engine that computes nothing, with places for 256 requests."""
+    config = (ROOT / "models" / "llm-hf" / "config.pbtxt").read_text(encoding="utf-8").replace("llm-hf", PACED)
+    config = re.sub(r'(key: "slots".*?string_value: )"16"', r'\1"256"', config, flags=re.DOTALL)
+    write(project / "models" / PACED / "config.pbtxt", config)
+    write(project / "models" / PACED / "1" / "model.py", ENGINE.replace("PACE", str(pace)))
 
 
 def ask_v1(model: str, _: Side) -> Callable[..., Any]:
     """Ask OpenAI's API."""
-    chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": TOKENS, "stream": True}
+    chat = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": TOKENS,
+        "min_tokens": TOKENS,
+        "stream": True,
+    }
     return _ask_sse("/v1/chat/completions", chat)
 
 
 def ask_generate(model: str, _: Side) -> Callable[..., Any]:
     """Ask Triton's generate extension."""
-    asked = {"text_input": "Hello", "max_tokens": TOKENS, "stream": True}
+    asked = {"text_input": "Hello", "max_tokens": TOKENS, "min_tokens": TOKENS, "stream": True}
     return _ask_sse(f"/v2/models/{model}/generate_stream", asked)
 
 
@@ -168,7 +203,7 @@ def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
     """Ask Triton's protocol."""
     with Client(side.grpc) as client:
         spec = client.describe(model).spec
-    inputs = {"text_input": ["Hello"], "max_tokens": [TOKENS], "stream": [True]}
+    inputs = {"text_input": ["Hello"], "max_tokens": [TOKENS], "min_tokens": [TOKENS], "stream": [True]}
     arrays = to_arrays(spec.inputs, inputs, is_batched=True)
     request = to_grpc(Call(Method.STREAM, model, arrays)).message.SerializeToString()
 

@@ -32,6 +32,12 @@ def test_an_estimator_that_is_not_a_forest(model: LogisticRegression, is_file: b
         assert words in refused.value.fix
 
 
+def test_a_model_without_a_name_has_its_files(tmp_path: Path) -> None:
+    result = run("add-model", script(Column(), tmp_path / "my column.pt"), "--input", "FP32:5", "--project", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "models" / "my_column" / "config.pbtxt").is_file()
+
+
 def test_stages_are_shown(tmp_path: Path) -> None:
     source = script(Column(), tmp_path / "column.pt")
     result = run("add-model", source, "column", "--input", "FP32:5", "--project", tmp_path)

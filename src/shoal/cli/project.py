@@ -129,7 +129,7 @@ def pipeline(
 
 def add_model(
     source: Annotated[str, typer.Argument(help="A model's file, folder or Hugging Face name; or FILE.py:CLASS.")],
-    name: Annotated[str, typer.Argument(help="Its name in your project.")],
+    name: Annotated[str, typer.Argument(help="Its name in your project. Default: that of its file or folder.")] = "",
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,6 +162,8 @@ def add_model(
     The configuration is derived from the model's file. Options give what the file does not say.
     """
     from shoal.authoring.project.importing.add_model import add_model as add
+    from shoal.authoring.project.importing.imported import split_source
+    from shoal.authoring.project.recipes import name_model
     from shoal.kit.generation.weights import DECODER
 
     options: dict[str, Any] = {
@@ -169,7 +171,7 @@ def add_model(
         "normalise": normalise, "tokenizer": tokenizer, "max_length": max_length, "revision": revision, "format": form,
         "max_batch_size": max_batch_size, "project": project, "is_dry": is_dry,
     }  # fmt: skip
-    said: list[str] = []
+    name, said = name or name_model(split_source(source)[0]), list[str]()
     if Path(source).suffix.lower() == ".pt":
         ERR.print(f"{plain(source)} is a program, and is run now, as you: add files that you trust.", soft_wrap=True)
     with show_progress() as show:

@@ -20,6 +20,7 @@ from openai import OpenAI
 from shoal import Client, InputError, Llm
 from shoal.authoring.composition.compose import compose
 from shoal.kit.generation.pieces import join_pieces
+from tests.conftest import Scale
 from tests.support.service import Service, wait_until
 
 MODEL, JSON = "llm_bls", {"Content-Type": "application/json"}
@@ -40,17 +41,17 @@ def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def ask(client: Client, number: int) -> tuple[Any, ...]:
     """The answer, without the log probabilities' last digits, which depend on what is computed beside it."""
     settings = SETTINGS[number % len(SETTINGS)]
-    pieces = Llm(client, MODEL).stream(PROMPTS[number], max_tokens=4 + number % 9, **settings)
+    pieces = Llm(client, MODEL).stream(PROMPTS[number % len(PROMPTS)], max_tokens=4 + number % 9, **settings)
     *whole, total, places = join_pieces(list(pieces))
     ranks = [[(token, entry["rank"]) for token, entry in place.items()] for place in places]
     return (*whole, total and round(total, 3), ranks)
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_answers_are_those_of_an_engine_apart(at_once: int, together: Service, service: Service) -> None:
+def test_answers_are_those_of_an_engine_apart(at_once: int, together: Service, service: Service, scale: Scale) -> None:
     def ask_all(at: Service) -> list[Any]:
         with Client(at.grpc, retries=0, timeout=120) as client, ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda number: ask(client, number), range(len(PROMPTS))))
+            return list(pool.map(lambda number: ask(client, number), range(scale(24, full=200))))
 
     assert ask_all(together) == ask_all(service)
 

@@ -79,7 +79,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     check_task(task)
     if name:
         check_name(name, {})
-    name = name or _name(path)
+    name = name or name_model(path)
     folder = Path("build") / name
     project = ("--project", str(folder))
     if path.is_dir():
@@ -126,7 +126,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     return Recipe(folder, repository, tuple(commands), record, alias)
 
 
-def _name(path: Path) -> str:
+def name_model(path: Path) -> str:
     """Return a name for the model, from the name of its file or folder."""
     if path.name == "model.py" and (path.resolve().parents[1] / CONFIG).is_file():
         path = path.resolve().parents[1]
