@@ -58,7 +58,7 @@ VERIFY_encoder      := pytest --verify tests/slow/test_bert_large.py
 VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py tests/slow/test_shards_killed.py tests/unit/test_bulk_shards.py
 VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
 VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_check_core.py tests/slow/test_definition_graphs.py
-VERIFY_training     := pytest --verify tests/slow/test_train.py
+VERIFY_training     := pytest --verify tests/slow/test_train.py tests/slow/test_option_training.py
 VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py tests/slow/test_build.py
 VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served \
                        own_servers served_folder turns_served))

@@ -13,6 +13,8 @@ from tests.support.explicit import Explicit, explicit
 from tests.support.planted import Plant
 from tests.support.plants import PLANTS
 
+pytestmark = pytest.mark.verify
+
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explicit]:

@@ -112,6 +112,7 @@ def test_shellcheck_finds_nothing(commands: Mapping[tuple[str, str], str], shell
         assert checked.returncode == 0, (script, checked.stdout)
 
 
+@pytest.mark.verify
 def test_every_model_imports_with_what_is_installed(
     made: Mapping[tuple[str, str], Path],
     commands: Mapping[tuple[str, str], str],

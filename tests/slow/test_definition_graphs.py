@@ -19,6 +19,8 @@ from shoal.errors import InputError
 from tests.conftest import Scale
 from tests.support.projects import define, write_project
 
+pytestmark = pytest.mark.verify
+
 BATCHED = ("read", "narrow", "wide", "count", "join", "mark")
 MODELS = (*BATCHED, "single")
 

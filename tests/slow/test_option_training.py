@@ -20,6 +20,8 @@ from tests.support.environments import WHEELS
 from tests.support.options import PRINTED, Both, Elsewhere, Shoal, Table, check_both, rows
 from tests.support.published import publish
 
+pytestmark = pytest.mark.verify
+
 TRAIN = "train --out a --encoder bert"
 COLUMNS = f"{TRAIN} --data columns.csv"
 MODEL = "a/model.pt"

@@ -18,6 +18,8 @@ from shoal.system.processes import find_process
 from tests.conftest import Scale
 from tests.support.service import Callers, Service, arrive, make_repository
 
+pytestmark = pytest.mark.verify
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -126,6 +126,7 @@ def test_texts_are_those_of_generate(
         assert all(len(pieces) == 1 for pieces in found) == (not is_streaming)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("model", MODELS)
 def test_curl_lines_of_a_guide(model: str, client: Client, service: Service, scale: Scale) -> None:
     """As in guides to TensorRT-LLM, without ``stream`` and with an empty text for no words."""
@@ -140,6 +141,7 @@ def test_curl_lines_of_a_guide(model: str, client: Client, service: Service, sca
     assert json.loads(found)["text_output"] == expected
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("model", MODELS)
 def test_shoals_client_asks_these_models(model: str, client: Client, service: Service, texts: dict[str, str]) -> None:
     """Their answers say no reason, and the prompt is not in the text."""
@@ -176,6 +178,7 @@ def test_names_of_settings_in_older_releases() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("model", MODELS)
 def test_words_settings_and_the_prompt(model: str, client: Client, texts: dict[str, str]) -> None:
     prompt, text = PROMPTS[0], texts[PROMPTS[0]]
@@ -218,6 +221,7 @@ def test_a_bias_has_a_number_for_each_token(weights: Path) -> None:
         assert pipeline(**given)["EMBEDDING_BIAS"].shape == (2, 0)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_log_probabilities(model: str, is_streaming: bool, client: Client) -> None:
@@ -285,6 +289,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.verify
 def test_models_that_are_not_decoupled(project: Path, weights: Path, texts: dict[str, str], tmp_path: Path) -> None:
     """One answer with all rows, and streaming is refused; NVIDIA's client gets one answer, and stops it."""
     repository = compose(MODELS, tmp_path / "r", weights=weights, swap=SWAP, projects=[project])
@@ -302,6 +307,7 @@ def test_models_that_are_not_decoupled(project: Path, weights: Path, texts: dict
             assert "Output sequence" in stopped
 
 
+@pytest.mark.verify
 def test_accumulated_tokens(client: Client, texts: dict[str, str]) -> None:
     for prompt in PROMPTS[:3]:
         (pieces,) = ask(client, "accumulating", [prompt], stream=[True])
@@ -325,6 +331,7 @@ def run_theirs(url: str, script: str, arguments: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.verify
 @pytest.mark.skipif(OWN not in os.environ, reason=f"{OWN} names no clone of NVIDIA's tensorrtllm_backend")
 def test_nvidias_own_clients(service: Service, client: Client, weights: Path, texts: dict[str, str]) -> None:
     url = service.grpc

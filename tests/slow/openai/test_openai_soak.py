@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shoal.system.processes import find_process
 from tests.support.apis import CHATS, chat, open_stream
 from tests.support.service import Service, arrive
+
+pytestmark = pytest.mark.verify
 
 AT_ONCE = 12  # fewer than the engine's slots
 NOISE_MIB = 6.0  # by which the allocator's memory goes up and down
