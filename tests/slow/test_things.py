@@ -215,7 +215,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
         for name, thing in found.items():
             made = _make(thing.typed, "", name)  # a fork of this process, with its libraries' threads, would hang
             assert _make(thing.typed, "", name) == made
-            shutil.copytree(made.repository, folder / "all", dirs_exist_ok=True)
+            shutil.copytree(made, folder / "all", dirs_exist_ok=True)
         (folder / "all" / "manifest.json").unlink()  # of the last one
         with Service(folder / "all", folder / "log") as service:
             yield service, found
@@ -257,9 +257,9 @@ def test_a_component_and_where_it_was_made(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     write_component()
     if typed != "mine.py:Halves":
-        shutil.copytree(_make("mine.py:Halves", "", "").repository, "repository")
+        shutil.copytree(_make("mine.py:Halves", "", ""), "repository")
         shutil.rmtree("build")
-        assert find_or_make(Path(typed)).repository == Path("repository")
+        assert find_or_make(Path(typed)) == Path("repository")
     with Service(Path(typed), Path("log")) as service, shoal.Client(service.grpc) as client:
         compare(client.infer("mine", {"X": ROWS[:ASKED]}), {"Y": ROWS[:ASKED] / 2})
     if typed == "mine.py:Halves":

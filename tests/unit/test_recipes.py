@@ -56,8 +56,9 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
     recipe = find_recipe("m", task=task)
     first = " ".join(recipe.commands[0])
     if "LM" in architecture and "Masked" not in architecture:
-        assert first == "compose llm_bls build/m/repository --weights m --together"
-        assert recipe.alias == "m=llm_bls"
+        assert first == "new component m --like llm_bls --project build/m"
+        compose = "compose m build/m/repository --project build/m --weights m --together"
+        assert [" ".join(each) for each in recipe.commands[1:]] == [compose]
         return
     found = task or ("classify" if config else "embeddings")
     assert first == f"add-model m m_encoder --task {found} --tokenizer m_tokenizer --project build/m"
@@ -128,9 +129,7 @@ def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatc
 
 def test_a_name_on_the_hub_with_its_task() -> None:
     recipe = find_recipe("owner/model", task="generate")
-    assert recipe.commands == (
-        ("compose", "llm_bls", "build/model/repository", "--weights", "owner/model", "--together"),
-    )
+    assert recipe.commands[-1][-3:] == ("--weights", "owner/model", "--together")
 
 
 def test_what_was_made_is_found_again_until_something_changes() -> None:

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
 
 from shoal.authoring.repository.model_folders import find_repository
 from shoal.cli.console import ERR
@@ -23,14 +22,7 @@ from shoal.system.apart import run_apart
 _OTHER_OPTION = re.compile(r"(?<!\S)--(?!task|name)[a-z-]+")
 
 
-class Made(NamedTuple):
-    """A repository, and a further name of its pipeline, NAME=MODEL, or an empty text."""
-
-    repository: Path
-    alias: str = ""
-
-
-def find_or_make(thing: Path, *, task: str = "", name: str = "", listening: Options | None = None) -> Made:
+def find_or_make(thing: Path, *, task: str = "", name: str = "", listening: Options | None = None) -> Path:
     """Return the repository ``thing``, the composed one in it, or one that is made now of the model ``thing``.
 
     A forked process makes it: what is loaded for this is not in the process that serves afterwards.
@@ -49,7 +41,7 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "", listening: Opti
     if task or name:
         given = f"--task {task}" if task else f"--name {name}"
         raise InputError(f"{given} has no effect: {found} is a repository already.", "Leave it out.")
-    return Made(found)
+    return found
 
 
 @contextlib.contextmanager
@@ -66,14 +58,13 @@ def _naming(command: Sequence[str]) -> Iterator[None]:
         raise type(error)(error.what, fix) from None
 
 
-def _make(thing: str, task: str, name: str, listening: Options | None = None) -> Made:
+def _make(thing: str, task: str, name: str, listening: Options | None = None) -> Path:
     from shoal.authoring.project.recipes import RECORD, find_recipe
     from shoal.serving.server.launch import find_ports
 
     recipe = find_recipe(thing, task=task, name=name)
-    made = Made(recipe.repository, recipe.alias)
     if recipe.is_made():
-        return made
+        return recipe.repository
     if listening is not None:  # told before minutes of work
         find_ports(listening.http_port, listening.grpc_port, listening.metrics_port, host=listening.host)
     try:
@@ -89,8 +80,7 @@ def _make(thing: str, task: str, name: str, listening: Options | None = None) ->
     except BaseException:
         shutil.rmtree(recipe.folder)
         raise
-    serve = ("serve", str(recipe.repository), *(("--alias", recipe.alias) if recipe.alias else ()))
     ERR.print(f"{recipe.repository} was made by these commands:", soft_wrap=True, markup=False)
-    for command in (*recipe.commands, serve):
+    for command in (*recipe.commands, ("serve", str(recipe.repository))):
         ERR.print(f"  shoal {shlex.join(command)}", soft_wrap=True, markup=False)
-    return made
+    return recipe.repository

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -128,15 +128,12 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         return
     if asked.is_printed:
         _refuse_printed(context, asked.options)
-    options, listening = asked.options, None if asked.is_printed else asked.options
-    made = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
+    listening = None if asked.is_printed else asked.options
+    repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
     if asked.is_printed:
-        _print_container(context, made.repository, asked.target, options)
+        _print_container(context, repository, asked.target, asked.options)
         return
-    if made.alias:
-        other, _, model = made.alias.partition("=")
-        options = replace(options, aliases={other: model, **options.aliases})
-    _run(made.repository, options, asked.log, is_checked=asked.is_checked)
+    _run(repository, asked.options, asked.log, is_checked=asked.is_checked)
 
 
 def _refuse_printed(context: typer.Context, options: Options) -> None:

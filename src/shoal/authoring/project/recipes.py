@@ -35,15 +35,13 @@ _OF_MUCH_ELSE = {".json", ".txt", ".py"}  # suffixes that do not make a file in 
 class Recipe(NamedTuple):
     """Way to make a repository: ``commands`` are the arguments of ``shoal``, one after the other.
 
-    ``folder`` is new, and holds all that is made; ``repository`` is in it. ``alias`` is a name, NAME=MODEL, under which
-    clients also reach the pipeline; empty if its own name says what it is.
+    ``folder`` is new, and holds all that is made; ``repository`` is in it.
     """
 
     folder: Path
     repository: Path
     commands: tuple[tuple[str, ...], ...]
     record: Mapping[str, Any]
-    alias: str = ""
 
     def is_made(self) -> bool:
         """Whether the repository is there, made from the same files in the same way.
@@ -107,10 +105,9 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     repository = folder / "repository"
     compose = ("compose", name, str(repository), *project)
     commands: list[tuple[str, ...]]
-    alias = ""
     if found == GENERATE:
-        commands = [("compose", _LANGUAGE, str(repository), "--weights", thing, "--together")]
-        alias = f"{name}={_LANGUAGE}"
+        weights = ("--weights", thing, "--together")
+        commands = [("new", "component", name, "--like", _LANGUAGE, *project), (*compose, *weights)]
     elif path.is_file():
         commands = [("add-model", thing, name, *project), compose]
     else:
@@ -123,7 +120,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
             compose,
         ]
     record = {"files": _describe_files(path), "commands": commands}
-    return Recipe(folder, repository, tuple(commands), record, alias)
+    return Recipe(folder, repository, tuple(commands), record)
 
 
 def name_model(path: Path) -> str:
