@@ -202,7 +202,7 @@ def _ask_sse(path: str, document: dict[str, Any]) -> Callable[..., Any]:
 def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
     """Ask Triton's protocol."""
     with Client(side.grpc) as client:
-        spec = client.describe(model).spec
+        spec = client.describe(model)
     inputs = {"text_input": ["Hello"], "max_tokens": [TOKENS], "min_tokens": [TOKENS], "stream": [True]}
     arrays = to_arrays(spec.inputs, inputs, is_batched=True)
     request = to_grpc(Call(Method.STREAM, model, arrays)).message.SerializeToString()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -286,6 +287,30 @@ def test_a_stream_with_nothing_in_flight_ends_by_sending_no_more(is_answered: bo
             assert not bench.answers
 
     run(work())
+
+
+def test_a_stream_that_has_ended_needs_no_collector() -> None:
+    """Full collections are seldom, and a stream holds its request, its call and their buffers."""
+
+    class Owner:
+        def drop(self) -> None: ...
+
+    async def work() -> None:
+        bench, owner = Bench(), Owner()
+        relay, owner.relay = bench.relay, bench.relay  # type: ignore[attr-defined]
+        with relay:
+            relay.drop = relay.stop_sending = owner.drop
+            with relay.write():
+                pass
+        found = weakref.ref(relay)
+        del relay, bench, owner
+        assert found() is None
+
+    gc.disable()
+    try:
+        run(work())
+    finally:
+        gc.enable()
 
 
 def test_answered_and_ended() -> None:

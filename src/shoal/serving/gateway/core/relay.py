@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
@@ -48,6 +48,10 @@ class RelayedAnswer(NamedTuple):
         return not self.message.infer_response.outputs and not self.message.error_message
 
 
+def _ignore(*_: Any) -> None:
+    pass
+
+
 class Relay(TritonStream):
     """A client's stream to Triton: sends requests, and iterates over the answers to them.
 
@@ -74,9 +78,9 @@ class Relay(TritonStream):
     ) -> None:
         super().__init__(caller)
         self.has_left = self.has_ended = self.is_unread = False
-        self.drop: Callable[[], Any] = lambda: None
-        self.stop_sending: Callable[[], Any] = lambda: None
-        self.deliver: Callable[[RelayedAnswer], Awaitable[None]]
+        self.drop: Callable[..., Any] = _ignore
+        self.stop_sending: Callable[..., Any] = _ignore
+        self.deliver: Callable[..., Any] = _ignore
         self.settled = asyncio.Event()  # set whenever a request has its last answer
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
         self.dropped: list[StreamRequest] = []  # that waited for their turn when the client left
@@ -100,6 +104,7 @@ class Relay(TritonStream):
         for own_id in list(self.unanswered):
             self._settle(own_id, is_done=False)
         self._is_over = True
+        self.drop = self.stop_sending = self.deliver = _ignore  # which hold what holds this: memory, until a collection
         for _turn, task in self._waiting.values():
             task.cancel()
         self._cancel()

@@ -53,7 +53,6 @@ class TritonStream:
         self.began = 0.0  # when the write of an answer began that has not ended, or 0
         self.unread_seconds: Callable[[], float] = lambda: 0.0  # for which the client has read nothing that was sent
         self.patience = float("inf")  # seconds that one write may take
-        self._writing = _Writing(self)
 
     def end(self) -> None:
         """Stop the stream: its server or one of its models failed, is replaced or stops, or its place is needed."""
@@ -66,7 +65,7 @@ class TritonStream:
     def write(self) -> _Writing:
         """Return a context in which an answer is written."""
         self.began = time.monotonic()
-        return self._writing
+        return _Writing(self)
 
     def end_if_unread(self) -> None:
         """Give up the stream if its client reads nothing, so that the stream may be ended for another one."""

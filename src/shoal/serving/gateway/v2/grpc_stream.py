@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -22,6 +24,12 @@ from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.screening import screen_grpc
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
+
+
+def _leave(found: weakref.ref[Relay], _: Any) -> None:
+    """Note that the client of a stream has disconnected. What the stream keeps keeps this callback, too: so, weakly."""
+    if (relay := found()) is not None:
+        relay.leave()
 
 
 class GrpcStream:
@@ -52,7 +60,7 @@ class GrpcStream:
             self._relay.stop_sending, self._relay.drop = self._feeding.cancel, self._drop
             self._relay.deliver = self._deliver
             self._relay.patience = self._gate.limits.unread_seconds
-            self._context.add_done_callback(lambda _: self._relay.leave())
+            self._context.add_done_callback(partial(_leave, weakref.ref(self._relay)))
             try:
                 async for answer in self._relay:
                     await self._deliver(answer)
