@@ -6,7 +6,9 @@
 The engine ``paced`` computes nothing: every ``pace`` seconds it gives each open stream a token, or as fast as it can
 with 0. The forms are the ensemble ``llm``, ``llm_bls``, and ``llm_bls`` with the engine in its process. Clients read
 bytes and look at nothing. ``--other`` is the Python of an environment with another version of shoal, which serves the
-ensemble, too. Another ``--engine`` computes, with the weights of a small model or those of ``--weights``. To end 256 answers takes half a minute at the end of each turn. The result, with hardware and versions, goes to benchmarks/results/tokens-ENGINE-DATE.json.
+ensemble, too. Another ``--engine`` computes, with the weights of a small model or those of ``--weights``. At the end of
+each turn, 256 streams take half a minute to end. The result, with hardware and versions, goes to
+benchmarks/results/tokens-ENGINE-DATE.json.
 """
 
 from __future__ import annotations
