@@ -124,7 +124,9 @@ def test_pairs_as_transformers_joins_them(
         folder, reference = tmp_path / "whole", BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
         folder.mkdir()
         reference.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    first, second = [*texts[:20], "", "a [SEP] b"], [*reversed(texts[:20]), "a", ""]
+    most = 40 * max_length  # characters: transformers takes seconds for pairs that are many times too long
+    some = [text[:most] for text in texts[:20]]
+    first, second = [*some, "", "a [SEP] b"], [*reversed(some), "a", ""]
     ids, mask, segments = ask(
         start("pair_tokenizer", folder, max_length=str(max_length)), as_bytes(first), as_bytes(second)
     )
@@ -135,6 +137,14 @@ def test_pairs_as_transformers_joins_them(
         assert mask[row].tolist() == [1] * len(expected) + [0] * (ids.shape[1] - len(expected))
         assert set(ids[row, len(expected) :]) <= {reference.pad_token_id}
         assert not segments[row, len(expected) :].any()
+
+
+def test_a_pair_that_is_far_too_long_takes_the_work_of_its_tokens(byte_level: Path) -> None:
+    """The tokenizer's own truncation would make four million pieces."""
+    piece, words = start("pair_tokenizer", byte_level, max_length="8"), ["cat dog", "dog cat"]
+    ids, *_ = ask(piece, as_bytes([f"{words[0]} " * 4000]), as_bytes([f"{words[1]} " * 4000]))
+    wanted, *_ = ask(piece, as_bytes([f"{words[0]} " * 4]), as_bytes([f"{words[1]} " * 4]))
+    assert ids.tolist() == wanted.tolist()
 
 
 def test_pairs_that_are_refused(byte_level: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from reprlib import repr as shorten
 from threading import Lock
-from typing import Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from shoal.kit.component.files import MAKE_AGAIN, describe_bytes, find_repeated,
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import Array
 from shoal.kit.text.tokenizer_files import read_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
@@ -203,8 +206,11 @@ class FastTokenizer:
         padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
         self._pad_id, self._max_length = int(padding["pad_id"]), max_length
         self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
         self.num_special = int(self._tokenizer.num_special_tokens_to_add(is_pair=is_pair))
-        if self.num_special < max_length:
+        if is_pair:
+            self._frame = _read_frame(self._tokenizer)
+        elif self.num_special < max_length:
             self._tokenizer.enable_truncation(max_length)
 
     def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
@@ -217,10 +223,51 @@ class FastTokenizer:
 
         A pair that is too long loses tokens of its longer text, as in transformers (``longest_first``).
         """
-        rows = self._tokenizer.encode_batch_fast([*zip(first, second, strict=True)])
-        ids, mask = pad([row.ids for row in rows], self._pad_id, self._max_length, width)
-        segments, _ = pad([row.type_ids for row in rows], 0, self._max_length, width)
-        return ids, mask, segments
+        # The library's own truncation joins each rest of one text with each rest of the other: 256 times the work where
+        # both are 16 times too long.
+        found = (self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) for texts in (first, second))
+        rows: list[list[int]] = []
+        kinds: list[list[int]] = []
+        for pair in zip(*found, strict=True):
+            cut = _cut_longest(pair[0].ids, pair[1].ids, self._max_length - self.num_special)
+            parts = [([part.token] if part.place is None else cut[part.place], part.segment) for part in self._frame]
+            rows.append([token for tokens, _ in parts for token in tokens])
+            kinds.append([segment for tokens, segment in parts for _ in tokens])
+        ids, mask = pad(rows, self._pad_id, self._max_length, width)
+        return ids, mask, pad(kinds, 0, self._max_length, width)[0]
+
+
+class _Part(NamedTuple):
+    """Part of a pair: the text of this ``place`` (0 or 1), or with None a special ``token``; and its segment id."""
+
+    place: int | None
+    token: int
+    segment: int
+
+
+def _read_frame(tokenizer: Tokenizer) -> list[_Part]:
+    """Return how a tokenizer joins two texts, from a pair that it joins.
+
+    Raises:
+        ArtifactError: it has no token for the letter a.
+    """
+    found, frame = tokenizer.encode("a", "a"), list[_Part]()
+    for part in map(_Part, found.sequence_ids, found.ids, found.type_ids):
+        if part.place is None or part.place not in [each.place for each in frame]:
+            frame.append(part)
+    if not {0, 1} <= {part.place for part in frame}:
+        raise ArtifactError(f"{TOKENIZER} has no token for the letter a.")
+    return frame
+
+
+def _cut_longest(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Cut a pair to ``room`` tokens at the end of its longer text, and then of both, as ``longest_first`` does."""
+    short, long = sorted((len(first), len(second)))
+    if short + long <= room:
+        return first, second
+    short = min(short, room // 2)
+    lengths = (short, room - short) if len(first) <= len(second) else (room - short, short)
+    return first[: lengths[0]], second[: lengths[1]]
 
 
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
