@@ -22,13 +22,14 @@ from shoal.serving.server.launch import serve
 from tests.conftest import Scale
 from tests.support.once import ROOT
 
+pytestmark = pytest.mark.verify
+
 TRAIN = """
 import sys
 from shoal.readability.corpus import read_passages
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.train import Preset, train
 
-pytestmark = pytest.mark.verify
 settings = EncoderSettings(max_steps=1, gradient_checkpointing=True)
 preset = Preset(num_held_out=4, num_trees=5, encoder=settings)
 train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=preset)
