@@ -293,11 +293,13 @@ def test_a_stream_that_has_ended_needs_no_collector() -> None:
     """Full collections are seldom, and a stream holds its request, its call and their buffers."""
 
     class Owner:
+        relay: Relay
+
         def drop(self) -> None: ...
 
     async def work() -> None:
         bench, owner = Bench(), Owner()
-        relay, owner.relay = bench.relay, bench.relay  # type: ignore[attr-defined]
+        relay = owner.relay = bench.relay
         with relay:
             relay.drop = relay.stop_sending = owner.drop
             with relay.write():

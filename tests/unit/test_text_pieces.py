@@ -139,6 +139,12 @@ def test_pairs_as_transformers_joins_them(
         assert not segments[row, len(expected) :].any()
 
 
+def test_a_tokenizer_without_letters_joins_no_pairs(tmp_path: Path) -> None:
+    Tokenizer(models.BPE({"1": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json has no token for the letter a"):
+        start("pair_tokenizer", tmp_path)
+
+
 def test_a_pair_that_is_far_too_long_takes_the_work_of_its_tokens(byte_level: Path) -> None:
     """The tokenizer's own truncation would make four million pieces."""
     piece, words = start("pair_tokenizer", byte_level, max_length="8"), ["cat dog", "dog cat"]

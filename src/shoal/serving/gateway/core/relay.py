@@ -78,9 +78,9 @@ class Relay(TritonStream):
     ) -> None:
         super().__init__(caller)
         self.has_left = self.has_ended = self.is_unread = False
-        self.drop: Callable[..., Any] = _ignore
-        self.stop_sending: Callable[..., Any] = _ignore
-        self.deliver: Callable[..., Any] = _ignore
+        self.drop: Callable[[], Any] = _ignore
+        self.stop_sending: Callable[[], Any] = _ignore
+        self.deliver: Callable[[RelayedAnswer], Any]
         self.settled = asyncio.Event()  # set whenever a request has its last answer
         self.unanswered: dict[str, StreamRequest] = {}  # by the id that the service gave, oldest first
         self.dropped: list[StreamRequest] = []  # that waited for their turn when the client left
