@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.environments import ALL
 from tests.support.once import ROOT, once
 
 OWN = "SHOAL_VLLM"  # names a folder with an environment of one's own, in place of the one that is made here
@@ -59,7 +61,14 @@ def lengthen(weights: Path, out: Path) -> Path:
     return copy
 
 
-def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: int = 2) -> Path:
+def make_repository(
+    folder: Path,
+    out: Path,
+    arguments: str = ARGUMENTS,
+    slots: int = 2,
+    models: Sequence[str] = ("llm", "llm_bls"),
+    is_together: bool = False,
+) -> Path:
     """Both pipelines with vLLM as engine, and one compute thread."""
     own = out / "own" / "models" / ENGINE
     shutil.copytree(ROOT / "models" / ENGINE, own)
@@ -67,12 +76,13 @@ def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: 
     text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', f'"{slots}"')
     config.write_text(f'{text}parameters {{ key: "threads" value {{ string_value: "1" }} }}\n', encoding="utf-8")
     return compose(
-        ["llm", "llm_bls"],
+        models,
         out / "repository",
+        is_together=is_together,
         projects=[out / "own"],
         weights=folder,
         swap={"llm-hf": ENGINE},
-        environments={ENGINE: find_vllm()},
+        environments={ALL if is_together else ENGINE: find_vllm()},
     )
 
 

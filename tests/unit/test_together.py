@@ -129,7 +129,7 @@ def test_an_environment_that_a_model_names_itself(tmp_path: Path) -> None:
 
 def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:
     repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), is_together=True)
-    config = repository / "llm_bls" / "1" / "together" / "llm-hf" / "config.json"
+    config = repository / "llm_bls" / "1" / "together" / "llm-hf" / "config.pbtxt.json"
     config.write_text(json.dumps({"inputs": 1}), encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"llm_bls hosts llm-hf, whose \S+ cannot be read\. Compose it again"):
         find_graph(repository)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,12 +16,15 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from shoal import Client, InputError, Llm
 from shoal.authoring.composition.compose import compose
 from shoal.kit.generation.pieces import join_pieces
-from tests.conftest import Scale
+from tests.conftest import Scale, verified
+from tests.support.generate import TIE, expect
 from tests.support.service import Service, wait_until
+from tests.support.vllm import lengthen, make_repository
 
 MODEL, JSON = "llm_bls", {"Content-Type": "application/json"}
 PROMPTS = [" ".join(["The", "cat", "sat", "on", "the", "mat", "and", "rain"][: 1 + at % 8]) for at in range(24)]
@@ -38,22 +41,71 @@ def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def ask(client: Client, number: int) -> tuple[Any, ...]:
+Forms = tuple[Service, tuple[Service, str]]  # the engine hosted, and a service and its model with an engine apart
+
+
+@pytest.fixture(scope="module", params=["llm-hf", "llm-onnx", *verified("llm-vllm")])
+def forms(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forms]:
+    """Both forms on one engine."""
+    ask_for, home = request.getfixturevalue, tmp_path_factory.mktemp(request.param)
+    if request.param == "llm-hf":
+        yield ask_for("together"), (ask_for("service"), MODEL)
+        return
+    if request.param == "llm-onnx":
+        apart, model, project = ask_for("service"), "llm_onnx", ask_for("repository").parent
+        how: dict[str, Any] = {"projects": [project], "weights": folder, "swap": {"llm-hf": "tiny-onnx"}}
+        repository = compose(MODEL, home / "repository", is_together=True, **how)
+    else:
+        apart, model = ask_for("vllm"), MODEL
+        repository = make_repository(lengthen(folder, home), home, slots=4, models=[MODEL], is_together=True)
+    with Service(repository, home / "log") as running:
+        yield running, (apart, model)
+
+
+def ask(client: Client, number: int, model: str = MODEL) -> tuple[Any, ...]:
     """The answer, without the log probabilities' last digits, which depend on what is computed beside it."""
     settings = SETTINGS[number % len(SETTINGS)]
-    pieces = Llm(client, MODEL).stream(PROMPTS[number % len(PROMPTS)], max_tokens=4 + number % 9, **settings)
+    pieces = Llm(client, model).stream(PROMPTS[number % len(PROMPTS)], max_tokens=count(number), **settings)
     *whole, total, places = join_pieces(list(pieces))
     ranks = [[(token, entry["rank"]) for token, entry in place.items()] for place in places]
     return (*whole, total and round(total, 3), ranks)
 
 
-@pytest.mark.parametrize("at_once", [1, 16])
-def test_answers_are_those_of_an_engine_apart(at_once: int, together: Service, service: Service, scale: Scale) -> None:
-    def ask_all(at: Service) -> list[Any]:
-        with Client(at.grpc, retries=0, timeout=120) as client, ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda number: ask(client, number), range(scale(24, full=200))))
+def count(number: int) -> int:
+    return 4 + number % 9
 
-    assert ask_all(together) == ask_all(service)
+
+@pytest.fixture(scope="module")
+def generated(folder: Path) -> Callable[[int], str]:
+    """The text that ``generate`` has for a greedy request, as far as no two tokens are equally good."""
+    oracle, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    oracle.generation_config = GenerationConfig()
+
+    def generate(number: int) -> str:
+        new, gaps = expect(oracle, tokenizer(PROMPTS[number % len(PROMPTS)])["input_ids"], count(number))
+        sure = next((at for at, gap in enumerate(gaps) if gap <= TIE), len(new))
+        return str(tokenizer.decode(new[:sure], skip_special_tokens=True))
+
+    return generate
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_answers_are_those_of_an_engine_apart(
+    at_once: int, forms: Forms, generated: Callable[[int], str], scale: Scale, request: pytest.FixtureRequest
+) -> None:
+    full = 48 if "llm-vllm" in request.node.name else 200
+
+    def ask_all(at: Service, model: str) -> list[Any]:
+        with Client(at.grpc, retries=0, timeout=120) as client, ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda number: ask(client, number, model), range(scale(24, full=full))))
+
+    together, apart = forms
+    answers = ask_all(together, MODEL)
+    assert answers == ask_all(*apart)
+    for number in range(0, len(answers), len(SETTINGS)):
+        text = generated(number)
+        assert text != ""
+        assert answers[number][0].startswith(text)
 
 
 def test_openais_client(together: Service, service: Service) -> None:

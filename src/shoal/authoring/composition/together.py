@@ -65,7 +65,7 @@ def _find_obstacle(
     if several := next((model for model in (caller, called) if model.spec.num_instances > 1), None):
         return f"{several.name} has {several.spec.num_instances} instances, and one process runs one"
     if len({_find_environment(model, environments) for model in (caller, called)}) > 1:
-        return "their environments differ"
+        return "their environments differ (`--env PATH` gives all models one)"
     return ""
 
 
