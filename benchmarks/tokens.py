@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -108,7 +109,8 @@ def main(
 ) -> None:
     """Measure and record."""
     with ExitStack() as held:
-        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-tokens-")))
+        home = Path(tempfile.mkdtemp(prefix="shoal-tokens-"))  # stays with its logs if something fails
+        held.push(lambda failed, *_: print(f"See {home}") if failed else shutil.rmtree(home))
         weights = weights or make_tiny(home / "weights")
         if engine == PACED:
             write_paced(home, pace)

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.environments import ALL
 from shoal.authoring.repository.config import read_config, write_config
 from shoal.authoring.repository.plan import Plan
 from shoal.clients.client.client import Client
@@ -25,11 +26,12 @@ from shoal.clients.llm.client import Llm
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
 from tests.conftest import Record, Scale
+from tests.support.once import ROOT
 from tests.support.vllm import ARGUMENTS, SPIN, find_vllm
 
 OWN = "SHOAL_VLLM_BACKEND"
 PROMPTS = [f"{animal} {place}" for animal in ("A cat", "The fish", "Ein Fisch", "Маленькая рыба") for place in "abcd"]
-PIPELINES = ("llm", "llm_bls")
+PIPELINES = ("llm", "llm_bls", "together")  # the last is llm_bls with the engine in its process
 # Of commit 8de0c14, for vLLM 0.32 in a stub of Triton 24.10: the stub's locale is C, and two names have moved.
 CHANGES = {
     "model.py": ("import asyncio\n", 'import locale\n\nlocale.setlocale(locale.LC_CTYPE, "C.UTF-8")\nimport asyncio\n'),
@@ -50,21 +52,20 @@ def client(scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     place = tmp_path_factory.mktemp("backend")
     size = {"hidden": 512, "layers": 6} if scale.is_full else {}
     weights, environment = make_tiny(place / "weights", **size), find_vllm()
-    repository = compose(
-        PIPELINES,
-        place / "repository",
-        weights=weights,
-        swap={"llm-hf": "llm-vllm"},
-        environments={"llm-vllm": environment},
-    )
+    own = shutil.copytree(ROOT / "models" / "llm-vllm", place / "own" / "models" / "llm-vllm") / "config.pbtxt"
+    own.write_text(own.read_text(encoding="utf-8").replace('"{}"', f"'{ARGUMENTS}'"), encoding="utf-8")
+    how: dict[str, Any] = {"projects": [place / "own"], "weights": weights, "swap": {"llm-hf": "llm-vllm"}}
+    repository = compose(PIPELINES[:2], place / "repository", environments={"llm-vllm": environment}, **how)
+    hosting = compose("llm_bls", place / "hosting", environments={ALL: environment}, is_together=True, **how)
+    message = read_config(shutil.copytree(hosting / "llm_bls", repository / "together")).message
+    message.name = "together"
+    write_config(message, repository / "together" / "config.pbtxt", comment="For a comparison.")
     apart = compose("vllm", place / "apart", weights=weights, plan=Plan(target="26.06"))
     shutil.copytree(apart / "vllm", repository / "vllm")
     engine = read_config(repository / "llm-vllm").message
-    engine.parameters["engine_args"].string_value = ARGUMENTS
-    write_config(engine, repository / "llm-vllm" / "config.pbtxt", comment="For a comparison.")
     (repository / "manifest.json").unlink()  # what follows it does not know
     _install(Path(os.environ[OWN]) / "src", repository / "vllm", engine.parameters["EXECUTION_ENV_PATH"].string_value)
-    with serve(repository) as server, Client(server.grpc_url) as found:
+    with serve(repository, timeout=400) as server, Client(server.grpc_url) as found:
         yield found
 
 
