@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from shoal.serving.gateway.callers.callers import ANYONE
-from shoal.serving.gateway.core.triton_errors import forwarded_metadata, is_cut, is_dead, strip_traceback
+from shoal.serving.gateway.core.triton_errors import forwarded_metadata, is_cut, is_dead, reword
 from shoal.serving.gateway.core.upstream import SERVICE, TritonStream, Upstream, judge_status
 from shoal.serving.gateway.http.bodies import CHUNK
 from shoal.serving.gateway.http.triton_http import TritonHttp
@@ -183,11 +184,30 @@ def test_statuses(code: Any, details: str | None, is_lost: bool, is_fault: bool)
     assert is_lost or (isinstance(judged, FailedError) and judged.is_fault == is_fault)
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("Unable to parse JSON bytes array: attempt to access JSON non-string as string", "has to be a JSON string"),
+        ("Unable to parse 'data': attempt to access JSON non-number as double", "not null, not a string$"),
+        ("Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned int", "not a string$"),
+        ("Unable to parse 'data': attempt to access JSON non-boolean as boolean", "has to be true or false$"),
+        ("Unable to parse 'data': attempt to access JSON non-array as array", r"a list, such as \"data\": \[1, 2\]$"),
+        (
+            "Expected [-1,1], got [1]. NOTE: Setting a non-zero max_batch_size in the model config requires a batch "
+            "dimension to be prepended to each input shape. See the documentation.",
+            r"got \[1\]\. The first number of a shape is the number of rows: .* sent as \[1,3\]\.$",
+        ),
+    ],
+)
+def test_clients_read_what_to_send(said: str, read: str) -> None:
+    assert re.search(read, reword(said))
+
+
 def test_words_of_triton() -> None:
     assert is_dead(DEAD)
     assert is_dead("Failed to process the request(s) for model 'a', message: Broken pipe")
     assert not is_dead("Broken pipe")
-    assert strip_traceback("a\n\nAt:\n/work\nb") == "a"
+    assert reword("a\n\nAt:\n/work\nb") == "a"
     assert forwarded_metadata([("traceparent", "x"), ("authorization", "y")]) == (("traceparent", "x"),)
     assert forwarded_metadata(None) == ()
     assert RefusedError(RefusalReason.WRONG, "No.").client_message == "No."

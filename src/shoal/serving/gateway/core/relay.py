@@ -25,7 +25,7 @@ from shoal.serving.gateway.core.active_server import ActiveServer
 from shoal.serving.gateway.core.fair_queue import Turn
 from shoal.serving.gateway.core.stream_requests import METHOD, StreamRequest, StreamRequests
 from shoal.serving.gateway.core.traffic import Traffic
-from shoal.serving.gateway.core.triton_errors import is_dead, strip_traceback
+from shoal.serving.gateway.core.triton_errors import is_dead, reword
 from shoal.serving.gateway.core.upstream import TritonStream, Upstream, judge_status
 from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure
 
@@ -295,16 +295,14 @@ class Relay(TritonStream):
         request = self.unanswered.get(message.infer_response.id)
         lost = self._note_lost(request, message.error_message) if is_dead(message.error_message) else None
         if request is None:
-            message.error_message = strip_traceback(message.error_message)
+            message.error_message = reword(message.error_message)
             return RelayedAnswer(None, message, is_last=False, lost=lost)
         is_last = self._requests.count(request, message)
         if is_last:
             self.num_received += 1
             self._settle(request.own_id, is_done=True)
         if message.error_message:
-            message.error_message = (
-                lost.client_message if lost else strip_traceback(request.restore_id(message.error_message))
-            )
+            message.error_message = lost.client_message if lost else reword(request.restore_id(message.error_message))
         return RelayedAnswer(request, message, is_last, lost)
 
     def _note_lost(self, request: StreamRequest | None, message: str) -> RefusedError:

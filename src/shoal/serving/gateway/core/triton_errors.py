@@ -20,7 +20,28 @@ _UNHEALTHY = re.compile(
     r"Stub process '([^']*)' is not healthy\."
 )
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
-_TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
+# Parts of Triton's messages, and what a client reads in their place. The first names a path on the server; the others
+# do not say what to send, or say what the server's owner could configure.
+_REWORDED = [
+    (re.compile(r"\n+At:\n.*", re.DOTALL), ""),
+    (
+        re.compile(r"attempt to access JSON non-string as string"),
+        "each value of a BYTES tensor has to be a JSON string, so not null, a number or an object",
+    ),
+    (
+        re.compile(r"attempt to access JSON non-(?:number|(?:un)?signed[ -]integer) as [\w -]+"),
+        "each value has to be a number of the tensor's datatype, such as a whole one for INT64; not null, not a string",
+    ),
+    (
+        re.compile(r"attempt to access JSON non-boolean as boolean"),
+        "each value of a BOOL tensor has to be true or false",
+    ),
+    (re.compile(r"attempt to access JSON non-array as array"), 'it has to be a list, such as "data": [1, 2]'),
+    (
+        re.compile(r" NOTE: Setting a non-zero max_batch_size .*"),
+        " The first number of a shape is the number of rows: a single one of shape [3] is sent as [1,3].",
+    ),
+]
 
 
 def forwarded_metadata(metadata: Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, str], ...]:
@@ -51,6 +72,8 @@ def is_cut(code: Any, details: str) -> bool:
     return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
 
 
-def strip_traceback(message: str) -> str:
-    """Strip the traceback from an error message of Triton, because the traceback names paths on the server."""
-    return _TRACE.sub("", message)
+def reword(message: str) -> str:
+    """Return an error message of Triton as clients read it: without a traceback, and with what to send."""
+    for pattern, words in _REWORDED:
+        message = pattern.sub(words, message)
+    return message

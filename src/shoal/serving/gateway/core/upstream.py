@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from shoal.clients.client.grpc_transport import AsyncGrpc, channel_options
 from shoal.serving.gateway.callers.callers import Caller
-from shoal.serving.gateway.core.triton_errors import find_unhealthy, is_cut, strip_traceback
+from shoal.serving.gateway.core.triton_errors import find_unhealthy, is_cut, reword
 from shoal.serving.gateway.refusals import FailedError, LostError
 from shoal.serving.server.launch import Server
 
@@ -190,4 +190,4 @@ def judge_status(code: Any, details: str | None) -> LostError | FailedError:
     """Return what an error status of gRPC means: the server or the model's process died, or Triton's answer."""
     if is_cut(code, details or ""):
         return LostError(details or "")
-    return FailedError(code, strip_traceback(details or ""), is_fault=code in _OUR_FAULTS)
+    return FailedError(code, reword(details or ""), is_fault=code in _OUR_FAULTS)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from shoal.serving.gateway.core.triton_errors import is_dead, strip_traceback
+from shoal.serving.gateway.core.triton_errors import is_dead, reword
 from shoal.serving.gateway.core.upstream import Reply
 from shoal.serving.gateway.http.bodies import CHUNK, LARGE, cut, join
 from shoal.serving.gateway.refusals import FailedError, LostError
@@ -73,4 +73,4 @@ def _judge_reply(status: int, content: bytes) -> LostError | FailedError:
     if is_dead(message):
         return LostError(message)
     status = 400 if _UNREADABLE.match(message) else status
-    return FailedError(status, strip_traceback(message), is_fault=status >= 500)
+    return FailedError(status, reword(message), is_fault=status >= 500)
