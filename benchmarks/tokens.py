@@ -79,7 +79,8 @@ class Engine:
             time.sleep(max(0.0005, due - time.monotonic()))
             with self.changing:
                 rows = [*self.rows]
-            ended = [row for number, row in enumerate(rows) if not row.add(300 + (7 * len(row.ids) + number) % 100)]
+            tokens = [300 + (7 * len(row.ids) + number) % 100 for number, row in enumerate(rows)]
+            ended = [row for row, token in zip(rows, tokens) if not row.add(token, beside=len(rows))]
             with self.changing:
                 self.rows = [row for row in self.rows if row not in ended]
 

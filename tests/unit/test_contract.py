@@ -16,7 +16,7 @@ from shoal.kit.component.base import check_outputs
 from shoal.kit.component.context import Context
 from shoal.kit.component.stream import QueueStream
 from shoal.kit.component.streaming import StreamingComponent
-from shoal.kit.generation.answering import Answering, RunningSequence, step
+from shoal.kit.generation.answering import MANY, Answering, RunningSequence, step
 from shoal.kit.generation.answers import LogProbs, pack_answer, read_log_probs
 from shoal.kit.generation.contract import (
     FOREIGN,
@@ -246,21 +246,21 @@ class Given(StreamingComponent):
     optional_outputs = LOG_PROB_OUTPUTS
     tokens: Sequence[int]
     request: TokenRequest
-    taken = 0
+    taken, beside = 0, 1
 
     def open(self, inputs: Any, stream: Any) -> None:  # noqa: ARG002
         answering = Answering(self.request, stream)
         for token in self.tokens:
             self.taken += 1
             log_probs = LogProbs(-token / 10, (token, 0), (-token / 10, -7.5)) if self.request.returns else None
-            if not answering.add(token, log_probs):
+            if not answering.add(token, log_probs, beside=self.beside):
                 break
 
 
-def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int]], str, int]:
+def answers(tokens: Sequence[int], request: TokenRequest, beside: int = 1) -> tuple[list[list[int]], str, int]:
     """The tokens of each answer, the reason, and how many tokens were taken."""
     component = Given(Context(ONE_ROW, ENGINE))
-    component.tokens, component.request = tokens, request
+    component.tokens, component.request, component.beside = tokens, request, beside
     found = list(component.stream(token_inputs([5], 4)))
     assert [each["is_last"].item() for each in found] == [False] * (len(found) - 1) + [True]
     assert [each["carry"].item() for each in found] == [request.passthrough.encode(), *[b""] * (len(found) - 1)]
@@ -299,6 +299,22 @@ def test_logits_that_are_not_finite_end_one_answer() -> None:
 )
 def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None:
     assert answers(tokens, TokenRequest((5,), 3, **{"passthrough": "{}", **more})) == expected
+
+
+@pytest.mark.parametrize(
+    ("new", "more", "expected"),
+    [
+        (5, {}, ([[11], [12, 13], [14, 15]], "length", 5)),
+        (4, {}, ([[11], [12, 13], [14]], "length", 4)),
+        (5, {"end_ids": (13,)}, ([[11], [12]], "stop", 3)),
+        (5, {"stops": ((12,),)}, ([[11], [12]], "stop", 2)),
+    ],
+)
+def test_beside_many_others_every_second_token_comes_with_the_next(new: int, more: Any, expected: Any) -> None:
+    request = TokenRequest((5,), new, passthrough="{}", **more)
+    assert answers([11, 12, 13, 14, 15], request, beside=MANY) == expected
+    alone = answers([11, 12, 13, 14, 15], request, beside=MANY - 1)
+    assert [len(ids) for ids in alone[0]] == [1] * (len(alone[0]) - 1) + [len(alone[0][-1])]
 
 
 @given(

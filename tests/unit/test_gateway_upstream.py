@@ -193,6 +193,14 @@ def test_statuses(code: Any, details: str | None, is_lost: bool, is_fault: bool)
         ("Unable to parse 'data': attempt to access JSON non-boolean as boolean", "has to be true or false$"),
         ("Unable to parse 'data': attempt to access JSON non-array as array", r"a list, such as \"data\": \[1, 2\]$"),
         (
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            "not as many values as 'shape' says$",
+        ),
+        (
+            "HTTP end point doesn't support models with decoupled transaction policy",
+            "decoupled transaction policy: POST /v2/models/NAME/generate_stream, or gRPC's stream$",
+        ),
+        (
             "Expected [-1,1], got [1]. NOTE: Setting a non-zero max_batch_size in the model config requires a batch "
             "dimension to be prepended to each input shape. See the documentation.",
             r"got \[1\]\. The first number of a shape is the number of rows: .* sent as \[1,3\]\.$",

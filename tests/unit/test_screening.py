@@ -122,7 +122,7 @@ def test_long_data_is_passed_on_unread(kind: str) -> None:
     }
     values = kinds[kind]
     document = request(shape=[2, SMALL], data=values * SMALL)
-    document["inputs"] += [{"name": "W", "datatype": "FP32", "shape": [1], "data": [3]}]
+    document["inputs"] += [{"name": "X", "datatype": "FP32", "shape": [1], "data": [3]}]
     rules = RULES._replace(spec=ModelSpec("a", RULES.spec.inputs * 2, OUTPUTS, 4))
     passed, _ = screen_json(json.dumps(document).encode(), 0, rules)
     is_same = json.dumps(json.loads(passed), sort_keys=True) == json.dumps(document, sort_keys=True)
@@ -131,6 +131,16 @@ def test_long_data_is_passed_on_unread(kind: str) -> None:
         screen_json(json.dumps(request(shape=[SMALL], data=values * SMALL)).encode(), 0, RULES)
     with pytest.raises(RefusedError, match="and fewer values"):
         screen_json(json.dumps(request(shape=[1, 10**8], data=values * SMALL)).encode(), 0, RULES)
+
+
+def test_an_unknown_input_and_rows_alone() -> None:
+    document = request(shape=[1, 2], data=[1, 2])
+    document["inputs"][0]["name"] = "Y"
+    with pytest.raises(RefusedError, match=r"^a has no input 'Y'\. Its inputs: X \(FP32 \[-1, -1\]\)\.$"):
+        screen_json(json.dumps(document).encode(), 0, RULES)
+    shown = r'An input is an object: \{"name": "X", "datatype": "FP32", "shape": \[1, 1\], .*/v1/models/a:predict'
+    with pytest.raises(RefusedError, match=shown):
+        screen_json(json.dumps({"inputs": [[1, 2]]}).encode(), 0, RULES)
 
 
 LONG = "x" * MOST_BESIDE

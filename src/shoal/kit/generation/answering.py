@@ -17,6 +17,8 @@ from shoal.kit.generation.answers import LogProbs, new_stream_id, pack_answer, p
 from shoal.kit.generation.contract import TokenRequest
 from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 
+MANY = 8  # answers at a time from which on a token waits for the next one: less work for each, in all processes
+
 
 class Answering:
     """Sends the answers of one request, and ends its stream.
@@ -37,10 +39,11 @@ class Answering:
             (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
         )
 
-    def add(self, token: int, log_probs: LogProbs | None = None) -> bool:
+    def add(self, token: int, log_probs: LogProbs | None = None, *, beside: int = 1) -> bool:
         """Take the next token; return whether the request needs more tokens.
 
-        ``log_probs`` has its log probabilities, if the request asks for them.
+        ``log_probs`` has its log probabilities, if the request asks for them. ``beside`` is the number of answers that
+        the engine works on: from ``MANY`` on, every second token is sent with the next one, but never the first.
         """
         request, ids = self.request, self.ids
         ids.append(token)
@@ -54,7 +57,7 @@ class Answering:
             return self._finish("stop")
         if len(ids) == request.max_tokens:
             return self._finish("length")
-        if not request.is_streaming:
+        if not request.is_streaming or (beside >= MANY and len(ids) % 2 == 0):
             return self.stream.is_open
         return self._send()
 
@@ -90,7 +93,7 @@ class RunningSequence:
         self.is_done = False
         self._answering, self._sampler = Answering(request, stream), sampler or Sampler(request)
 
-    def take(self, token: int, log_probs: LogProbs | None) -> None:
+    def take(self, token: int, log_probs: LogProbs | None, *, beside: int) -> None:
         """Send the next token, with its log probabilities if the request asks for them; -1 is an error.
 
         An error ends the stream of this request; it is not raised, so the engine goes on with the other requests.
@@ -98,7 +101,7 @@ class RunningSequence:
         try:
             if token < 0:
                 raise ServerError(*NOT_FINITE)
-            self.is_done = not self._answering.add(token, log_probs)
+            self.is_done = not self._answering.add(token, log_probs, beside=beside)
         except Exception as error:
             self.is_done = True
             self.stream.end(error)
@@ -118,7 +121,8 @@ def step(logits: Any, sequences: Sequence[RunningSequence | None]) -> list[int]:
                 sequence.is_done = True
                 sequence.stream.end(error)
         return [0] * len(sequences)
+    beside = len(sequences) - sequences.count(None)
     for sequence, (token, log_probs) in zip(sequences, chosen, strict=True):
         if sequence is not None:
-            sequence.take(token, log_probs)
+            sequence.take(token, log_probs, beside=beside)
     return [max(token, 0) for token, _ in chosen]

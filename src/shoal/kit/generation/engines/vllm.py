@@ -164,7 +164,7 @@ class VllmEngine:
                     new = output.outputs[0]
                     for index, token in enumerate(new.token_ids):
                         place = _read_place(token, new.logprobs[index], number) if request.returns else None
-                        if not answering.add(token, place):
+                        if not answering.add(token, place, beside=len(self._streams)):
                             return
             stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
         except Exception as error:

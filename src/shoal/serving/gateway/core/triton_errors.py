@@ -37,6 +37,11 @@ _REWORDED = [
         "each value of a BOOL tensor has to be true or false",
     ),
     (re.compile(r"attempt to access JSON non-array as array"), 'it has to be a list, such as "data": [1, 2]'),
+    (re.compile(r"Shape does not match true shape of 'data' field"), "it has not as many values as 'shape' says"),
+    (
+        re.compile(r"(support models with decoupled transaction policy)"),
+        r"\1: POST /v2/models/NAME/generate_stream, or gRPC's stream",
+    ),
     (
         re.compile(r" NOTE: Setting a non-zero max_batch_size .*"),
         " The first number of a shape is the number of rows: a single one of shape [3] is sent as [1,3].",

@@ -94,7 +94,7 @@ def screen_json(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes, str]
     except (msgspec.DecodeError, RecursionError) as error:
         if _has_nan(head):
             return _screen_in_parts(head, num_binary, rules)
-        raise wrong(f"The request cannot be read: {error}.") from None
+        raise wrong(f"The request cannot be read: {error}.{_show_input(rules, str(error))}") from None
     _screen_request(request, num_binary, rules, {})
     return msgspec.json.encode(request), request.id
 
@@ -131,7 +131,7 @@ def _screen_in_parts(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes,
 def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Mapping[bytes, int]) -> None:
     """Check a parsed request; ``counts`` are the numbers of values that placeholders for data stand for."""
     outputs = [(output.name, output.parameters) for output in request.outputs]
-    _judge(rules, request.id, len(request.inputs), request.parameters, outputs, is_json=True)
+    _judge(rules, request.id, [each.name for each in request.inputs], request.parameters, outputs, is_json=True)
     is_classified = any("classification" in wishes for _, wishes in outputs)
     if is_classified and any(0 in tensor.shape for tensor in request.inputs):
         raise wrong("An input is empty, and outputs without elements cannot be classified.")
@@ -153,6 +153,22 @@ def _screen_request(request: _Request, num_binary: int, rules: Rules, counts: Ma
         num_claimed += claimed
     if num_claimed != num_binary:
         raise wrong(f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
+
+
+def _show_kind(tensor: TensorSpec, rules: Rules) -> str:
+    """Return datatype and shape as requests have them."""
+    shape = [*([-1] if rules.spec.is_batched else []), *tensor.dims]
+    return f"{tensor.dtype.removeprefix('TYPE_').replace('STRING', 'BYTES')} {shape}"
+
+
+def _show_input(rules: Rules, error: str) -> str:
+    """Return, for an error about a request's inputs, how the model's first input is sent."""
+    if "$.inputs" not in error or not rules.spec.inputs:
+        return ""
+    tensor = rules.spec.inputs[0]
+    datatype, _, shape = _show_kind(tensor, rules).replace("-1", "1").partition(" ")
+    example = f'{{"name": "{tensor.name}", "datatype": "{datatype}", "shape": {shape}, "data": [...]}}'
+    return f" An input is an object: {example}. Rows alone go to /v1/models/{rules.spec.name}:predict."
 
 
 def _has_nan(content: bytes) -> bool:
@@ -249,7 +265,8 @@ def screen_message(message: Any, rules: Mapping[str, Rules], sizes: Sequence[tup
         if len(message.outputs) > (most := len(known.spec.outputs)):
             raise _too_many("outputs", len(message.outputs), most)
         outputs = [(output.name, _values(output.parameters)) for output in message.outputs]
-        _judge(known, message.id, len(message.inputs), _values(message.parameters), outputs, is_json=False)
+        names = [tensor.name for tensor in message.inputs]
+        _judge(known, message.id, names, _values(message.parameters), outputs, is_json=False)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise wrong(f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
@@ -309,7 +326,7 @@ _ANY = _is_scalar, "a text, a number of at most 64 bits, true or false"
 def _judge(
     rules: Rules,
     request_id: str,
-    num_inputs: int,
+    inputs: Sequence[str],
     parameters: Mapping[str, Any],
     outputs: Sequence[tuple[str, Mapping[str, Any]]],
     *,
@@ -318,8 +335,12 @@ def _judge(
     """Check what a request asks for besides its tensors' shapes; ``is_json`` says whether Triton gets it as JSON."""
     if len(request_id) > MOST_ID_BYTES // 4 and len(request_id.encode("utf-8", "replace")) > MOST_ID_BYTES:
         raise wrong(f"The request's id is longer than {MOST_ID_BYTES} bytes. Give a shorter one.")
-    if num_inputs > len(rules.spec.inputs):
-        raise _too_many("inputs", num_inputs, len(rules.spec.inputs))
+    if len(inputs) > len(rules.spec.inputs):
+        raise _too_many("inputs", len(inputs), len(rules.spec.inputs))
+    known = {tensor.name for tensor in rules.spec.inputs}
+    if unknown := next((name for name in inputs if name not in known), None):
+        shown = ", ".join(f"{each.name} ({_show_kind(each, rules)})" for each in rules.spec.inputs)
+        raise wrong(f"{rules.spec.name} has no input {unknown!r:.60}. Its inputs: {shown}.")
     if len(parameters) > MOST_PARAMETERS:
         raise _too_many("parameters", len(parameters), MOST_PARAMETERS)
     for name, value in parameters.items():
