@@ -126,16 +126,12 @@ def main(
             "together": ("llm_bls", compose("llm_bls", home / "together", is_together=True, **how), sys.executable),
             **({"other ensemble": ("llm", home / "ensemble", other)} if other else {}),
         }
-        sides, models, sizes = {}, {}, {}
+        services, models, sizes, restarts = {}, {}, {}, 0
         for name, (model, repository, python) in forms.items():
             begun = time.monotonic()
             service = held.enter_context(Service(repository, home / f"{name} log", *LIMITS, python=python))
-            pids = {
-                "gateway": [service.process.pid],
-                "Triton": [process.pid for process in service.servers()],
-                "models": [process.pid for process in service.stubs()],
-            }
-            sides[name], models[name] = Side(service.http, service.grpc, pids), model
+            services[name], models[name] = service, model
+            pids = find_pids(service)
             sizes[name] = {
                 "start_s": round(time.monotonic() - begun, 1),
                 "processes": len(pids["models"]),
@@ -145,14 +141,33 @@ def main(
         ways = {"/v1": ask_v1, "generate_stream": ask_generate, "gRPC": ask_grpc}
         for way, make in ways.items() if engine == PACED else [*ways.items()][:1]:
             for number in map(int, streams.split(",")):
-                turns: dict[str, list[Turn]] = {name: [] for name in sides}
+                turns: dict[str, list[Turn]] = {name: [] for name in services}
                 for at in range(rounds):
-                    for name in list(sides) if at % 2 else list(sides)[::-1]:
-                        ask = make(models[name], sides[name])
-                        turns[name].append(asyncio.run(measure(sides[name], ask, number, seconds)))
+                    for name in list(services) if at % 2 else list(services)[::-1]:
+                        while len(turns[name]) <= at:
+                            service = services[name]
+                            side = Side(service.http, service.grpc, find_pids(service))
+                            try:
+                                turn = asyncio.run(measure(side, make(models[name], side), number, seconds))
+                                turns[name].append(turn)
+                            except (AssertionError, OSError) as error:  # Triton has ended, and is started again
+                                restarts += 1
+                                print(f"{name}, {way}, {number} streams: a turn is repeated ({error})", flush=True)
+                                time.sleep(15)
                 loads[f"{way}, {number} streams"] = summary(turns)
                 print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
-    write_record(f"tokens-{engine}", {**describe(rounds, loads), "pace_ms": 1e3 * pace, "sizes": sizes})
+    write_record(
+        f"tokens-{engine}", {**describe(rounds, loads), "pace_ms": 1e3 * pace, "sizes": sizes, "restarts": restarts}
+    )
+
+
+def find_pids(service: Service) -> dict[str, list[int]]:
+    """Return a service's processes by what they do."""
+    return {
+        "gateway": [service.process.pid],
+        "Triton": [process.pid for process in service.servers()],
+        "models": [process.pid for process in service.stubs()],
+    }
 
 
 def write_paced(project: Path, pace: float) -> None:

@@ -96,7 +96,8 @@ def test_advice_that_is_an_option_of_another_command(tmp_path: Path, monkeypatch
     script(Net(), tmp_path / "net.pt")
     fix = str(serve("net.pt", *FREE).exception)
     assert "--input" in fix
-    assert fix.endswith("It is an option of: shoal add-model net.pt net --project build/net")
+    assert "It is an option of: shoal add-model net.pt net --project build/net; then type: shoal compose net" in fix
+    assert fix.endswith("; shoal serve build/net/repository")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,7 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
         ("exported", "", "Name the file: shoal serve exported/model.onnx"),
         ("saved", "", "saved is a SavedModel of TensorFlow, .* tf2onnx"),
         ("rows", "", "rows is a data set, which cannot be served"),
+        ("graph", "embeddings", r"graph holds onnx/model\.onnx and no weights of PyTorch.* shoal serve graph/onnx"),
         ("empty", "", "empty holds neither a model repository nor a model's config.json. Make a repository"),
     ],
 )
@@ -123,6 +124,9 @@ def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatc
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     Path("empty").mkdir()
+    write_model(Path("graph"), "BertModel")
+    Path("graph/onnx").mkdir()
+    Path("graph/onnx/model.onnx").touch()
     with pytest.raises(ShoalError, match=message):
         find_recipe(thing, task=task)
 
@@ -142,6 +146,15 @@ def test_what_was_made_is_found_again_until_something_changes() -> None:
     (recipe.folder / RECORD).write_text(json.dumps(recipe.record), encoding="utf-8")
     assert recipe.is_made()
     assert find_recipe("net.onnx").is_made()
+    manifest, config = recipe.repository / "manifest.json", recipe.folder / "models" / "net" / "config.pbtxt"
+    for path in (config, manifest):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert find_recipe("net.onnx").is_made()
+    os.utime(manifest, (1, 1))
+    again = r"net/config\.pbtxt was changed after build/net/repository was composed\. Compose it again: shoal "
+    with pytest.raises(InputError, match=again):
+        assert find_recipe("net.onnx").is_made()
     os.utime("net.onnx", (1, 1))
     with pytest.raises(
         InputError, match=r"made before its files changed\. To serve it as it is: shoal serve build/net/repository"

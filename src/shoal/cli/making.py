@@ -45,8 +45,11 @@ def find_or_make(thing: Path, *, task: str = "", name: str = "", listening: Opti
 
 
 @contextlib.contextmanager
-def _naming(command: Sequence[str]) -> Iterator[None]:
-    """Name the command that has the options which an error advises, where `shoal serve` does not have them."""
+def _naming(command: Sequence[str], *rest: Sequence[str]) -> Iterator[None]:
+    """Name the command that has the options which an error advises, where `shoal serve` does not have them.
+
+    ``rest`` are the commands to type after it.
+    """
     try:
         yield
     except ShoalError as error:
@@ -54,7 +57,8 @@ def _naming(command: Sequence[str]) -> Iterator[None]:
         options = {option for each in own.params for option in each.opts}
         if not options & {*_OTHER_OPTION.findall(error.fix)} or "shoal " in error.fix:
             raise
-        fix = f"{error.fix.rstrip('.')}. It is an option of: shoal {shlex.join(command)}"
+        after = "; ".join(f"shoal {shlex.join(each)}" for each in rest)
+        fix = f"{error.fix.rstrip('.')}. It is an option of: shoal {shlex.join(command)}; then type: {after}"
         raise type(error)(error.what, fix) from None
 
 
@@ -73,14 +77,15 @@ def _make(thing: str, task: str, name: str, listening: Options | None = None) ->
         what = f"{recipe.folder} cannot be made: {error.strerror}."
         raise SetupError(what, "Type the command in a folder where you may write.") from None
     try:
-        for command in recipe.commands:
-            with contextlib.redirect_stdout(io.StringIO()), _naming(command):  # what to type next
+        commands = (*recipe.commands, ("serve", str(recipe.repository)))
+        for place, command in enumerate(recipe.commands, 1):
+            with contextlib.redirect_stdout(io.StringIO()), _naming(command, *commands[place:]):  # what to type next
                 Root().main([*command], standalone_mode=False)
         (recipe.folder / RECORD).write_text(json.dumps(recipe.record, indent=1), encoding="utf-8")
     except BaseException:
         shutil.rmtree(recipe.folder)
         raise
     ERR.print(f"{recipe.repository} was made by these commands:", soft_wrap=True, markup=False)
-    for command in (*recipe.commands, ("serve", str(recipe.repository))):
+    for command in commands:
         ERR.print(f"  shoal {shlex.join(command)}", soft_wrap=True, markup=False)
     return recipe.repository

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from shoal.authoring.project.importing.tasks import (
 )
 from shoal.authoring.project.scaffold.names import check_name
 from shoal.authoring.repository.config import CONFIG
+from shoal.authoring.repository.manifest import MANIFEST
+from shoal.authoring.repository.model_folders import CATEGORIES
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -52,19 +55,31 @@ class Recipe(NamedTuple):
         if not self.folder.exists():
             return False
         by_hand = f"--name NAME chooses another folder. Or remove {self.folder}, and it is made again."
+        as_it_is = f"To serve it as it is: shoal serve {self.repository}. {by_hand}"
         try:
             made = read_json(self.folder / RECORD)
         except (OSError, ValueError):
-            raise InputError(f"{self.folder} exists, and shoal serve did not make it.", by_hand) from None
+            fix = as_it_is if self.repository.is_dir() else by_hand
+            raise InputError(f"{self.folder} exists, and shoal serve did not make it.", fix) from None
         if made != json.loads(json.dumps(self.record)):
             before, now = made.get("files") or {}, self.record["files"] or {}
             others = sorted(before.keys() - now.keys())
             what = f"was made of {others[0]}" if others else "was made before its files changed"
-            raise InputError(
-                f"{self.folder} {'was made in another way' if before == now else what}.",
-                f"To serve it as it is: shoal serve {self.repository}. {by_hand}",
-            )
+            raise InputError(f"{self.folder} {'was made in another way' if before == now else what}.", as_it_is)
+        if changed := self._find_changed():
+            again = f"Compose it again: shoal {shlex.join(self.commands[-1])}. {as_it_is}"
+            raise InputError(f"{changed} was changed after {self.repository} was composed.", again)
         return True
+
+    def _find_changed(self) -> Path | None:
+        """Return a file of the folder's project that is newer than its repository."""
+        try:
+            composed = (self.repository / MANIFEST).stat().st_mtime_ns
+        except OSError:
+            return None  # the repository's own faults are told when it is served
+        files = (each for name in CATEGORIES for each in (self.folder / name).rglob("*") if each.is_file())
+        own = (each for each in files if "__pycache__" not in each.parts)
+        return next((each for each in own if each.stat().st_mtime_ns > composed), None)
 
 
 def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
@@ -83,6 +98,7 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     if path.is_dir():
         _check_whole(path)
         found = read_task(path, task)
+        _check_weights(path)
         if found == EMBEDDINGS:
             _check_pooling(path, name)
     elif path.suffix.lower() == GGUF and path.exists():
@@ -156,6 +172,17 @@ def _check_whole(folder: Path) -> None:
         f"{folder} holds neither a model repository nor a model's config.json.",
         f"Name the file: shoal serve {folder / files[0]}" if files else make,
     )
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse a folder of Hugging Face's layout whose weights are those of ONNX Runtime alone."""
+    files = sorted(each.relative_to(folder) for each in folder.rglob("*") if each.is_file())
+    graphs = [each for each in files if each.suffix == ".onnx"]
+    if graphs and not any(each.suffix in (".safetensors", ".bin", ".pt", ".h5", ".msgpack") for each in files):
+        raise InputError(
+            f"{folder} holds {graphs[0]} and no weights of PyTorch.",
+            f"For its tensors alone: shoal serve {folder / graphs[0]}. For texts: a folder with weights.",
+        )
 
 
 def _check_pooling(folder: Path, name: str) -> None:
