@@ -119,15 +119,11 @@ def main(
             add_model(weights, "exported", task="generate", project=home)
             weights = home / "models" / "exported" / "1"
         swap = {} if engine == "llm-hf" else {"llm-hf": engine}
-        composed: dict[str, Any] = {"projects": [home], "weights": weights, "swap": swap}
+        given: dict[str, Any] = {"projects": [home], "weights": weights, "swap": swap}
         forms = {
-            "ensemble": ("llm", compose("llm", home / "ensemble", **composed), sys.executable),
-            "llm_bls": ("llm_bls", compose("llm_bls", home / "apart", **composed), sys.executable),
-            "together": (
-                "llm_bls",
-                compose("llm_bls", home / "together", is_together=True, **composed),
-                sys.executable,
-            ),
+            "ensemble": ("llm", compose("llm", home / "ensemble", **given), sys.executable),
+            "llm_bls": ("llm_bls", compose("llm_bls", home / "apart", **given), sys.executable),
+            "together": ("llm_bls", compose("llm_bls", home / "together", is_together=True, **given), sys.executable),
             **({"other ensemble": ("llm", home / "ensemble", other)} if other else {}),
         }
         services, models, sizes, restarts = {}, {}, {}, 0
