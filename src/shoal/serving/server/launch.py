@@ -285,13 +285,19 @@ def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], c
             names = [f"--{name}-port" for name, port in zip(_PORTS, wanted, strict=True) if port == twice[0]]
             fix = "Give each a port of its own; 0 is any free one."
             raise SetupError(f"{' and '.join(names)} are both {twice[0]}.", fix)
-        http, grpc, metrics = (_bind(name, host, port, held) for name, port in zip(_PORTS, wanted, strict=True))
+        found = {name: _bind(name, host, port, held) for name, port in zip(_PORTS, wanted, strict=True)}
+        if taken := [name for name, port in found.items() if port is None]:  # a second service finds all three taken
+            numbers = ", ".join(str(port) for name, port in zip(_PORTS, wanted, strict=True) if name in taken)
+            what = f"Port{'s' * (len(taken) > 1)} {numbers} cannot be used: {os.strerror(errno.EADDRINUSE)}."
+            options = " ".join(f"--{name}-port PORT" for name in taken)
+            raise SetupError(what, f"Stop what listens there (ss -ltnp shows it), or choose another: {options}")
+        http, grpc, metrics = (port or 0 for port in found.values())
         return (http, grpc, metrics), held.pop_all()
 
 
-def _bind(name: str, host: str, wanted: int, held: contextlib.ExitStack) -> int:
+def _bind(name: str, host: str, wanted: int, held: contextlib.ExitStack) -> int | None:
+    """Return the port that is bound; None if it is taken."""
     fixes = {
-        errno.EADDRINUSE: f"Stop what listens there (ss -ltnp shows it), or choose another: --{name}-port",
         errno.EADDRNOTAVAIL: f"{host} is no address of this machine: give one with --host.",
         errno.EACCES: f"Choose one from 1024 on: --{name}-port",
     }
@@ -302,6 +308,8 @@ def _bind(name: str, host: str, wanted: int, held: contextlib.ExitStack) -> int:
     except OverflowError:
         raise SetupError(f"--{name}-port {wanted} is no port.", "Give 1 to 65535, or 0 for any free one.") from None
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
         fix = fixes.get(error.errno or 0, f"Choose another: --{name}-port")
         raise SetupError(f"Port {wanted} cannot be used: {error.strerror}.", fix) from None
     return int(probe.getsockname()[1])
