@@ -15,17 +15,13 @@ def test_ports_that_cannot_be_used() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = (
-            rf"Port {port} cannot be used: Address already in use\. Stop what .* another: --grpc-port PORT$"
-        )
+        message = rf"Port {port} cannot be used: Address already in use\. Stop what .* another: --grpc-port PORT$"
         with pytest.raises(SetupError, match=message):
             find_ports(0, port, 0)
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            message = (
-                rf"^Ports {port}, {other.getsockname()[1]} cannot .* --http-port PORT --metrics-port PORT$"
-            )
+            message = rf"^Ports {port}, {other.getsockname()[1]} cannot .* --http-port PORT --metrics-port PORT$"
             with pytest.raises(SetupError, match=message):
                 find_ports(port, 0, other.getsockname()[1])
     with pytest.raises(SetupError, match=r"^--grpc-port and --metrics-port are both 7\. Give each a port of its own"):

@@ -33,7 +33,7 @@ from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.serving.gateway.core.models import find_slots
 from tests.support.llm import find_trained
 
-HOSTED = ("llm-hf",)
+HOSTED = ("prompt", "llm-hf")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,16 @@ def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) 
     assert check(together) == []
     assert sorted(find_graph(together).members) == sorted(find_graph(apart).members)
     pictures = [mermaid.draw(find_graph(each)) for each in (apart, together)]
-    assert pictures[0].replace('"llm-hf<br/>python · CPU', '"llm-hf<br/>python · CPU · in llm_bls') == pictures[1]
+    for name in HOSTED:
+        pictures[0] = pictures[0].replace(f'"{name}<br/>python · CPU', f'"{name}<br/>python · CPU · in llm_bls')
+    assert pictures[0] == pictures[1]
+
+
+def test_token_ids_are_made_apart_where_they_cannot_be_made_here(tmp_path: Path) -> None:
+    two = {"prompt": Tuning(instances=(Instances(2),))}
+    repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), tuning=two, is_together=True)
+    assert read_config(repository / "llm_bls").hosts == ("llm-hf",)
+    assert (repository / "prompt" / "config.pbtxt").is_file()
 
 
 @pytest.mark.usefixtures("may_start_processes")

@@ -27,8 +27,8 @@ def find_hosts(
 ) -> dict[str, tuple[str, ...]]:
     """Return the models that call others, each with those that it hosts: models of Python that only it uses.
 
-    The step of a language model that makes token ids stays apart: the service asks it, too. It is asked once for a
-    request, not for each token. ``tuning`` and ``environments`` are those of ``compose``.
+    The step of a language model that makes token ids is hosted if it can be, and stays a model of its own, too: the
+    service asks it to count tokens. ``tuning`` and ``environments`` are those of ``compose``.
 
     Raises:
         InputError: no model calls others, or one of those cannot be hosted.
@@ -38,16 +38,22 @@ def find_hosts(
     if not callers:
         names = ", ".join(members)
         raise InputError(f"No model calls others: {names}.", "Leave out --together, or name a model such as llm_bls.")
-    hosts = {m.name: tuple(name for name in m.calls if not makes_token_ids(members[name])) for m in callers}
+    hosts: dict[str, tuple[str, ...]] = {}
     for caller in callers:
-        for called in hosts[caller.name]:
-            if why := _find_obstacle(caller, members[called], models, environments):
-                raise InputError(f"{caller.name} cannot run {called} in its process: {why}.", "Leave out --together.")
+        for called in caller.calls:
+            why = _find_obstacle(caller, members[called], models, environments)
             queue = tuning.get(called, Tuning())
-            if queue.preferred_batch_sizes or queue.queue_delay is not None:
+            has_queue = bool(queue.preferred_batch_sizes) or queue.queue_delay is not None
+            if not (why or has_queue):
+                hosts[caller.name] = (*hosts.get(caller.name, ()), called)
+            elif makes_token_ids(members[called]):
+                continue
+            elif why:
+                raise InputError(f"{caller.name} cannot run {called} in its process: {why}.", "Leave out --together.")
+            else:
                 what = f"Requests to {called} wait in no queue with --together, in the process of {caller.name}."
                 raise InputError(what, "Leave out --preferred-batch and --queue-delay for it, or --together.")
-    return {name: called for name, called in hosts.items() if called}
+    return hosts
 
 
 def _find_obstacle(
@@ -60,7 +66,7 @@ def _find_obstacle(
     if called.calls:
         return "it calls other models itself"
     users = [m.name for m in models if called.name in (*m.calls, *(step.model for step in m.steps))]
-    if others := [name for name in users if name != caller.name]:
+    if (others := [name for name in users if name != caller.name]) and not makes_token_ids(called):
         return f"{', '.join(others)} needs it too, so it would be loaded twice"
     if several := next((model for model in (caller, called) if model.spec.num_instances > 1), None):
         return f"{several.name} has {several.spec.num_instances} instances, and one process runs one"
@@ -86,15 +92,17 @@ def pack(repository: Path, hosts: Mapping[str, Sequence[str]]) -> None:
             shutil.rmtree(version / "shoal")  # written again with what hosted code imports
             calls_others = set(read_config(folder).calls) - set(names)
             copy_package(version, HOSTING, *([CALLING] if calls_others else []))
-        for name in names:
-            shutil.rmtree(repository / name)
+        for name, config in configs.items():
+            if not makes_token_ids(config):
+                shutil.rmtree(repository / name)
         write_config(_join(read_config(folder), configs), folder / PBTXT, comment=COMMENT)
     _describe(repository, hosts)
 
 
 def _describe(repository: Path, hosts: Mapping[str, Sequence[str]]) -> None:
     """Put the hosted models into the manifest, in place of the folders that are no longer there."""
-    manifest, gone = read_manifest(repository), {name for names in hosts.values() for name in names}
+    manifest, hosted = read_manifest(repository), {name for names in hosts.values() for name in names}
+    gone = {name for name in hosted if not (repository / name).exists()}
     (repository / MANIFEST).unlink()
     more = {
         "together": {name: list(names) for name, names in hosts.items()},
