@@ -10,18 +10,22 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
-from typer import Typer
+from typer import BadParameter, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from shoal.system.machine import find_gpus
+
 # Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
+_WITHOUT = "shoal compose OTHER_ENSEMBLES REPOSITORY, which leaves the model out, and start shoal serve again"
 _HABITS = {
     "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
     "benchmark": "shoal bench REPOSITORY",
     "compare": "shoal bench REPOSITORY OTHER_REPOSITORY",
     "convert": "shoal add-model FILE NAME",
-    "delete": "rm -r REPOSITORY/NAME, and start shoal serve again",
+    "delete": _WITHOUT,
     "deploy": "shoal serve REPOSITORY",
+    "docker": "shoal serve REPOSITORY --print, which prints the command for docker",
     "draw": "shoal graph REPOSITORY",
     "embed": "shoal infer --model NAME TEXT",
     "explain": "shoal describe REPOSITORY, for a pipeline; shoal check --explain RULE, for a rule",
@@ -37,13 +41,13 @@ _HABITS = {
     "plot": "shoal graph REPOSITORY",
     "predict": "shoal infer --model NAME VALUE",
     "ps": "shoal status",
-    "remove": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "rm": "rm -r REPOSITORY/NAME, and start shoal serve again",
+    "remove": _WITHOUT,
+    "rm": _WITHOUT,
     "run": "shoal serve MODEL; then shoal infer, or shoal chat for a language model",
     "start": "shoal serve REPOSITORY",
     "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
     "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
-    "unload": "rm -r REPOSITORY/NAME, and start shoal serve again",
+    "unload": _WITHOUT,
     "up": "shoal serve REPOSITORY",
     "update": "pip install --upgrade shoal",
     "upgrade": "pip install --upgrade shoal",
@@ -52,11 +56,30 @@ _HABITS = {
 }
 # The same of the commands of groups.
 _NESTED = {
-    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME")
+    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME"),
+    "keys": {
+        **dict.fromkeys(("add", "create", "generate", "make"), "shoal keys new NAME"),
+        **dict.fromkeys(("delete", "remove", "rm"), "shoal keys revoke NAME"),
+        **dict.fromkeys(("ls", "show"), "shoal keys list"),
+    },
 }
-# The same of options, by command.
+# The same of options, by command; an option with a value is of those that have none here.
 _OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
 _URL = dict.fromkeys(("--grpc-port", "--http-port", "--port", "--host"), "--url HOST:PORT, of gRPC")
+_GPU = dict.fromkeys(("--gpu", "--device"), "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that")
+_TLS = dict.fromkeys(
+    ("--ssl-certfile", "--ssl-keyfile", "--ssl-cert", "--ssl-key"), "--tls-cert FILE --tls-key FILE, both of them"
+)
+_PRINT = "--print, without a value: it prints the command for docker"
+_UNIT = f"{_PRINT}. A unit of systemd is in docs/serving.md, under systemd"
+_PROBES = f"{_PRINT}. Probes of Kubernetes are in docs/serving.md, under Containers"
+_PROXY = f"{_PRINT}. Settings of nginx and Caddy are in docs/keys.md, under Behind nginx or Caddy"
+_FORMS = {
+    **dict.fromkeys(("--print docker", "--print compose"), _PRINT),
+    **dict.fromkeys(("--print systemd", "--systemd"), _UNIT),
+    **dict.fromkeys(("--print k8s", "--print kubernetes", "--k8s", "--kubernetes"), _PROBES),
+    **dict.fromkeys(("--print nginx", "--print caddy", "--nginx", "--caddy"), _PROXY),
+}
 _OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "chat": {"--url": "shoal chat HOST:PORT"},
@@ -66,8 +89,9 @@ _OPTIONS = {
     "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT", **_URL},
     "tokens": _URL,
     "serve": {
-        "--gpu": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
-        "--device": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
+        **_GPU,
+        **_TLS,
+        **_FORMS,
         "--workers": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
         "--instances": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
         "--batch-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
@@ -81,6 +105,31 @@ _OPTIONS = {
         "--api-key": "shoal keys new NAME --file keys.json, then: --keys keys.json",
     },
 }
+# Arguments of an example, by command.
+_EXAMPLES = {
+    "add-model": "model.onnx scorer",
+    "compose": "ensemble_all build/repository",
+    "copies": "build/repository/ensemble_all",
+    "describe": "build/repository",
+    "env fit": "build/env",
+    "env inspect": "build/env",
+    "env unpack": "build/env build/unpacked",
+    "fill": "config.pbtxt max_batch_size:8",
+    "graph": "build/repository --out ensemble.svg",
+    "keys new": "team-a",
+    "keys revoke": "team-a",
+    "keys rotate": "team-a",
+    "new component": "cleaner",
+    "new model": "scorer --features 4",
+    "new pipeline": "scoring --step cleaner --step scorer",
+    "plan": "ensemble_all",
+    "serve": "build/repository",
+    "shards merge": "build/out --output build/merged.jsonl",
+    "shards status": "build/out",
+    "shards verify": "build/out",
+    "tokens": "1,2,3",
+}
+_USAGE_ERROR: Any = BadParameter.__base__  # of what typer raises for arguments; typer does not export it
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -103,11 +152,29 @@ class Command(TyperCommand):
         return _name_kinds(super().get_params(ctx), ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; an option of other tools is refused with what to type instead."""
-        habits = _OPTIONS.get(str(self.name), {})
-        if habit := next((each for each in args if each in habits), None):
+        """Parse the arguments; options of other tools, and arguments that are missing, are refused with what to type.
+
+        A habit of two words is only refused where the second is not an argument that the command could have.
+        """
+        habits, typed = _OPTIONS.get(str(self.name), {}), " ".join(args).replace("=", " ")
+        given = [each.partition("=")[0] for each in args]
+        if habit := next((each for each in given if each in habits), None):
+            if habit in _GPU and not find_gpus():
+                ctx.fail(f"No such option: {habit}. This machine has no GPU: leave it out, to serve on the CPU.")
             ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _USAGE_ERROR as error:
+            if habit := next((each for each in habits if " " in each and f"{each} " in f"{typed} "), None):
+                ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
+            if hasattr(error, "param_type"):  # an argument is missing
+                if error.param.nargs == -1:  # the one after it took its only value
+                    error.param = next(each for each in reversed(self.params) if each.param_type_name == "argument")
+                examples = (
+                    f"shoal {name} {_EXAMPLES[name]}" for name in _EXAMPLES if ctx.command_path.endswith(f" {name}")
+                )
+                error.message = f"For example: {next(examples, f'shoal {self.name} --help')}"
+            raise
 
 
 class Group(TyperGroup):
