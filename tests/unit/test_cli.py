@@ -66,7 +66,6 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
         ("serve --nginx r", "it prints the command for docker. Settings of nginx and Caddy are in docs/keys.md"),
         ("serve r --ssl-certfile c.pem --ssl-keyfile k.pem", "--tls-cert FILE --tls-key FILE"),
         ("status --url=localhost:8002", "shoal status HOST:PORT"),
-        ("graph build -o a.svg", "--out FILE"),
         ("serve build --max-batch-size 8", "max_batch_size: ROWS in the config.pbtxt of the model"),
         ("serve build --batch-delay 100", "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS"),
         ("infer a --explain", "--full"),

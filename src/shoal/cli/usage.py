@@ -64,7 +64,6 @@ _NESTED = {
     },
 }
 # The same of options, by command; an option with a value is of those that have none here.
-_OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
 _URL = dict.fromkeys(("--grpc-port", "--http-port", "--port", "--host"), "--url HOST:PORT, of gRPC")
 _GPU = dict.fromkeys(("--gpu", "--device"), "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that")
 _TLS = dict.fromkeys(
@@ -83,7 +82,6 @@ _FORMS = {
 _OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "chat": {"--url": "shoal chat HOST:PORT"},
-    "graph": _OUT,
     "infer": {"--explain": "--full, which prints all numbers of the answer", **_URL},
     "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
     "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT", **_URL},
