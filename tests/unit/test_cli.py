@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from shoal import __version__, cli
 from shoal.cli.doctor import examine
-from shoal.cli.usage import _EXAMPLES, _HABITS, _OPTIONS, Root, Waiting
+from shoal.cli.habits import EXAMPLES, HABITS, OPTIONS
+from shoal.cli.usage import Root, Waiting
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
 from shoal.system.machine import Gpu
@@ -34,13 +35,13 @@ def test_the_list_of_commands_says_how_their_help_begins(listed: Waiting) -> Non
     assert " ".join(str(listed.make().help).split("\n\n")[0].split()) == listed.help
 
 
-@pytest.mark.parametrize("word", list(_HABITS))
+@pytest.mark.parametrize("word", list(HABITS))
 def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
     run = CliRunner().invoke(cli.app, [word, "x"], env={"COLUMNS": "300"})
     assert run.exit_code == 2
-    assert f"No such command '{word}'. Type: {_HABITS[word]}" in run.output
+    assert f"No such command '{word}'. Type: {HABITS[word]}" in run.output
     context: Any = None
-    for part in _HABITS[word].split("shoal ")[1:]:
+    for part in HABITS[word].split("shoal ")[1:]:
         name = part.split()[0].strip(",;")
         if re.match(r"[a-z]", name):
             command = Root().get_command(context, name)
@@ -84,14 +85,14 @@ def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None
     ("page", "section"), [("serving.md", "systemd"), ("serving.md", "Containers"), ("keys.md", "Behind nginx or Caddy")]
 )
 def test_sections_of_the_documentation_that_are_named(page: str, section: str) -> None:
-    assert any(f"docs/{page}, under {section}" in fix for fix in _OPTIONS["serve"].values())
+    assert any(f"docs/{page}, under {section}" in fix for fix in OPTIONS["serve"].values())
     text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
     assert f"\n## {section}\n" in text
 
 
 def test_a_gpu_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, says in (([], "This machine has no GPU: leave it out"), ([Gpu("H200", "", 0)], "Type: shoal compose")):
-        monkeypatch.setattr("shoal.cli.usage.find_gpus", lambda found=found: found)
+        monkeypatch.setattr("shoal.system.machine.find_gpus", lambda found=found: found)
         for option in ("--gpu net.pt", "net.pt --device cuda"):
             run = CliRunner().invoke(cli.app, ["serve", *option.split()], env={"COLUMNS": "300"})
             assert run.exit_code == 2
@@ -108,12 +109,12 @@ def _with_arguments(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
 
 def test_missing_arguments_show_an_example() -> None:
     needy = dict(_with_arguments(Root()))
-    assert needy.keys() == _EXAMPLES.keys()
+    assert needy.keys() == EXAMPLES.keys()
     for name, command in needy.items():
         run = CliRunner().invoke(cli.app, name.split(), env={"COLUMNS": "300"})
         assert run.exit_code == 2
-        assert f"For example: shoal {name} {_EXAMPLES[name]}" in run.output
-        command.make_context(name, _EXAMPLES[name].split())  # which is refused if it cannot be parsed
+        assert f"For example: shoal {name} {EXAMPLES[name]}" in run.output
+        command.make_context(name, EXAMPLES[name].split())  # which is refused if it cannot be parsed
 
 
 def test_compose_without_a_repository() -> None:
