@@ -133,6 +133,11 @@ def test_gpus_are_those_that_cuda_shows(
         ) as error:
             check_gpus(tmp_path)
         assert error.value.fix.endswith(f"shoal compose a b {tmp_path}-cpu --placement cpu")
+        (tmp_path / "a").mkdir()
+        text = 'parameters { key: "artifacts" value { string_value: "a.json" } }'
+        (tmp_path / "a" / "config.pbtxt").write_text(text, encoding="utf-8")
+        with pytest.raises(SetupError, match=r"-cpu --artifacts DIR --placement cpu$"):
+            check_gpus(tmp_path)
     else:
         check_gpus(tmp_path)
 
