@@ -141,6 +141,7 @@ def test_losing_repositories_are_named_per_load() -> None:
     ("arguments", "message"),
     [
         (["/nowhere"], r"There is no repository /nowhere\. Make one"),
+        (["ensemble_all"], r"A pipeline is measured from its repository, shoal bench REPOSITORY, and a running"),
         (["{forest}", "--batches", "1,few"], r"--batches '1,few' is not a list of whole numbers above 0\. For example"),
         (["{forest}", "--callers", "0"], "--callers '0' is not a list of whole numbers above 0"),
         (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),

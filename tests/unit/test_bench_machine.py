@@ -125,10 +125,18 @@ def test_gpus_are_those_that_cuda_shows(
     assert [gpu.name for gpu in machine.find_gpus()] == names
     assert {gpu.memory for gpu in machine.find_gpus()} <= {2**30 if is_from_nvml else 0}
     assert machine.describe_machine().get("num_gpus", 0) == len(names)
-    (tmp_path / "manifest.json").write_text('{"gpus": [1]}', encoding="utf-8")
+    (tmp_path / "manifest.json").write_text('{"gpus": [1], "ensembles": ["a", "b"]}', encoding="utf-8")
     if len(names) < 2:
         shown = "" if visible is None else rf" \(CUDA_VISIBLE_DEVICES is '{re.escape(visible)}'\)"
-        with pytest.raises(SetupError, match=f"composed for GPU 1, and this machine has {len(names) or 'none'}{shown}"):
+        with pytest.raises(
+            SetupError, match=f"composed for GPU 1, and this machine has {len(names) or 'none'}{shown}"
+        ) as error:
+            check_gpus(tmp_path)
+        assert error.value.fix.endswith(f"shoal compose a b {tmp_path}-cpu --placement cpu")
+        (tmp_path / "a").mkdir()
+        text = 'parameters { key: "artifacts" value { string_value: "a.json" } }'
+        (tmp_path / "a" / "config.pbtxt").write_text(text, encoding="utf-8")
+        with pytest.raises(SetupError, match=r"-cpu --artifacts DIR --placement cpu$"):
             check_gpus(tmp_path)
     else:
         check_gpus(tmp_path)

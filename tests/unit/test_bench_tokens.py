@@ -117,6 +117,13 @@ def test_options_that_do_not_go_together(shoal: Shoal) -> None:
             shoal("bench", *arguments)
 
 
+def test_the_address_may_name_the_protocol() -> None:
+    asked = ["bench", "--url", "http://127.0.0.1:9", "--model", "llm"]
+    assert str(CliRunner().invoke(cli.app, asked).exception).startswith("No Triton answers at 127.0.0.1:9 ")
+    error = CliRunner().invoke(cli.app, [*asked, "--protocol", "grpc"]).exception
+    assert "names the protocol http; this client speaks grpc" in str(error)
+
+
 def test_no_server_answers() -> None:
     result = CliRunner().invoke(cli.app, ["bench", "--url", "127.0.0.1:9", "--model", "llm"])
     assert isinstance(result.exception, ServerError)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 
 from shoal import __version__, cli
 from shoal.cli.doctor import examine
-from shoal.cli.usage import _HABITS, Root, Waiting
+from shoal.cli.habits import EXAMPLES, HABITS, OPTIONS
+from shoal.cli.usage import Root, Waiting
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
+from shoal.system.machine import Gpu
 from tests.support.commands import Shoal
 
 
@@ -32,13 +35,13 @@ def test_the_list_of_commands_says_how_their_help_begins(listed: Waiting) -> Non
     assert " ".join(str(listed.make().help).split("\n\n")[0].split()) == listed.help
 
 
-@pytest.mark.parametrize("word", list(_HABITS))
+@pytest.mark.parametrize("word", list(HABITS))
 def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
     run = CliRunner().invoke(cli.app, [word, "x"], env={"COLUMNS": "300"})
     assert run.exit_code == 2
-    assert f"No such command '{word}'. Type: {_HABITS[word]}" in run.output
+    assert f"No such command '{word}'. Type: {HABITS[word]}" in run.output
     context: Any = None
-    for part in _HABITS[word].split("shoal ")[1:]:
+    for part in HABITS[word].split("shoal ")[1:]:
         name = part.split()[0].strip(",;")
         if re.match(r"[a-z]", name):
             command = Root().get_command(context, name)
@@ -50,7 +53,20 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
     ("typed", "instead"),
     [
         ("new preprocess mine", "shoal new component"),
-        ("graph build -o a.svg", "--out FILE"),
+        ("keys create alice", "shoal keys new NAME"),
+        ("keys rm alice", "shoal keys revoke NAME"),
+        ("serve r --print docker", "--print, without a value: it prints the command for docker"),
+        (
+            "serve r --print=systemd",
+            "--print, without a value: it prints the command for docker. A unit of systemd is in docs/serving.md",
+        ),
+        (
+            "serve r --k8s",
+            "--print, without a value: it prints the command for docker. Probes of Kubernetes are in docs/serving.md",
+        ),
+        ("serve --nginx r", "it prints the command for docker. Settings of nginx and Caddy are in docs/keys.md"),
+        ("serve r --ssl-certfile c.pem --ssl-keyfile k.pem", "--tls-cert FILE --tls-key FILE"),
+        ("status --url=localhost:8002", "shoal status HOST:PORT"),
         ("serve build --max-batch-size 8", "max_batch_size: ROWS in the config.pbtxt of the model"),
         ("serve build --batch-delay 100", "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS"),
         ("infer a --explain", "--full"),
@@ -62,7 +78,48 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
 def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None:
     run = CliRunner().invoke(cli.app, typed.split(), env={"COLUMNS": "300"})
     assert run.exit_code == 2
-    assert f". Type: {instead}" in run.output
+    assert re.search(rf"\. Type: .*{re.escape(instead)}", run.output)
+
+
+@pytest.mark.parametrize(
+    ("page", "section"), [("serving.md", "systemd"), ("serving.md", "Containers"), ("keys.md", "Behind nginx or Caddy")]
+)
+def test_sections_of_the_documentation_that_are_named(page: str, section: str) -> None:
+    assert any(f"docs/{page}, under {section}" in fix for fix in OPTIONS["serve"].values())
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert f"\n## {section}\n" in text
+
+
+def test_a_gpu_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, says in (([], "This machine has no GPU: leave it out"), ([Gpu("H200", "", 0)], "Type: shoal compose")):
+        monkeypatch.setattr("shoal.system.machine.find_gpus", lambda found=found: found)
+        for option in ("--gpu net.pt", "net.pt --device cuda"):
+            run = CliRunner().invoke(cli.app, ["serve", *option.split()], env={"COLUMNS": "300"})
+            assert run.exit_code == 2
+            assert says in run.output
+
+
+def _with_arguments(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the commands that need arguments, with their names."""
+    for name in getattr(command, "commands", ()):
+        yield from _with_arguments(command.get_command(None, name), *path, name)
+    if any(each.required for each in command.params):
+        yield " ".join(path), command
+
+
+def test_missing_arguments_show_an_example() -> None:
+    needy = dict(_with_arguments(Root()))
+    assert needy.keys() == EXAMPLES.keys()
+    for name, command in needy.items():
+        run = CliRunner().invoke(cli.app, name.split(), env={"COLUMNS": "300"})
+        assert run.exit_code == 2
+        assert f"For example: shoal {name} {EXAMPLES[name]}" in run.output
+        command.make_context(name, EXAMPLES[name].split())  # which is refused if it cannot be parsed
+
+
+def test_compose_without_a_repository() -> None:
+    run = CliRunner().invoke(cli.app, ["compose", "short"], env={"COLUMNS": "300"})
+    assert "Missing argument 'repository'. For example: shoal compose" in run.output
 
 
 @pytest.mark.usefixtures("trained_for_a_moment")
@@ -150,6 +207,7 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_stops_at_a_repository_that_is_not_there() -> None:
     found = [each for each in examine(Path("nowhere")) if each.check.startswith("nowhere")]
     assert [(each.check, each.level) for each in found] == [("nowhere: repository", "fault")]
+    assert found[0].fix == "Make one: shoal compose ENSEMBLE REPOSITORY"
 
 
 def test_doctor_names_numpy_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
     assert shoal("graph", LEAF, "--format", "svg") == contents["svg"]
     assert shoal("graph", LEAF, "--format", "png") == contents["png"]  # into a pipe
     out = tmp_path / "picture.svg"
-    shoal("graph", LEAF, "--format", "mermaid", "--out", out)
+    shoal("graph", LEAF, "--format", "mermaid", "--output", out)
     assert out.read_bytes() == contents["mmd"]
 
 

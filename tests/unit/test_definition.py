@@ -77,6 +77,7 @@ def test_steps_of_one_model_get_unique_names(project: Path) -> None:
     ("spoil", "message"),
     [
         (lambda p, t, r: p.step("nope", X=t), "There is no model nope for mine to call. Known: bert-large, "),
+        (lambda p, t, r: p.step("rread", T=t), "There is no model rread for mine to call. Did you mean read?"),
         (lambda p, t, r: p.step("mine", X=t), "There is no model mine for mine to call."),
         (lambda p, t, r: p.step("narrow", N=t), "Input N of model narrow is TYPE_FP32, and TEXT of mine is"),
         (lambda p, t, r: p.step("count", I=r["A"]), "Input I of model count is TYPE_INT64, and read_A of read is"),

@@ -94,7 +94,7 @@ def test_a_rotated_key_is_valid_for_as_long_as_the_last_one(world: World) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.new("team"), "has a key team already. Replace it: shoal keys rotate team"),
+        (lambda f: f.new("team"), "has a key team already. Replace it: shoal keys rotate team --file /"),
         (lambda f: f.new("two words"), "'two words' is not a name"),
         (lambda f: f.new("a", models=["a b"]), "--models 'a b' is not a pattern"),
         (lambda f: f.new("a", may=["infre"]), "--may 'infre' is not known. Did you mean"),

@@ -46,6 +46,7 @@ from tests.support.skeletons import files, new, run, write_leaf
         ("component it --like taken --input Z:FP32:1", r"taken has no input Z\. It has: X\."),
         ("component it --project file", r"file is not a folder\. Name the folder of your project"),
         ("component it --project composed", r"composed is a repository that shoal composed: the next"),
+        ("pipeline it --step takne", r"There is no model takne\. Did you mean taken\?"),
         ("pipeline it --step nope", r"There is no model nope\. Known: bert-large, .*taken, "),
         ("pipeline it --step taken --step taken", r"The model taken is given twice as a step\. Write such"),
         ("pipeline it --map taken.X=X", r"--map taken\.X maps a step, and no steps are given\. Name the models"),

@@ -11,16 +11,34 @@ from shoal.clients.client.operators import read_states
 from shoal.errors import ServerError
 
 
-def test_a_port_that_does_not_speak_http() -> None:
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"\0\0\0 no http\r\n", "does not speak HTTP, as a port of gRPC does not"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "answered HTTP 404: this is not its metrics address"),
+    ],
+)
+def test_a_port_that_is_not_for_metrics(sent: bytes, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
             with server.accept()[0] as connection:
                 connection.recv(4096)
-                connection.sendall(b"\0\0\0 no http\r\n")
+                connection.sendall(sent)
 
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(ServerError, match=r"No Triton answers at \S+ .* Give its metrics address"):
+        with pytest.raises(
+            ServerError, match=rf"^The server at \S+ {says}\. Give its metrics address, such as \S+:8002"
+        ):
             read_states(f"127.0.0.1:{server.getsockname()[1]}")
         answering.join()
+
+
+def test_no_service_at_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ServerError) as error:
+        read_states(url)
+    assert error.value.what == f"No Triton answers at {url} (connection refused)."
+    assert error.value.fix.startswith("Start one: shoal serve MODEL. Give its metrics address, such as 127.0.0.1:8002")

@@ -107,7 +107,11 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
         ("owner/model", "", r"also say the task: shoal serve owner/model --task embeddings \(or classify, "),
         ("notes.md", "", "notes.md is not a model that can be served. Known: .pt, .onnx"),
         ("adapter", "", "adapter holds an adapter, not a whole model. Merge it"),
-        ("exported", "", "Name the file: shoal serve exported/model.onnx"),
+        ("exported", "", "Name the file: shoal serve exported/model.onnx$"),
+        ("several", "", r"Name the file: shoal serve several/a.onnx \(or another one of: b.onnx, c.pt\)"),
+        ("project", "", "Serve its models alone: shoal serve project/models. For a pipeline of them: shoal new"),
+        ("build/repostory", "", r"^There is no build/repostory\. Did you mean build/repository\?$"),
+        ("nets.onnx", "", r"^There is no file nets\.onnx\. Did you mean net\.onnx\?$"),
         ("saved", "", "saved is a SavedModel of TensorFlow, .* tf2onnx"),
         ("rows", "", "rows is a data set, which cannot be served"),
         ("graph", "embeddings", r"graph holds onnx/model\.onnx and no weights of PyTorch.* shoal serve graph/onnx"),
@@ -120,8 +124,9 @@ def test_things_that_are_refused(thing: str, task: str, message: str, monkeypatc
         Path(f"net.{suffix}").touch()
     Path("llama.gguf").write_bytes(b"GGUF")
     files = ("notes.md", "rows.csv", "adapter/adapter_config.json", "exported/model.onnx", "saved/saved_model.pb")
-    for name in (*files, "rows/part-0.parquet", "rows/README.md"):
-        Path(name).parent.mkdir(exist_ok=True)
+    more = ("several/a.onnx", "several/b.onnx", "several/c.pt", "project/models/net/config.pbtxt", "build/repository/x")
+    for name in (*files, *more, "rows/part-0.parquet", "rows/README.md"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     Path("empty").mkdir()
     write_model(Path("graph"), "BertModel")
@@ -178,5 +183,5 @@ def test_the_repository_in_a_folder() -> None:
     Path("b/c").rename("b/.shoal-1-0123abcd")  # a service's copy
     assert find_repository(Path()) == Path("a/r")
     Path("b/.shoal-1-0123abcd").rename("b/c")
-    with pytest.raises(InputError, match=r"holds 2 repositories. Name one: a/r"):
+    with pytest.raises(InputError, match=r"holds 2 repositories. Name one: a/r, b/c/r$"):
         find_repository(Path())

@@ -87,8 +87,8 @@ class BenchAsked:
 def bench(context: typer.Context, asked: BenchAsked) -> None:
     """Measure pipelines on a real server: latency, throughput, and the time of each step.
 
-    Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
-    second.
+    Without a repository, measure a running language model of `shoal serve` or Triton: time to the first token, time
+    between tokens, tokens per second.
     """
     from shoal.lab.bench.record import BenchSettings
     from shoal.lab.bench.run import make_folder, write
@@ -96,7 +96,11 @@ def bench(context: typer.Context, asked: BenchAsked) -> None:
     if asked.out:
         make_folder(asked.out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if asked.is_quick else (4.0, 1.0, 3)
-    settings = BenchSettings(asked.protocol, asked.seconds or times[0], times[1], asked.repeats or times[2])
+    source = context.get_parameter_source("protocol")
+    is_http = asked.url.startswith(("http://", "https://")) and source is not None and source.name == "DEFAULT"
+    settings = BenchSettings(
+        "http" if is_http else asked.protocol, asked.seconds or times[0], times[1], asked.repeats or times[2]
+    )
     _refuse_options(context, asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -41,8 +42,9 @@ def chat(context: typer.Context, asked: ChatAsked) -> None:
     are the lines of standard input.
     """
     check_place(context, asked, "url")
-    if " " in asked.url:
-        raise InputError(f"{asked.url!r} is not HOST:PORT.", "Messages are typed, or piped: echo 'Hello!' | shoal chat")
+    if asked.url and (" " in asked.url or ":" not in asked.url):
+        fix = f"Messages are typed at its prompt, or piped: echo {shlex.quote(asked.url)} | shoal chat"
+        raise InputError(f"{asked.url!r} is not HOST:PORT, the address of a server.", fix)
     settings = find_settings(asked)
     is_terminal, has_message = sys.stdin is not None and sys.stdin.isatty(), False
     with open_llm(asked, asked.url) as llm:

@@ -29,7 +29,9 @@ def graph(
         Literal["mermaid", "svg", "png"] | None,
         typer.Option("--format", help="Default: by the ending of --out, or mermaid."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write this file: .svg, .png, .mmd.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "--output", "-o", help="Write this file: .svg, .png, .mmd.")
+    ] = None,
     model: Model = "",
 ) -> None:
     """Draw an ensemble: its steps and their devices, and its tensors with dtype and shape.

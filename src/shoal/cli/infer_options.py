@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -43,6 +44,7 @@ class Asked:
         str | None,
         typer.Option(
             "--output",
+            "--out",
             "-o",
             metavar="FILE",
             help="A .csv, .jsonl, .parquet or .npy to write; or a folder or s3:// URL, for many workers.",
@@ -228,6 +230,10 @@ def _check_choices(asked: Asked) -> None:
         if output.suffix.lower() not in OUTPUT_KINDS:
             kinds = ", ".join(OUTPUT_KINDS)
             raise InputError(f"{output} is not one of {kinds}.", "Give the output one of these endings.")
+        if not output.parent.is_dir():
+            raise InputError(
+                f"There is no folder {output.parent}.", f"Type: mkdir -p {shlex.quote(str(output.parent))}"
+            )
         if output.exists() and source and Path(source).exists() and output.samefile(source):
             raise InputError(f"{output} is the input.", "Name another file to write.")
 

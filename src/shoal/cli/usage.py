@@ -7,80 +7,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
-from typer import Typer
+from typer import BadParameter, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-# Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
-_HABITS = {
-    "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
-    "benchmark": "shoal bench REPOSITORY",
-    "compare": "shoal bench REPOSITORY OTHER_REPOSITORY",
-    "convert": "shoal add-model FILE NAME",
-    "delete": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "deploy": "shoal serve REPOSITORY",
-    "draw": "shoal graph REPOSITORY",
-    "embed": "shoal infer --model NAME TEXT",
-    "explain": "shoal describe REPOSITORY, for a pipeline; shoal check --explain RULE, for a rule",
-    "export": "shoal add-model FILE NAME",
-    "help": "shoal --help, or shoal COMMAND --help",
-    "import": "shoal add-model FILE NAME",
-    "init": "shoal new pipeline NAME",
-    "list": "shoal status, of what is served",
-    "load": "shoal serve MODEL",
-    "logs": "shoal serve REPOSITORY --log FILE",
-    "ls": "shoal status, of what is served",
-    "models": "shoal status, of what is served",
-    "plot": "shoal graph REPOSITORY",
-    "predict": "shoal infer --model NAME VALUE",
-    "ps": "shoal status",
-    "remove": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "rm": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "run": "shoal serve MODEL; then shoal infer, or shoal chat for a language model",
-    "start": "shoal serve REPOSITORY",
-    "stop": "Ctrl-C in the terminal of shoal serve, or send its process SIGTERM",
-    "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
-    "unload": "rm -r REPOSITORY/NAME, and start shoal serve again",
-    "up": "shoal serve REPOSITORY",
-    "update": "pip install --upgrade shoal",
-    "upgrade": "pip install --upgrade shoal",
-    "validate": "shoal check REPOSITORY",
-    "version": "shoal --version",
-}
-# The same of the commands of groups.
-_NESTED = {
-    "new": dict.fromkeys(("preprocess", "postprocess", "preprocessing", "postprocessing"), "shoal new component NAME")
-}
-# The same of options, by command.
-_OUT = dict.fromkeys(("-o", "--output"), "--out FILE")
-_URL = dict.fromkeys(("--grpc-port", "--http-port", "--port", "--host"), "--url HOST:PORT, of gRPC")
-_OPTIONS = {
-    "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
-    "chat": {"--url": "shoal chat HOST:PORT"},
-    "graph": _OUT,
-    "infer": {"--explain": "--full, which prints all numbers of the answer", **_URL},
-    "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
-    "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT", **_URL},
-    "tokens": _URL,
-    "serve": {
-        "--gpu": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
-        "--device": "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that",
-        "--workers": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
-        "--instances": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
-        "--batch-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
-        "--queue-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
-        "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, compose again, and serve that",
-        "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
-        "--model": "shoal serve MODEL, without --model",
-        "--served-model-name": "--name NAME",
-        "--docker": "--print, which prints the command of the container",
-        "--port": "--http-port PORT, of Triton's HTTP and OpenAI's API",
-        "--api-key": "shoal keys new NAME --file keys.json, then: --keys keys.json",
-    },
-}
+_USAGE_ERROR: Any = BadParameter.__base__  # of what typer raises for arguments; typer does not export it
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -103,11 +38,31 @@ class Command(TyperCommand):
         return _name_kinds(super().get_params(ctx), ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; an option of other tools is refused with what to type instead."""
-        habits = _OPTIONS.get(str(self.name), {})
-        if habit := next((each for each in args if each in habits), None):
-            ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
-        return super().parse_args(ctx, args)
+        """Parse the arguments; options of other tools, and missing arguments, are refused with what to type."""
+        try:
+            return super().parse_args(ctx, [*args])
+        except _USAGE_ERROR as error:
+            _advise(self, ctx, args, error)
+            raise
+
+
+def _advise(command: TyperCommand, ctx: Any, args: list[str], error: Any) -> None:
+    """Refuse an option of other tools with what to type instead; give the error for a missing argument an example."""
+    from shoal.cli.habits import EXAMPLES, ON_GPU, OPTIONS
+    from shoal.system.machine import find_gpus
+
+    habits = OPTIONS.get(str(command.name), {})
+    words = " ".join(args).replace("=", " ").split()
+    given = {*words, *map(" ".join, pairwise(words))}
+    if habit := next((each for each in habits if each in given), None):
+        if habit in ON_GPU and not find_gpus():
+            ctx.fail(f"No such option: {habit}. This machine has no GPU: leave it out, to serve on the CPU.")
+        ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
+    if hasattr(error, "param_type"):  # an argument is missing
+        if error.param.nargs == -1:  # the one after it took its only value
+            error.param = next(each for each in reversed(command.params) if each.param_type_name == "argument")
+        examples = (f"shoal {name} {EXAMPLES[name]}" for name in EXAMPLES if ctx.command_path.endswith(f" {name}"))
+        error.message = f"For example: {next(examples, f'shoal {command.name} --help')}"
 
 
 class Group(TyperGroup):
@@ -119,9 +74,12 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is asked for; one of other tools is refused with what to type instead."""
-        habits = _NESTED.get(str(self.name), _HABITS if ctx.parent is None else {})
-        if args and args[0] in habits and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}. Type: {habits[args[0]]}")
+        if args and self.get_command(ctx, args[0]) is None:
+            from shoal.cli.habits import HABITS, NESTED
+
+            habits = NESTED.get(str(self.name), HABITS if ctx.parent is None else {})
+            if args[0] in habits:
+                ctx.fail(f"No such command {args[0]!r}. Type: {habits[args[0]]}")
         return super().resolve_command(ctx, args)
 
 

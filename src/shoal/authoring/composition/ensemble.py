@@ -13,7 +13,7 @@ from shoal.authoring.repository.config import CONFIG, ModelConfig, Step, as_conf
 from shoal.authoring.repository.ensemble_config import Declared, make_ensemble, show
 from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.versions import LATEST
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.kit.component.spec import DTYPES, TensorSpec
 
 _COMMENT = "Written by shoal's Ensemble."
@@ -223,10 +223,10 @@ class Ensemble:
 
     def _find(self, model: str) -> ModelConfig:
         if model not in self._models or model == self.name:
-            known = ", ".join(sorted(self._models.keys() - {self.name}))
+            known = suggest(model, sorted(self._models.keys() - {self.name}))
             raise InputError(
                 f"There is no model {model} for {self.name} to call.",
-                f"Known: {known}. For models in other folders: projects=[...]",
+                f"{known} For models in other folders: projects=[...]",
             )
         return self._models[model]
 

@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from shoal.authoring.project.importing.tasks import (
 from shoal.authoring.project.scaffold.names import check_name
 from shoal.authoring.repository.config import CONFIG
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import CATEGORIES
+from shoal.authoring.repository.model_folders import CATEGORIES, list_configs
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -112,6 +114,8 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
         found = PREDICT
     elif task and thing.count("/") <= 1 and not thing.startswith((".", "/", "~")):
         found = task  # a name on the hub
+    elif near := _find_near(path):
+        raise InputError(f"There is no {thing}.", f"Did you mean {near}?")
     else:
         tasks = f" --task {', --task '.join(TASKS)}"
         if re.fullmatch(r"[\w.-]+/[\w.-]+", thing):
@@ -156,7 +160,15 @@ def _check_kind(path: Path) -> None:
         fix = f"Known: {', '.join([*KINDS, GGUF])}, and folders of Hugging Face's layout."
         raise InputError(f"{path} is not a model that can be served.", fix)
     if not path.exists():
-        raise InputError(f"There is no file {path}.", "Name the model's file.")
+        near = _find_near(path)
+        raise InputError(f"There is no file {path}.", f"Did you mean {near}?" if near else "Name the model's file.")
+
+
+def _find_near(path: Path) -> Path | None:
+    """Return the file or folder beside ``path`` whose name is most similar; None if there is none."""
+    names = [each.name for each in islice(path.parent.iterdir(), 1000)] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, 1)
+    return path.parent / close[0] if close else None
 
 
 def _check_whole(folder: Path) -> None:
@@ -167,11 +179,13 @@ def _check_whole(folder: Path) -> None:
         raise InputError(f"{folder} is {found.what}, which cannot be served.", found.fix)
     sure = {*KINDS, GGUF} - _OF_MUCH_ELSE
     files = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in sure)
-    make = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
-    raise InputError(
-        f"{folder} holds neither a model repository nor a model's config.json.",
-        f"Name the file: shoal serve {folder / files[0]}" if files else make,
-    )
+    fix = "Make a repository: shoal compose ENSEMBLE REPOSITORY. Or name a model's file or folder."
+    if list_configs(folder / "models"):  # a project
+        fix = f"Serve its models alone: shoal serve {folder / 'models'}. For a pipeline of them: shoal new pipeline"
+    elif files:
+        fix = f"Name the file: shoal serve {folder / files[0]}"
+        fix += f" (or another one of: {', '.join(files[1:9])})" if files[1:] else ""
+    raise InputError(f"{folder} holds neither a model repository nor a model's config.json.", fix)
 
 
 def _check_weights(folder: Path) -> None:

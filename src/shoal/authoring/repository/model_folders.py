@@ -10,6 +10,7 @@ from shoal.authoring.repository.manifest import MANIFEST
 from shoal.errors import InputError
 
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
+_MOST_NAMED = 20  # repositories in a message
 
 
 def read_configs(repository: Path) -> dict[str, ModelConfig]:
@@ -33,7 +34,8 @@ def find_repository(path: Path) -> Path | None:
     found = sorted(each.parent for each in manifests if any(each.parent.glob(f"*/{CONFIG}")))
     found = [each for each in found if not any(part.startswith(".") for part in each.relative_to(path).parts)]
     if len(found) > 1:
-        raise InputError(f"{path} holds {len(found)} repositories.", f"Name one: {found[0]}")
+        names = ", ".join(map(str, found[:_MOST_NAMED])) + (", ..." if found[_MOST_NAMED:] else "")
+        raise InputError(f"{path} holds {len(found)} repositories.", f"Name one: {names}")
     return found[0] if found else None
 
 

@@ -8,8 +8,11 @@ import urllib.error
 import urllib.request
 from typing import NamedTuple
 
+from shoal.clients.client.failures import connection_failure
 from shoal.clients.client.flow import read_url
 from shoal.errors import ServerError
+
+_PLACE = "Give its metrics address, such as 127.0.0.1:8002, whose port shoal serve prints."
 
 
 class ModelState(NamedTuple):
@@ -39,13 +42,16 @@ def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_
         with error:
             if error.code == 503:
                 return error.read().decode()
-            raise ServerError(
-                f"The server at {url} answered HTTP {error.code}.",
-                "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else "",
-            ) from None
-    except (OSError, http.client.HTTPException) as error:  # the latter from a port of gRPC
+            fix = "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else _PLACE
+            why = ": this is not its metrics address" if error.code == 404 else ""
+            raise ServerError(f"The server at {url} answered HTTP {error.code}{why}.", fix) from None
+    except http.client.HTTPException:
+        raise ServerError(f"The server at {url} does not speak HTTP, as a port of gRPC does not.", _PLACE) from None
+    except OSError as error:
+        inner = getattr(error, "reason", error)
+        reason = connection_failure(inner if isinstance(inner, OSError) else error).message
         raise ServerError(
-            f"No Triton answers at {url} ({error}).", "Give its metrics address, such as 127.0.0.1:8002."
+            f"No Triton answers at {url} ({reason}).", f"Start one: shoal serve MODEL. {_PLACE}"
         ) from None
 
 

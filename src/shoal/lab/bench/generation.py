@@ -88,7 +88,7 @@ def _check(client: Client, model: str) -> None:
         lacks = f"input {missing[0]}" if missing else f"one of the outputs {', '.join(sorted(_OUTPUTS))}"
         raise InputError(
             f"Model {model} lacks {lacks}: it cannot be measured in tokens.",
-            "Name a model that generates text: --model llm; or measure a repository in rows: shoal bench REPOSITORY",
+            "A pipeline is measured from its repository: shoal bench REPOSITORY; a language model: --model NAME",
         )
 
 

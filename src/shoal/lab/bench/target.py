@@ -94,7 +94,8 @@ def find_targets(places: Sequence[Path], model: str = "") -> list[BenchTarget]:
 
 def _find(place: Path, model: str) -> BenchTarget:
     if not place.is_dir():
-        fix = "Make one: shoal compose ENSEMBLE REPOSITORY; or for a running language model: shoal bench --url URL"
+        fix = "Make one: shoal compose ENSEMBLE REPOSITORY. A pipeline is measured from its repository, shoal bench"
+        fix += " REPOSITORY, and a running language model without one: shoal bench --url HOST:PORT --model NAME"
         raise ArtifactError(f"There is no repository {place}.", fix)
     graph = find_graph(place, model)
     repository = graph.config.folder.parent

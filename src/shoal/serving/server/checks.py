@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.authoring.repository.manifest import check_manifest, read_manifest
+from shoal.authoring.repository.manifest import check_manifest, read_composed, read_manifest
+from shoal.authoring.repository.model_folders import read_configs
 from shoal.errors import InputError, SetupError
 from shoal.serving.server.orphans import SHARED_MEMORY
 from shoal.serving.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
@@ -52,7 +53,7 @@ def check_repository(path: Path) -> None:
     """
     check_path_supported(path)
     if not path.exists():
-        raise InputError(f"{path} does not exist.", "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR")
+        raise InputError(f"{path} does not exist.", "Make one: shoal compose ENSEMBLE REPOSITORY")
     if (path / "config.pbtxt").is_file():
         raise InputError(f"{path} is the folder of one model.", f"Name the repository that holds it: {path.parent}")
     if not any(path.glob("*/config.pbtxt")):
@@ -60,7 +61,7 @@ def check_repository(path: Path) -> None:
             f"{path} is not a model repository: it holds no MODEL/config.pbtxt.",
             f"Make one of it, and serve that: shoal serve {path}"
             if path.is_file()
-            else "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
+            else "Make one: shoal compose ENSEMBLE REPOSITORY",
         )
     stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
     if stray:
@@ -109,10 +110,12 @@ def check_gpus(repository: Path) -> None:
     wanted = [int(gpu) for gpu in read_manifest(repository).get("gpus", [])]
     number = int(describe_machine().get("num_gpus", 0))
     if wanted and max(wanted) >= number:
+        names = " ".join(read_composed(repository)) or "ENSEMBLE"
+        files = " --artifacts DIR" if any(each.artifacts for each in read_configs(repository).values()) else ""
         shown = f" (CUDA_VISIBLE_DEVICES is {os.environ[VISIBLE]!r})" if VISIBLE in os.environ else ""
         raise SetupError(
             f"{repository} was composed for GPU {max(wanted)}, and this machine has {number or 'none'}{shown}.",
-            f"Compose it for the host: shoal compose ENSEMBLE {repository}-cpu --artifacts DIR --placement cpu",
+            f"Compose it for the host: shoal compose {names} {repository}-cpu{files} --placement cpu",
         )
 
 

@@ -14,7 +14,7 @@ from shoal.authoring.project.scaffold.skeletons import Skeleton, draft_component
 from shoal.authoring.repository.call_graph import collect
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.ensemble_config import Declared, first_steps
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.kit.component.files import find_repeated
 from shoal.kit.component.spec import TensorSpec
 
@@ -93,7 +93,7 @@ def draft_pipeline(
 def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
     for step in steps:
         if step not in available:
-            raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(available))}.")
+            raise InputError(f"There is no model {step}.", suggest(step, sorted(available)))
     twice = find_repeated(steps)
     if twice:
         raise InputError(

@@ -151,7 +151,10 @@ class KeyFile:
         public = secrets.token_hex(6)
         with self._change(is_new=True) as keys:
             if any(key.name == name for key in keys):
-                raise InputError(f"{self.path} has a key {name} already.", f"Replace it: shoal keys rotate {name}")
+                file = f" --file {self.path}" if self.path != default_file() else ""
+                raise InputError(
+                    f"{self.path} has a key {name} already.", f"Replace it: shoal keys rotate {name}{file}"
+                )
             text, secret = self._make(public, span)
             keys.append(Key(name, public, tuple(models), tuple(sorted({*may})), (secret,), KeyLimits(**given)))
         return text
