@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from shoal.cli import app
 from shoal.cli.console import OUT
+from shoal.clients.local import load
 from shoal.errors import ShoalError
 
 CODE = """
@@ -46,11 +47,29 @@ class Pair(Component):
 
 TritonPythonModel = Pair.for_triton()
 """
+LOUD = """
+import numpy as np
+from shoal import Component
+
+
+class Loud(Component):
+    def run(self, batch):
+        texts = [text.decode().upper() for text in batch["excerpt"][:, 0]]
+        if "NOTHING" in texts:
+            return None
+        if "FAULT" in texts:
+            texts[7]
+        return {"LOUD": np.array(texts, dtype=object)[:, None], "SAME": np.array(texts)[:, None]}
+
+
+TritonPythonModel = Loud.for_triton()
+"""
 CONFIGS = {
     "sums": ('max_batch_size: 8', "X:FP32:4 SCALE:FP32:1?", "SUM:FP32:1 EACH:FP32:4", CODE),
     "single": ("max_batch_size: 0", "X:FP32:2,2 SCALE:FP32:1?", "SUM:FP32:2,1 EACH:FP32:2,2", CODE),
     "vector": ("max_batch_size: 8", "X:FP32:-1", "EACH:FP32:-1", CODE.replace(SUM, "")),
     "pair": ("max_batch_size: 8", "QUERY:STRING:1 PASSAGE:STRING:1", "SAME:BOOL:1", PAIR),
+    "loud": ("max_batch_size: 8", "excerpt:STRING:1", "LOUD:STRING:1 SAME:STRING:1", LOUD),
 }  # fmt: skip
 
 
@@ -184,6 +203,23 @@ def test_npy_output(infer: Infer) -> None:
     assert "A .npy file holds one tensor; the model gives sum, each." in fault(
         infer("sums", "X=[1,2,3,4]", "-o", "o.npy")
     )
+
+
+def test_texts_that_a_component_gives_as_str(infer: Infer, repository: Path) -> None:
+    assert rows(infer("loud", "é", "--json")) == [{"text": "é", "loud": "É", "same": "É"}]
+    with load(repository / "loud") as pipeline:
+        answer = pipeline(excerpt=["a", "é"])
+    for name in ("LOUD", "SAME"):
+        assert answer[name].tolist() == [[b"A"], ["É".encode()]]
+
+
+def test_faults_of_a_component_are_told_in_full(infer: Infer) -> None:
+    (row,) = json.loads(infer("loud", "fault", "--json").stdout)
+    why = "IndexError: list index out of range (loud/1/model.py, line 12)"
+    assert row["error"] == f"Model loud failed on this request: {why}"
+    (row,) = json.loads(infer("loud", "nothing", "--json").stdout)
+    why = 'It has to return a dict of outputs: {"LOUD": array, "SAME": array}'
+    assert row["error"] == f"run of model loud returned None. {why}"
 
 
 def test_tables_are_short_and_full(infer: Infer) -> None:

@@ -69,6 +69,10 @@ def test_a_last_step_that_fails_is_not_asked_by_the_server(tmp_path: Path, caplo
     with caplog.at_level(logging.DEBUG, "shoal"):
         found = derived(tmp_path, "all")
     assert found == WarmUps({}, {"last": "it does not run here: InputError: X is 0. Send more.\\nPlease."})
+    leaf(tmp_path, "none", "return")
+    why = 'run of model none returned None. It has to return a dict of outputs: {"Y": array}'
+    ensemble(tmp_path, "some", ("none", "A", "Z"))
+    assert derived(tmp_path, "some").reasons == {"none": f"it does not run here: {why}"}
     assert caplog.text == ""
 
 

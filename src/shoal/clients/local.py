@@ -334,7 +334,8 @@ def load_component(
         )
     component = component_class(path)
     device = _device(config, component.library)
-    context = Context(config.spec, folder.resolve(), device, models=HostedCallees(models or {}, device))
+    callees = HostedCallees(models or {}, device)
+    context = Context(config.spec, folder.resolve(), device, models=callees, is_local=True)
     return component(replace(context, models=host(context)) if config.hosts else context)
 
 
