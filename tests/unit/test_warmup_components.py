@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.composition.warmup import WarmUps, derive, write
@@ -15,6 +16,7 @@ from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
 from shoal.authoring.repository.warmup_request import FOLDER
+from shoal.cli import app
 from shoal.kit.component.files import sha256
 
 MODEL = """import numpy as np
@@ -82,6 +84,14 @@ def test_reasons_name_no_place_that_is_gone(tmp_path: Path) -> None:
     reason = "it does not run here: ArtifactError: own/1/table.bin is damaged."
     assert read_manifest(made[0])["not_warmed_up"] == {"own": reason}
     assert sha256(made[0] / MANIFEST) == sha256(made[1] / MANIFEST)
+
+
+def test_composing_says_what_does_not_run(tmp_path: Path) -> None:
+    leaf(tmp_path / "leaves" / "models", "own", "return")
+    options = ["own", tmp_path / "out", "--project", tmp_path / "leaves", "--placement", "cpu"]
+    said = CliRunner().invoke(app, ["compose", *map(str, options)]).stderr
+    why = 'run of model own returned None. It has to return a dict of outputs: {"Y": array}'
+    assert f"Model own does not run here, and is not warmed up: {why}\n" in said
 
 
 def test_members_of_an_ensemble_within_get_what_reaches_them(tmp_path: Path) -> None:
