@@ -49,15 +49,16 @@ class Double(Component):
         if (x == 66).any():
             raise ZeroDivisionError("/secret/path")
         y = x * 2 + batch.get("BIAS", np.zeros((1, 1), np.float32))
-        spoiled: dict[str, dict[str, Any]] = {
+        spoiled: dict[str, Any] = {
             "good": {"Y": y},
             "name": {"Z": y},
             "dtype": {"Y": y.astype(np.float64)},
             "shape": {"Y": y[:, :, None]},
             "rows": {"Y": y[:-1]},
             "list": {"Y": y.tolist()},
+            "array": y,
         }
-        return spoiled[self.answer]
+        return spoiled.get(self.answer)  # type: ignore[return-value]
 
     def close(self) -> None:
         self.shapes.clear()
@@ -122,6 +123,8 @@ def test_a_request_that_breaks_the_batch_fails_alone_and_tells_no_secret(
         ("shape", "Output Y has shape [1, 1, 1], expected [rows, -1], as the config of model double declares."),
         ("rows", "Output Y of model double has 0 rows for 1 rows in."),
         ("list", "Output Y of model double is a list, not an array."),
+        ("none", 'run of model double returned None. It has to return a dict of outputs: {"Y": array}'),
+        ("array", 'run of model double returned a ndarray. It has to return a dict of outputs: {"Y": array}'),
     ],
 )
 def test_outputs_are_checked(tmp_path: Path, answer: str, message: str) -> None:

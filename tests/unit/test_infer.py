@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from shoal.cli import app
 from shoal.cli.console import OUT
+from shoal.clients.local import load
 from shoal.errors import ShoalError
 
 CODE = """
@@ -46,11 +47,29 @@ class Pair(Component):
 
 TritonPythonModel = Pair.for_triton()
 """
+LOUD = """
+import numpy as np
+from shoal import Component
+
+
+class Loud(Component):
+    def run(self, batch):
+        texts = [text.decode().upper() for text in batch["excerpt"][:, 0]]
+        if "NOTHING" in texts:
+            return None
+        if "FAULT" in texts:
+            texts[7]
+        return {"LOUD": np.array(texts, dtype=object)[:, None], "SAME": np.array(texts)[:, None]}
+
+
+TritonPythonModel = Loud.for_triton()
+"""
 CONFIGS = {
     "sums": ('max_batch_size: 8', "X:FP32:4 SCALE:FP32:1?", "SUM:FP32:1 EACH:FP32:4", CODE),
     "single": ("max_batch_size: 0", "X:FP32:2,2 SCALE:FP32:1?", "SUM:FP32:2,1 EACH:FP32:2,2", CODE),
     "vector": ("max_batch_size: 8", "X:FP32:-1", "EACH:FP32:-1", CODE.replace(SUM, "")),
     "pair": ("max_batch_size: 8", "QUERY:STRING:1 PASSAGE:STRING:1", "SAME:BOOL:1", PAIR),
+    "loud": ("max_batch_size: 8", "excerpt:STRING:1", "LOUD:STRING:1 SAME:STRING:1", LOUD),
 }  # fmt: skip
 
 
@@ -186,6 +205,23 @@ def test_npy_output(infer: Infer) -> None:
     )
 
 
+def test_texts_that_a_component_gives_as_str(infer: Infer, repository: Path) -> None:
+    assert rows(infer("loud", "é", "--json")) == [{"text": "é", "loud": "É", "same": "É"}]
+    with load(repository / "loud") as pipeline:
+        answer = pipeline(excerpt=["a", "é"])
+    for name in ("LOUD", "SAME"):
+        assert answer[name].tolist() == [[b"A"], ["É".encode()]]
+
+
+def test_faults_of_a_component_are_told_in_full(infer: Infer) -> None:
+    (row,) = json.loads(infer("loud", "fault", "--json").stdout)
+    why = "IndexError: list index out of range (loud/1/model.py, line 12)"
+    assert row["error"] == f"Model loud failed on this request: {why}"
+    (row,) = json.loads(infer("loud", "nothing", "--json").stdout)
+    why = 'It has to return a dict of outputs: {"LOUD": array, "SAME": array}'
+    assert row["error"] == f"run of model loud returned None. {why}"
+
+
 def test_tables_are_short_and_full(infer: Infer) -> None:
     long = "X=" + json.dumps([k / 7 for k in range(30)])
     shown = infer("vector", long).stdout
@@ -224,6 +260,9 @@ def test_curl(infer: Infer) -> None:
         ("pair", ["one", "two"], 'Model pair has several text inputs; \'one\' needs a name.'),
         ("pair", ["QUERY=a", "QUERY=b"], "The input QUERY is given twice."),
         ("pair", ["QUERY=a"], "The input PASSAGE is missing. For example: PASSAGE=text"),
+        ("sums", ["X=[nan,1,1,1]"], "X cannot be read as TYPE_FP32: '[nan,1,1,1]' is not a number. In a list, these "),
+        ("loud", ["no.txt"], "There is no file no.txt. For the rows of a file: --input FILE; for this very text: exc"),
+        ("sums", ["no.CSV"], "There is no file no.CSV. For the rows of a file: --input FILE"),
     ],
 )  # fmt: skip
 def test_refused_arguments(infer: Infer, model: str, arguments: list[str], message: str) -> None:
@@ -236,6 +275,67 @@ def test_columns_that_are_missing(infer: Infer, tmp_path: Path) -> None:
     message = "in.csv has no column 'X'; it has 'a', 'b'. Name it: --column X=COLUMN, or the columns of its elements"
     assert fault(infer("sums", "-i", source)).startswith(message)
     assert fault(infer("sums", "-i", source, "--column", "X=a,z")).startswith("in.csv has no column 'z'")
+    assert infer("sums", "-i", source, "--set", "X=[NaN,1,1,1]").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "has_no_names"),
+    [
+        ("5.1,3.5,1.4,0.2", [], True),
+        ("5.1,3.5,1.4,0.2", ["--column", "X=a,b,c,d"], True),
+        ("5.1,3.5,1.4,1.4", [], True),
+        ("0,1,2,3", [], False),
+        ("a,3.5,1.4,0.2", [], False),
+    ],
+)
+def test_a_row_of_numbers_in_place_of_names(
+    infer: Infer, header: str, options: list[str], *, has_no_names: bool
+) -> None:
+    Path("in.csv").write_text(f"{header}\n1,2,3,4\n", encoding="utf-8")
+    advice = "Its first line looks like values, not names: put a line with the names above it."
+    assert fault(infer("sums", "-i", "in.csv", *options)).endswith(advice) == has_no_names
+
+
+def test_a_value_for_all_rows_that_have_their_own(infer: Infer) -> None:
+    Path("in.csv").write_text("excerpt\na\n", encoding="utf-8")
+    message = "--set gives excerpt, and so does the column 'excerpt' of in.csv. Leave --set out, or give a file without"
+    assert fault(infer("loud", "-i", "in.csv", "--set", "excerpt=b")).startswith(message)
+    options = ("--set", "excerpt=b", "--column", "excerpt=excerpt")
+    assert fault(infer("loud", "-i", "in.csv", *options)).startswith("The input excerpt is given twice.")
+    Path("ids.csv").write_text("id\n7\n", encoding="utf-8")
+    assert [row["loud"] for row in rows(infer("loud", "-i", "ids.csv", "--set", "excerpt=b", "--json"))] == ["B"]
+
+
+def test_a_text_like_the_name_of_a_file(infer: Infer) -> None:
+    assert [row["loud"] for row in rows(infer("loud", "excerpt=no.txt", "--json"))] == ["NO.TXT"]
+    assert [row["loud"] for row in rows(infer("loud", "Node.js", "see a.txt", "--json"))] == ["NODE.JS", "SEE A.TXT"]
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("excerpt\na\n", encoding="utf-8")
+    assert fault(infer("loud", "a.csv", "b.csv")).startswith("a.csv is a file. For the rows of a file: --input FILE")
+
+
+def test_empty_texts_are_counted(infer: Infer) -> None:
+    Path("in.csv").write_text("excerpt,id\na,1\n,2\nb,3\n ,4\n", encoding="utf-8")
+    said = infer("loud", "-i", "in.csv", "-o", "out.csv").stderr
+    assert said.endswith("2 of them have an empty text; the first is in.csv, row 3.\n")
+    assert "empty text" not in infer("loud", "-i", "in.csv", "-o", "ids.csv", "--text-column", "id").stderr
+
+
+def test_lists_of_records_are_to_be_lines(infer: Infer) -> None:
+    Path("in.json").write_text('[{"excerpt": "a"}]', encoding="utf-8")
+    advice = "Write one object per line: jq -c '.[]' in.json > in.jsonl"
+    assert fault(infer("loud", "-i", "in.json")).endswith(advice)
+    Path("in.json").write_text("[[1]]", encoding="utf-8")
+    assert fault(infer("sums", "-i", "in.json")).endswith("Give it as an input's value: NAME=@in.json")
+
+
+def test_lines_of_csv_among_texts(infer: Infer) -> None:
+    for first, is_header in (("id,excerpt", True), ('"Excerpt"', True), ("The excerpt, and more.", False)):
+        Path("in.txt").write_text(f"{first}\n1,a\n", encoding="utf-8")
+        said = infer("loud", "-i", "in.txt", "--format", "jsonl").stderr
+        assert (
+            "looks like the header of CSV, and is scored as a text. For CSV: --input-format csv" in said
+        ) == is_header
 
 
 def test_narrow_terminals_get_whole_numbers(infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:

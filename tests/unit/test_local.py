@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.authoring.repository.loading import component_class
+from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.calls import check_outputs, to_arrays
 from shoal.clients.client.client import Client
 from shoal.clients.client.flow import merge
@@ -150,6 +151,13 @@ def test_a_request_needs_an_input() -> None:
         convert(WEIGHT)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_is_not_a_model(kind: Any) -> None:
+    made = kind("127.0.0.1:1")
+    with pytest.raises(InputError, match=r'Name one: client\.infer\("MODEL", INPUT=values\)$'):
+        made(["a"])
+
+
 # --- pipelines ---------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +188,8 @@ def test_a_batch_is_its_rows(pipeline: Pipeline, passages: Any) -> None:
 
 
 def test_a_single_model_is_a_pipeline(repository: Path) -> None:
+    with pytest.raises(InputError, match=r'For example: \{"INPUT0": \["A text\."\]\}$'):
+        load(repository / "preprocess")(["A cat."])  # type: ignore[arg-type]
     features = load(repository / "preprocess")(INPUT0=["A cat."])["TREE_FEATS"]
     assert features.shape == (1, 207)
     assert load(repository / "cuml")(input__0=features)["output__0"].shape == (1, 1)

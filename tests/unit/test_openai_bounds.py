@@ -78,6 +78,28 @@ def test_a_key_twice_is_refused(kind: str, body: str, name: str) -> None:
     assert refused.value.reason is RefusalReason.WRONG
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/clasify", "There is no path '/v1/clasify' here. Did you mean /v1/classify?"),
+        ("/v1/chat/completion/", "There is no path '/v1/chat/completion/' here. Did you mean /v1/chat/completions?"),
+        ("/v1/moderations", "There is no path '/v1/moderations' here: audio, "),
+        ("/v1/responses/abc", "There is no path '/v1/responses/abc' here: audio, "),
+        ("/v1/embeddings", "The request has no model. Models: none."),
+    ],
+)
+def test_paths_and_models_that_may_be_meant(path: str, message: str) -> None:
+    gate = make_gate(Limits())
+
+    async def post() -> str:
+        app = make_app(gate, [*HttpFront(gate, {}).routes, *ApiFront(gate, {}, {}).routes])
+        async with TestClient(TestServer(app)) as client:
+            reply = await client.post(path, json={"input": "a"})
+            return str((await reply.json())["error"]["message"])
+
+    assert asyncio.run(post()).startswith(message)
+
+
 @pytest.mark.parametrize("size", [2**10, 2**15, 2**17])
 def test_copies_of_a_body_are_reserved_before_it_is_decoded(size: int) -> None:
     """And nothing of it stays: it is refused in the end, because there is no such model."""

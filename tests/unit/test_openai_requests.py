@@ -52,6 +52,13 @@ def test_contents() -> None:
     assert refuse("chat", messages(1, [])).param == "messages[0].content"
     assert refuse("chat", messages(1, None)).param == "messages[0].content"
     assert refuse("chat", {"messages": [USER, {"role": "robot", "content": "a"}]}).param == "messages[1].role"
+    for kind, field, roles in (
+        ("chat", "messages", "'assistant', 'developer', 'system', 'user'"),
+        ("message", "messages", "'assistant', 'user'"),
+        ("response", "input", "'assistant', 'developer', 'system', 'user'"),
+    ):
+        refused = refuse(kind, {field: [{"role": "usr", "content": "a"}]})
+        assert refused.message == f"{field}[0].role: Invalid enum value 'usr'. Valid: {roles}."
     found = ask("chat", {"messages": [{"role": "developer", "content": parts(2)}]}).messages[0].to_plain()
     assert found == {"role": "system", "content": "a\na"}
 

@@ -139,6 +139,15 @@ def make(component: type[StreamingComponent], folder: Path) -> StreamingComponen
     return component(Context(read_config(folder / "m").spec, folder / "m" / "1"))
 
 
+def test_answers_are_dicts(tmp_path: Path) -> None:
+    class Numbers(StreamingComponent):
+        def answers(self, *_: Any) -> Any:
+            yield None
+
+    with pytest.raises(ShoalError, match=r"^answers of model m yielded None\. It has to yield a dict of outputs: \{"):
+        list(make(Numbers, tmp_path).stream({"COUNT": np.ones(1, np.int32)}))
+
+
 def test_answers_after_the_end_are_not_sent(tmp_path: Path) -> None:
     answers = make(Named, tmp_path).stream({"COUNT": np.ones(1, np.int32)})
     assert len(list(answers)) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.composition.warmup import WarmUps, derive, write
@@ -15,6 +16,7 @@ from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
 from shoal.authoring.repository.warmup_request import FOLDER
+from shoal.cli import app
 from shoal.kit.component.files import sha256
 
 MODEL = """import numpy as np
@@ -69,6 +71,10 @@ def test_a_last_step_that_fails_is_not_asked_by_the_server(tmp_path: Path, caplo
     with caplog.at_level(logging.DEBUG, "shoal"):
         found = derived(tmp_path, "all")
     assert found == WarmUps({}, {"last": "it does not run here: InputError: X is 0. Send more.\\nPlease."})
+    leaf(tmp_path, "none", "return")
+    why = 'run of model none returned None. It has to return a dict of outputs: {"Y": array}'
+    ensemble(tmp_path, "some", ("none", "A", "Z"))
+    assert derived(tmp_path, "some").reasons == {"none": f"it does not run here: {why}"}
     assert caplog.text == ""
 
 
@@ -78,6 +84,14 @@ def test_reasons_name_no_place_that_is_gone(tmp_path: Path) -> None:
     reason = "it does not run here: ArtifactError: own/1/table.bin is damaged."
     assert read_manifest(made[0])["not_warmed_up"] == {"own": reason}
     assert sha256(made[0] / MANIFEST) == sha256(made[1] / MANIFEST)
+
+
+def test_composing_says_what_does_not_run(tmp_path: Path) -> None:
+    leaf(tmp_path / "leaves" / "models", "own", "return")
+    options = ["own", tmp_path / "out", "--project", tmp_path / "leaves", "--placement", "cpu"]
+    said = CliRunner().invoke(app, ["compose", *map(str, options)]).stderr
+    why = 'run of model own returned None. It has to return a dict of outputs: {"Y": array}'
+    assert f"Model own does not run here, and is not warmed up: {why}\n" in said
 
 
 def test_members_of_an_ensemble_within_get_what_reaches_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from shoal.cli.console import ERR, plain
 from shoal.cli.infer_options import Asked, check_options, check_stream
 from shoal.cli.records import takes_record
 from shoal.errors import ArtifactError, InputError
@@ -63,6 +65,7 @@ def _open(asked: Asked) -> Iterator[tuple[Table[Row], Endpoint, Feed]]:
     """Open the rows and the model, and find which columns its inputs are."""
     from shoal.clients.bulk.inputs import make_feed, make_table, read_constants
     from shoal.clients.bulk.scoring import open_model
+    from shoal.clients.client.calls import find_text_input
 
     with ExitStack() as held:
         table = None if asked.values else held.enter_context(_open_table(asked.source, f".{asked.input_format}"))
@@ -73,17 +76,25 @@ def _open(asked: Asked) -> Iterator[tuple[Table[Row], Endpoint, Feed]]:
         table = table or make_table(asked.values or (), spec)
         constants = read_constants(asked.constants, spec)
         feed = make_feed(spec, table, text_column=asked.text_column, columns=asked.fed, constants=constants)
-        yield _with_rows(table, asked), endpoint, feed
+        yield _with_rows(table, asked, find_text_input(spec)), endpoint, feed
 
 
-def _with_rows(table: Table[Row], asked: Asked) -> Table[Row]:
-    """Return the table, checked to have a row: a lost input must not look like a success."""
+def _with_rows(table: Table[Row], asked: Asked, name: str) -> Table[Row]:
+    """Return the table, checked to have a row: a lost input must not look like a success.
+
+    ``name`` is that of the input of texts: lines of CSV with such a column are not meant as texts.
+    """
     if (first := next(table.rows, None)) is None:
         fix = 'Give rows in it, or texts: shoal infer "A text."; or INPUT=VALUE'
         raise ArtifactError(
             "The arguments have no rows." if asked.values else f"{table.source.name} has no rows.",
             "--set is for every row, and makes none: shoal infer INPUT=VALUE" if asked.constants else fix,
         )
+    if table.source.kind == ".txt" and not asked.values and isinstance(first[1], dict):
+        names = re.split('[,;\t"]+', str(first[1]["text"]).lower())
+        if {"text", name.lower()} & {*names}:
+            said = f"note: {first[1]['text']!r} looks like the header of CSV, and is scored as a text."
+            ERR.print(plain(f"{said} For CSV: --input-format csv, or a file named .csv"), soft_wrap=True)
     return replace(table, rows=chain([first], table.rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,9 @@ def exit_if_failed(num_failed: int, num_rows: int) -> None:
 
 
 def _is_text(values: Sequence[str]) -> bool:
-    """Whether the arguments are one text: no file, and no input with a value."""
+    """Whether the arguments are one text: no file, nothing like its name, and no input with a value."""
     is_one = len(values) == 1 and "=" not in values[0] and not values[0].startswith("@")
-    return is_one and not os.path.isfile(values[0])  # noqa: PTH113  # Path.is_file fails for a long text
+    return is_one and not re.fullmatch(r"\S+\.\w+", values[0]) and not os.path.isfile(values[0])  # noqa: PTH113  # Path.is_file fails for a long text
 
 
 def answer_text(asked: Asked) -> bool:

@@ -171,9 +171,8 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
     for model, reason in manifest["not_warmed_up"].items():
         if reason.startswith(FAILED):  # for the others, nothing can be done
-            ERR.print(
-                f"Model {model} is not warmed up, and its first request is slower: {plain(reason)}", soft_wrap=True
-            )
+            why = plain(reason.removeprefix(FAILED).removeprefix(": "))
+            ERR.print(f"Model {model} does not run here, and is not warmed up: {why}", soft_wrap=True)
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if asked.target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)

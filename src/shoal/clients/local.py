@@ -128,7 +128,7 @@ class Pipeline:
         """
         if self.is_decoupled:
             raise InputError(f"{self.name} answers in pieces.", "Use stream(...).")
-        tensors = self._read(merge(inputs, named))
+        tensors = self._read(merge(inputs, named, self.inputs))
         self._run(tensors)
         return self._answer(tensors)
 
@@ -157,7 +157,7 @@ class Pipeline:
             InputError: an input does not fit the model's declaration, or there are more rows than ``max_batch_size``.
             ShoalError: a model failed, possibly after some answers.
         """
-        tensors = self._read(merge(inputs, named))
+        tensors = self._read(merge(inputs, named, self.inputs))
         return self._stream(tensors, list(self._graph.steps))
 
     def _stream(self, tensors: dict[str, Array], waiting: list[Step]) -> Generator[Answer]:
@@ -334,7 +334,8 @@ def load_component(
         )
     component = component_class(path)
     device = _device(config, component.library)
-    context = Context(config.spec, folder.resolve(), device, models=HostedCallees(models or {}, device))
+    callees = HostedCallees(models or {}, device)
+    context = Context(config.spec, folder.resolve(), device, models=callees, is_local=True)
     return component(replace(context, models=host(context)) if config.hosts else context)
 
 

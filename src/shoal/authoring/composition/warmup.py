@@ -21,6 +21,7 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.versions import find_version
 from shoal.authoring.repository.warmup_request import FOLDER, make_zeros, requested
+from shoal.errors import ShoalError
 from shoal.kit.component.base import check_outputs, join
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import Arrays
@@ -93,7 +94,7 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
 def _describe(error: Exception, repository: Path) -> str:
     """Return an error's class and first line, with paths made relative to ``repository``, a temporary folder."""
     first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
-    return f"{type(error).__name__}: {first}".removesuffix(": ")
+    return first if type(error) is ShoalError else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
@@ -108,8 +109,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
             outputs = component.run(batch)
         finally:
             component.close()
-    check_outputs(spec, outputs, num_rows, component.optional_outputs)
-    return outputs
+    return check_outputs(spec, outputs, num_rows, component.optional_outputs)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.clients.bulk.rows import Row, RowSource, shorten, shorten_all, show_example
+from shoal.clients.bulk.rows import Row, RowSource, advise_header, is_number, shorten, shorten_all, show_example
 from shoal.clients.bulk.tables import KINDS, TEXT, Table, explain_image
 from shoal.clients.client.calls import find_text_input, to_numbers
 from shoal.errors import ArtifactError, InputError, suggest
@@ -96,6 +96,10 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
             is_table = Path(texts[0]).suffix.lower() in (*KINDS, ".tsv")
             meant = f"--input {texts[0]}" if is_table else f"{text_input or model.inputs[0].name}=@{texts[0]}"
             raise InputError(f"{texts[0]} is a file.", f"Did you mean {shlex.join(meant.split(' ', 1))}?")
+        if named := next(filter(_is_file_name, texts), ""):
+            what = f"{named} is a file." if os.path.isfile(named) else f"There is no file {named}."  # noqa: PTH113
+            own = f"; for this very text: {shlex.quote(f'{text_input}={named}')}" if text_input else ""
+            raise InputError(what, f"For the rows of a file: --input FILE{own}")
         if text_input and texts[0].startswith("@") and os.path.isfile(texts[0][1:]):  # noqa: PTH113
             raise InputError(f"{texts[0][1:]} is a file.", f"Name its input: {text_input}={texts[0]}")
         if text_input in values:
@@ -115,6 +119,11 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
         (at + 1, {name: _plain(rows[at % len(rows)]) for name, rows in given.items()}) for at in range(number)
     )
     return Table(RowSource(_ARGUMENTS, ".txt"), tuple(given), rows, lambda: None)
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether a text is one word with the ending of a file of rows."""
+    return bool(re.match(r"[^@\s]\S*$", text)) and text.lower().endswith((*KINDS, ".tsv", ".json"))
 
 
 def _refuse_texts(text: str, model: ModelSpec) -> str:
@@ -166,17 +175,9 @@ def _take(row: Mapping[str, Any], columns: str | tuple[str, ...]) -> Any:
         return row.get(columns)
     cells = [row.get(column) for column in columns]
     for column, cell in zip(columns, cells, strict=True):
-        if cell is None or (isinstance(cell, str) and not _is_number(cell)):
+        if cell is None or (isinstance(cell, str) and not is_number(cell)):
             raise InputError(f"The column {column} holds {shorten(cell)}, not a number.", "Correct that cell.")
     return [float(cell) if isinstance(cell, str) else cell for cell in cells]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _value(value: Any, spec: TensorSpec) -> Any:
@@ -222,7 +223,7 @@ def make_feed(
     if both := sorted(typed & constants.keys()):
         raise InputError(f"The input {both[0]} is given twice.", "Give it once: as an argument, or by --set.")
     twice = sorted((columns.keys() & constants.keys()) | ({plain_input} & {*columns, *constants}))
-    if twice and (text_column or twice[0] != plain_input):
+    if twice and (text_column or twice[0] != plain_input or plain_input in columns.keys() & constants.keys()):
         raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a value, or by its column.")
     found: dict[str, str | tuple[str, ...]] = {}
     for spec in model.inputs:
@@ -237,6 +238,11 @@ def make_feed(
                 found[spec.name] = column
             elif not spec.is_optional or wanted == [text_column]:
                 raise _no_column(wanted[0], spec, model, table, hint)
+    if plain_input in constants and not is_typed:
+        column = _find_column([TEXT, plain_input], table)
+        if column is not None and column not in found.values():
+            what = f"--set gives {plain_input}, and so does the column {column!r} of {table.source.name}."
+            raise InputError(what, "Leave --set out, or give a file without that column.")
     return Feed(model, found, constants)
 
 
@@ -246,7 +252,7 @@ def _split_columns(wanted: str, table: Table[Any]) -> str | tuple[str, ...]:
         if column not in table.columns:
             raise ArtifactError(
                 f"{table.source.name} has no column {column!r}; it has {shorten_all(table.columns)}.",
-                "Name one that it has: --column INPUT=COLUMN",
+                advise_header(table.columns, "Name one that it has: --column INPUT=COLUMN"),
             )
     return columns if len(columns) > 1 else columns[0]
 
@@ -269,7 +275,8 @@ def _no_column(wanted: str, spec: TensorSpec, model: ModelSpec, table: Table[Any
         fix = "Its lines are read as texts. If they are JSON or CSV: --input-format jsonl or csv, or a file named so"
     elif spec.dims != (1,) and not hint:
         fix = f"Name it: --column {spec.name}=COLUMN, or the columns of its elements: --column {spec.name}=A,B,..."
-    return ArtifactError(f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}.", fix)
+    what = f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}."
+    return ArtifactError(what, advise_header(table.columns, fix))
 
 
 # --- one value ------------------------------------------------------------------------------------------------------
@@ -315,6 +322,7 @@ def _parse(spec: TensorSpec, text: str) -> Any:
         return json.loads(text) if text.lstrip().startswith(("[", "true", "false")) else float(text)
     except ValueError:
         fix = "" if spec.dims == (1,) else f"For example: {show_example(spec)}"
+        fix = "In a list, these are numbers, too: NaN, Infinity" if re.search(r"\b(nan|inf)\b", text) else fix
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {shorten(text)} is not a number.", fix) from None
 
 

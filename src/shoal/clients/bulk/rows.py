@@ -56,9 +56,28 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     Raises:
         ArtifactError: a column appears twice.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
+    counts = Counter(names)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", "Give each its own name.")
+        fix = advise_header(counts, "Give each its own name.")
+        raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", fix)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def advise_header(columns: Iterable[str], otherwise: str) -> str:
+    """Return the advice for a table with a row of numbers in place of names; else ``otherwise``."""
+    names = list(columns)
+    if names and all(map(is_number, names)) and names != [*map(str, range(len(names)))]:  # as pandas numbers columns
+        return "Its first line looks like values, not names: put a line with the names above it."
+    return otherwise
 
 
 def show_example(spec: TensorSpec) -> str:

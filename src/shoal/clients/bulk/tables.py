@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -364,6 +365,9 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
             if read is None:
                 is_array = source.kind in (".npy", ".json")
                 fix = f"Give it as an input's value: NAME=@{path}" if is_array else "Save it as one of these."
+                if source.kind == ".json" and re.match(rb"\s*\[\s*\{", file.read(1024)):
+                    names = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
+                    fix = f"Write one object per line: jq -c '.[]' {names[0]} > {names[1]}"
                 fix = explain_image(path) or fix
                 raise ArtifactError(f"{path.name} is not one of {', '.join(_READERS)}.", fix)
             opened = read(file, source, stack)

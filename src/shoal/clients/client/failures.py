@@ -259,7 +259,7 @@ def _rejected(message: str, call: Call, url: str) -> ServerError:
 
 
 def _failed_within(message: str) -> ShoalError | None:
-    """Return the error that a failed shoal component raises without a server.
+    """Return the error of a failed shoal component, without what Triton adds to it.
 
     Return None if ``message`` is not from a shoal component.
     """

@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from shoal.authoring.repository.default_model import find_top
 from shoal.clients.client.calls import (
@@ -34,7 +34,7 @@ from shoal.clients.client.failures import PORTS, SECURE, CallError, Kind, Peer, 
 from shoal.clients.client.tls import Tls
 from shoal.clients.keys import check_key
 from shoal.errors import InputError, ShoalError
-from shoal.kit.component.spec import ModelSpec
+from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
@@ -189,8 +189,12 @@ class InferRequest(NamedTuple):
     version: int | None = None
 
 
-def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+def merge(
+    inputs: Mapping[str, Any] | None, named: Mapping[str, Any], declared: Sequence[TensorSpec] = ()
+) -> dict[str, Any]:
     """Merge the inputs given as a mapping, or as a data frame of pandas or polars, and as keywords.
+
+    The first input of ``declared`` is the example of an error.
 
     Raises:
         InputError: an input is given both ways, or ``inputs`` is something else.
@@ -199,8 +203,10 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
     if hasattr(given, "columns") and hasattr(given, "dtypes"):
         given = {str(name): given[name] for name in given.columns}
     if not isinstance(given, Mapping):
-        kind = type(given).__name__
-        raise InputError(f"The inputs are of type {kind}, not values by name.", 'For example: {"TEXT": ["A text."]}')
+        first = next(iter(declared), TensorSpec("TEXT", STRING, (1,)))
+        value = '"A text."' if first.dtype == STRING else "..."
+        what = f"The inputs are of type {type(given).__name__}, not values by name."
+        raise InputError(what, f'For example: {{"{first.name}": [{value}]}}')
     if both := sorted(given.keys() & named.keys()):
         raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
     return {**given, **named}
@@ -349,6 +355,9 @@ class BaseClient:
         self._connect: Callable[[Callable[..., Any]], Any] = lambda make: make(self.url, key, self._options.tls)
         self._flows, self._is_closed = Flows(), False
         self._open()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise InputError("A client has no model of its own to call.", 'Name one: client.infer("MODEL", INPUT=values)')
 
     def _open(self) -> None:
         """Prepare the connections."""

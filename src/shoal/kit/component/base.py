@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Set
-from typing import ClassVar
+import traceback
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from array_api_compat import device as device_of
+from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, SetupError, ShoalError, forget_frames
 from shoal.kit.component.context import Context
 from shoal.kit.component.ledger import BATCHES, ROWS
-from shoal.kit.component.spec import Array, Arrays, ModelSpec, TensorSpec
+from shoal.kit.component.spec import STRING, Array, Arrays, ModelSpec, TensorSpec
 from shoal.kit.component.tensors import Device, namespace, to_inside
 from shoal.kit.component.triton import TritonModel
 
@@ -74,8 +77,8 @@ class Component:
 
         ``batch`` maps input names to arrays ``[rows, *dims]`` on ``self.context.device``; TYPE_STRING inputs are NumPy
         object arrays of ``bytes``; an optional input that was left out is absent. Return every declared output, with
-        the same number of rows; those in ``optional_outputs`` may be missing. Do not keep references to ``batch`` after
-        the call.
+        the same number of rows; those in ``optional_outputs`` may be missing. Texts may be ``bytes`` or ``str``, which
+        becomes UTF-8. Do not keep references to ``batch`` after the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
 
@@ -121,7 +124,7 @@ class Component:
                 device.ledger.count(BATCHES)
                 device.ledger.count(ROWS, sum(counts))
                 outputs = self.run(batch)
-            check_outputs(spec, outputs, sum(counts), self.optional_outputs)
+            outputs = check_outputs(spec, outputs, sum(counts), self.optional_outputs)
             return list(split(outputs, counts))
         except Exception as error:
             if len(requests) == 1:
@@ -132,16 +135,19 @@ class Component:
     def failure(self, error: Exception) -> ShoalError:
         """Return the error for the client. Unexpected errors may name local paths, so their text is only logged.
 
-        The traceback is dropped: it holds the request.
+        In the caller's own process, the error has this text, and the line of the component's code. The traceback is
+        dropped: it holds the request.
         """
         if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
             answer = error
         else:
-            name = self.context.spec.name
-            _log.error("model %s failed on a request", name, exc_info=error)
-            answer = ShoalError(
-                f"Model {name} failed on this request ({type(error).__name__}).", "See the server's log."
-            )
+            name, is_local = self.context.spec.name, self.context.is_local
+            _log.log(logging.DEBUG if is_local else logging.ERROR, "model %s failed on a request", name, exc_info=error)
+            what = f"Model {name} failed on this request"
+            if is_local:
+                answer = ShoalError(f"{what}: {_describe(error, self.context.folder)}")
+            else:
+                answer = ShoalError(f"{what} ({type(error).__name__}).", "See the server's log.")
         forget_frames(error)
         return answer
 
@@ -149,6 +155,16 @@ class Component:
     def for_triton(cls) -> type[TritonModel]:
         """Return the ``TritonPythonModel`` class that Triton's Python backend looks for in ``model.py``."""
         return type("TritonPythonModel", (TritonModel,), {"component_class": cls})
+
+
+def _describe(error: Exception, folder: Path) -> str:
+    """Return an error's class and text, and the last line of code in ``folder`` that led to it."""
+    told = f"{type(error).__name__}: {error}".removesuffix(": ")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename).resolve()
+        if path.is_relative_to(folder):
+            return f"{told} ({'/'.join(path.parts[-3:])}, line {frame.lineno})"  # MODEL/VERSION/model.py
+    return told
 
 
 # --- batches -----------------------------------------------------------------------------------------------------
@@ -195,8 +211,8 @@ def _widen(array: Array, width: int) -> Array:
     return xp.concat([array, zeros], axis=1)
 
 
-def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set[str] = frozenset()) -> None:
-    """Check the outputs' names, dtypes, shapes and row counts, since Triton does not check them.
+def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set[str] = frozenset()) -> Arrays:
+    """Check the outputs' names, dtypes, shapes and row counts, since Triton does not; return them, texts as ``bytes``.
 
     Outputs in ``optional`` may be missing.
 
@@ -204,16 +220,37 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int, optional: Set
         ShoalError: an output differs from its declaration in ``config.pbtxt``.
     """
     declared = {tensor.name: tensor for tensor in spec.outputs}
+    given: Any = outputs  # by code that is not type-checked
+    if not isinstance(given, Mapping):
+        method, verb = ("answers", "yield") if spec.is_decoupled else ("run", "return")
+        kind, example = type(given).__name__, ", ".join(f'"{name}": array' for name in declared)
+        what = f"{method} of model {spec.name} {verb}ed {'None' if given is None else f'a {kind}'}."
+        raise ShoalError(what, f"It has to {verb} a dict of outputs: {{{example}}}")
     if not declared.keys() - optional <= outputs.keys() <= declared.keys():
         raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
+    checked = {}
     for name, array in outputs.items():
         if not hasattr(array, "dtype"):
             raise ShoalError(f"Output {name} of model {spec.name} is a {type(array).__name__}, not an array.")
+        if declared[name].dtype == STRING and isinstance(array, np.ndarray) and array.dtype.kind in "OUST":
+            array = _encode(array)
         mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)
         if mismatch:
             raise ShoalError(f"Output {mismatch}, as the config of model {spec.name} declares.")
         if spec.is_batched and array.shape[0] != num_rows:
             raise ShoalError(f"Output {name} of model {spec.name} has {array.shape[0]} rows for {num_rows} rows in.")
+        checked[name] = array
+    return checked
+
+
+def _encode(texts: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of ``bytes``. Other elements become UTF-8, as in Triton's stub."""
+    flat = texts.ravel().tolist()
+    if texts.dtype == np.object_ and {*map(type, flat)} <= {bytes}:
+        return texts
+    encoded = np.empty(len(flat), np.object_)
+    encoded[:] = [bytes(text) if isinstance(text, bytes) else str(text).encode() for text in flat]
+    return encoded.reshape(texts.shape)
 
 
 def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:

@@ -123,7 +123,8 @@ class Context:
 
     ``spec`` is the model's ``config.pbtxt``. ``folder`` is the model's version folder, which contains its artifacts.
     ``num_threads`` is the number of compute threads this instance may use; None keeps the process's own setting.
-    ``models`` calls the other models that the configuration's parameter ``calls`` lists.
+    ``models`` calls the other models that the configuration's parameter ``calls`` lists. ``is_local`` is true in the
+    process of the caller, who may see the texts of unexpected errors.
     """
 
     spec: ModelSpec
@@ -131,6 +132,7 @@ class Context:
     device: Device = field(default_factory=Device)
     num_threads: int | None = None
     models: Callees = field(default_factory=Callees)
+    is_local: bool = False
 
     def artifact(self, name: str) -> Path:
         """Return the path of a required artifact of this model.

@@ -199,7 +199,7 @@ def host(context: Context, find_threads: Callable[[ModelSpec], int | None] = lam
             raise SetupError(what, "Compose it again: shoal compose ... --together") from None
         kind: type[Component] = load_module(folder / name / "model.py").TritonPythonModel.component_class
         device = _find_device(config, kind.library)
-        own = Context(spec=spec, folder=folder / name, device=device, num_threads=find_threads(spec))
+        own = Context(spec, folder / name, device, find_threads(spec), is_local=context.is_local)
         models[name] = HostedModel.of_component(kind(own))
     return HostedCallees(models, context.device, context.models)
 

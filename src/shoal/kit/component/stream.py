@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import Queue
 
 from shoal.errors import ShoalError
@@ -51,8 +51,9 @@ class Stream:
         """
         try:
             component = self._component
-            rows = len(outputs[BATCH_INDEX]) if BATCH_INDEX in outputs else self._num_rows
-            check_outputs(component.context.spec, outputs, rows, component.optional_outputs)
+            is_indexed = isinstance(outputs, Mapping) and BATCH_INDEX in outputs
+            rows = len(outputs[BATCH_INDEX]) if is_indexed else self._num_rows
+            outputs = check_outputs(component.context.spec, outputs, rows, component.optional_outputs)
         except Exception as error:
             self.end(error)
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -123,7 +124,10 @@ class ApiFront:
 
     async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
-        message = f"There is no path {path!r} here: {_OTHERS}. GET / lists the paths."
+        known = [each.path for each in OPERATIONS if each.path.count("/") == path.rstrip("/").count("/")]
+        near = get_close_matches(path.rstrip("/"), known, 1, 0.85)
+        why = f". Did you mean {near[0]}?" if near else f": {_OTHERS}. GET / lists the paths."
+        message = f"There is no path {path!r} here{why}"
         raise ApiError(message, code="unknown_url", reason=RefusalReason.ABSENT)
 
     # --- models ----------------------------------------------------------------------------------------------------
@@ -157,6 +161,9 @@ class ApiFront:
         names = sorted([*self._served, *self._aliases], key=lambda name: (not self._list_routes(name), name))
         return [name for name in names if self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)]
 
+    def _say_models(self, caller: Caller) -> str:
+        return f"Models: {', '.join(self._list_models(caller)[:MOST_LISTED]) or 'none'}."
+
     def _find(self, name: str, caller: Caller, path: str = "") -> str:
         """Return the model of a name, which serves ``path``, if that is given.
 
@@ -169,8 +176,7 @@ class ApiFront:
         except RefusedError as refused:
             code = "model_not_found" if refused.reason is RefusalReason.ABSENT else ""
             what = refused.message.rpartition(" Models: ")[0].replace(repr(model[:100]), repr(name[:100]))
-            known = ", ".join(self._list_models(caller)[:MOST_LISTED])
-            raise ApiError(f"{what} Models: {known}.", "model", code, refused.reason) from None
+            raise ApiError(f"{what} {self._say_models(caller)}", "model", code, refused.reason) from None
         if path and path not in (serves := self._list_routes(name)):
             raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
@@ -208,7 +214,12 @@ class ApiFront:
                     )
                 self._gate.traffic.grow(held, COPIES * len(body))
             work = partial(decode, kind, body)
-            asked = await work_apart(work, len(body))
+            try:
+                asked = await work_apart(work, len(body))
+            except ApiError as error:
+                if (error.param, error.code) != ("model", "missing_required_parameter"):
+                    raise
+                raise ApiError(f"{error.message} {self._say_models(caller)}", error.param, error.code) from None
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
             found = self._find(unquote(model) or asked.model, caller, path)
             field_names = getattr(asked, "field_names", FieldNames(""))

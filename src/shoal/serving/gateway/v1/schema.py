@@ -427,7 +427,24 @@ def _explain(kind: type[Struct], message: str) -> ApiError:
     if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
         ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."
         return ApiError(f"{place} is no text: {what[:100]}. {ids}", place)
-    return ApiError(f"{place or 'The request'}: {what[:200]}.", place or None)
+    valid = f" Valid: {values}." if (values := ", ".join(map(repr, _find_values(kind, place)))) else ""
+    return ApiError(f"{place or 'The request'}: {what[:200]}.{valid}", place or None)
+
+
+def _find_values(kind: type[Struct], place: str) -> list[Any]:
+    """Return the values that the field at a place may have, if its type lists them."""
+
+    def divide(types: list[Any]) -> list[Any]:
+        return [each for one in types for each in getattr(one, "types", [one])]  # the types of a union
+
+    found: list[Any] = [msgspec.inspect.type_info(kind)]
+    for name in re.findall(r"(\w+)|\[[^]]*\]", place):
+        if name:
+            fields = [field for each in divide(found) for field in getattr(each, "fields", ())]
+            found = [field.type for field in fields if field.encode_name == name]
+        else:
+            found = [each.item_type for each in divide(found) if hasattr(each, "item_type")]
+    return [value for each in divide(found) for value in getattr(each, "values", ())]
 
 
 def _find_reason(place: str) -> str:
