@@ -29,7 +29,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-INPUTS = [{"name": str(number), "data_type": "TYPE_FP32", "dims": [1]} for number in range(1000)]
+INPUTS = [{"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in ("X", *map(str, range(999)))]
 OUTPUTS = [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]
 RULES = Rules(ModelSpec.from_config({"name": "a", "input": INPUTS, "output": OUTPUTS}))
 
