@@ -36,7 +36,6 @@ from shoal.serving.gateway.v2.wire import Budget, count_values, find_text, make_
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
 MOST_DIMS = 64
 MOST_PARAMETERS = 128  # of a request, and of each of its inputs and outputs
-MOST_SHOWN = 32  # inputs in a message
 MOST_ID_BYTES = 2**10  # of a request's id, which is in each of its answers
 MOST_BESIDE = 2**16  # bytes of an infer request's JSON without its data
 _ITEM_BYTES = {
@@ -340,9 +339,8 @@ def _judge(
         raise _too_many("inputs", len(inputs), len(rules.spec.inputs))
     known = {tensor.name for tensor in rules.spec.inputs}
     if unknown := next((name for name in inputs if name not in known), None):
-        shown = ", ".join(f"{each.name} ({_show_kind(each, rules)})" for each in rules.spec.inputs[:MOST_SHOWN])
-        more = ", ..." if rules.spec.inputs[MOST_SHOWN:] else "."
-        raise wrong(f"{rules.spec.name} has no input {unknown!r:.60}. Its inputs: {shown}{more}")
+        shown = ", ".join(f"{each.name} ({_show_kind(each, rules)})" for each in rules.spec.inputs)
+        raise wrong(f"{rules.spec.name} has no input {unknown!r:.60}. Its inputs: {shown:.2000}.")
     if len(parameters) > MOST_PARAMETERS:
         raise _too_many("parameters", len(parameters), MOST_PARAMETERS)
     for name, value in parameters.items():
