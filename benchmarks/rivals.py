@@ -35,6 +35,7 @@ import typer
 from records import dumps, write_record
 
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.environments import ALL
 from shoal.lab.bench.load import closed_loop
 from shoal.lab.tiny_llm import make_tiny
 from shoal.readability.corpus import find_corpus
@@ -232,7 +233,7 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None
         place = Path(vllm).parents[1]
         how: dict[str, Any] = {
             "projects": [folder / "own"], "weights": weights, "swap": {"llm-hf": "llm-vllm"},
-            "environments": {"llm-vllm": place, "llm_bls": place},
+            "environments": {ALL: place},
         }  # fmt: skip
         ports = {}
         for name, is_together in {"shoal": True, "apart": False}.items():
