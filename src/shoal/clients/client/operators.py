@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import NamedTuple
 
-from shoal.clients.client.failures import connection_failure
+from shoal.clients.client.failures import Kind, connection_failure
 from shoal.clients.client.flow import read_url
 from shoal.errors import ServerError
 
@@ -49,10 +49,12 @@ def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_
         raise ServerError(f"The server at {url} does not speak HTTP, as a port of gRPC does not.", _PLACE) from None
     except OSError as error:
         inner = getattr(error, "reason", error)
-        reason = connection_failure(inner if isinstance(inner, OSError) else error).message
-        raise ServerError(
-            f"No Triton answers at {url} ({reason}).", f"Start one: shoal serve MODEL. {_PLACE}"
-        ) from None
+        failure = connection_failure(inner if isinstance(inner, OSError) else error)
+        what, fix = f"No Triton answers at {url} ({failure.message}).", f"Start one: shoal serve MODEL. {_PLACE}"
+        if failure.kind is Kind.UNTRUSTED:
+            what = f"No secure connection to the server at {url} was made: {failure.message}."
+            fix = "If the certificate is right, name its authority: --ca-cert FILE, in Python ca_cert=..."
+        raise ServerError(what, fix) from None
 
 
 def read_states(url: str, api_key: str = "", ca_cert: str = "", client_cert: str = "") -> list[ModelState]:
