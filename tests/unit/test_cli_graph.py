@@ -64,9 +64,9 @@ def write_placed(repository: Path, placement: str) -> Path:
 def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
     drawn = ensemble_all()
     contents = {"mmd": draw(drawn).encode(), "svg": svg(drawn).encode(), "png": png(drawn)}
-    for suffix, content in contents.items():
+    for option, (suffix, content) in zip(("--out", "--output", "-o"), contents.items(), strict=True):
         out = tmp_path / f"picture.{suffix}"
-        assert shoal("graph", LEAF, "--out", out) == f"picture: {out}\n".encode()
+        assert shoal("graph", LEAF, option, out) == f"picture: {out}\n".encode()
         assert out.read_bytes() == content
     assert shoal("graph", LEAF) == contents["mmd"]
     assert shoal("graph", LEAF, "--format", "svg") == contents["svg"]
