@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import threading
@@ -14,13 +15,13 @@ import pytest
 
 from shoal.authoring.repository.loading import component_class
 from shoal.clients.client.aio import AsyncClient
-from shoal.clients.client.calls import check_outputs, to_arrays
+from shoal.clients.client.calls import Call, Description, check_outputs, to_arrays
 from shoal.clients.client.client import Client
 from shoal.clients.client.flow import merge
 from shoal.clients.local import Pipeline, load
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.hosted import HostedModel
-from shoal.kit.component.spec import TensorSpec
+from shoal.kit.component.spec import ModelSpec, TensorSpec
 from tests.support.once import ROOT
 
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))
@@ -100,7 +101,7 @@ class Frame(dict[str, Column]):
 
 def test_columns_of_data_frames_are_inputs() -> None:
     frame = Frame(excerpt=Column(["a", "b"]), WEIGHT=Column([0.5, 1.0]))
-    arrays = convert(TEXT, WEIGHT, **merge(frame, {}))
+    arrays = convert(TEXT, WEIGHT, **merge(frame, {}, (TEXT, WEIGHT)))
     assert (arrays["excerpt"].tolist(), arrays["WEIGHT"].tolist()) == ([[b"a"], [b"b"]], [[0.5], [1.0]])
     assert arrays["WEIGHT"].dtype == np.float32
     assert convert(VECTOR, V=Column([[1, 2], [3, 4]]))["V"].tolist() == [[1, 2], [3, 4]]
@@ -116,15 +117,41 @@ def test_names_in_another_case_are_suggested() -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
-        ("m", ["a"], "The inputs are of type list, not values by name."),
-        ("m", "a", "The inputs are of type str, not values by name."),
+        ("m", ["a"], 'The inputs are of type list, not values by name. For example: {"excerpt": ["A text."]}'),
+        ("m", "a", 'The inputs are of type str, not values by name. For example: {"excerpt": ["A text."]}'),
+        (
+            "forest",
+            np.zeros((2, 5)),
+            'The inputs are of type ndarray, not values by name. For example: {"X": an array of shape [rows, 5]}',
+        ),
         (["a"], None, "The model is ['a'], not a name."),
     ],
 )
-def test_values_without_names_are_refused(model: Any, inputs: Any, message: str) -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(InputError) as error:
-        client.infer(model, inputs)
-    assert str(error.value).startswith(message)
+def test_values_without_names_are_refused(
+    model: Any, inputs: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = {"m": (TEXT, WEIGHT), "forest": (TensorSpec("X", "TYPE_FP32", (5,)),)}
+
+    def send(_: object, call: Call, *__: object) -> Description:
+        return Description(ModelSpec(call.model, specs[call.model], (), 8))
+
+    async def send_async(_: object, call: Call, *__: object) -> Description:
+        return send(_, call)
+
+    async def ask() -> None:
+        async with AsyncClient("127.0.0.1:1") as client:
+            with pytest.raises(InputError) as error:
+                await client.infer(model, inputs)
+            assert str(error.value).startswith(message)
+
+    monkeypatch.setattr(Client, "_send", send)
+    monkeypatch.setattr(AsyncClient, "_send", send_async)
+    with Client("127.0.0.1:1") as client:
+        for method in (client.infer, client.stream):
+            with pytest.raises(InputError) as error:
+                method(model, inputs)
+            assert str(error.value).startswith(message)
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("numbers", [[[1.9]], [[2**70]], [[-1]], [[256]]])
@@ -300,3 +327,12 @@ def test_a_dtype_that_cannot_be(repository: Path, tmp_path: Path) -> None:
         config.write('parameters { key: "dtype" value: { string_value: "fp8" } }\n')
     with pytest.raises(ArtifactError, match=r"model\.pt cannot run in dtype 'fp8'"):
         load(tmp_path / "bert-large")
+
+
+def test_a_models_file_in_place_of_a_repository(tmp_path: Path) -> None:
+    file = tmp_path / "my net.onnx"
+    file.touch()
+    made = "shoal add-model '" + str(file) + "' my_net && shoal compose my_net build/my_net/repository --project ."
+    with pytest.raises(ArtifactError) as error:
+        load(file)
+    assert str(error.value).endswith(f"make the repository build/my_net/repository of it: {made}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -56,9 +58,12 @@ def _find_top(repository: Path) -> str:
     """Return the folder name of a repository's default model."""
     configs = read_configs(repository)
     if not configs:
+        name = re.sub(r"\W+", "_", repository.stem)
+        added, made = f"shoal add-model {shlex.quote(str(repository))} {name}", f"build/{name}/repository"
         raise ArtifactError(
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it or in its folders.",
-            f"Name a repository, or the folder of a model in it. If it is a model, make one: shoal serve {repository}",
+            f"Name a repository, or the folder of a model in it. If it is a model, make the repository {made} of it:"
+            f" {added} && shoal compose {name} {made} --project .",
         )
     return find_top(read_calls(configs), str(repository), read_composed(repository))
 

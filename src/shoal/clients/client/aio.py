@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter, ServedModel
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
+from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client
 from shoal.clients.client.grpc_transport import AsyncGrpc
 from shoal.clients.client.http_transport import AsyncHttp
 from shoal.clients.client.streams import AsyncReplies, Course
@@ -54,7 +54,7 @@ class AsyncClient(BaseClient):
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, inputs, named, outputs, request_id, timeout, parameters, version)
         return await self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -84,9 +84,7 @@ class AsyncClient(BaseClient):
                 request.
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
-        flow = self._flows.stream(
-            InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
-        )
+        flow = self._flows.stream(InferRequest(model, inputs, named, outputs, request_id, timeout, parameters, version))
         limit = None if between is None else check_timeout(between, "between")
 
         async def open_course() -> Course:

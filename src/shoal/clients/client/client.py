@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from shoal.clients.client.calls import Answer, Call, Parameter, ServedModel
 from shoal.clients.client.failures import CallError, explain
-from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client, merge
+from shoal.clients.client.flow import Attempts, BaseClient, Flow, InferRequest, check_timeout, closed_client
 from shoal.clients.client.grpc_transport import Grpc
 from shoal.clients.client.http_transport import Http
 from shoal.clients.client.streams import Course, Replies
@@ -79,7 +79,7 @@ class Client(BaseClient):
                 request.
             ServerError: the server cannot be reached, answers too late, or fails.
         """
-        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, inputs, named, outputs, request_id, timeout, parameters, version)
         return self._run_flow(self._flows.infer(request))
 
     def stream(
@@ -115,7 +115,7 @@ class Client(BaseClient):
             ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         limit = None if between is None else check_timeout(between, "between")
-        request = InferRequest(model, merge(inputs, named), outputs, request_id, timeout, parameters, version)
+        request = InferRequest(model, inputs, named, outputs, request_id, timeout, parameters, version)
         call = self._run_flow(self._flows.stream(request))
         replies = Replies(Course(call, self._options, limit, self._flows.note_refusal), self._transport.stream)
         self._streams.add(replies)

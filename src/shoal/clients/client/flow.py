@@ -181,7 +181,8 @@ class InferRequest(NamedTuple):
     """Inputs and options of a request as the caller gave them, not yet checked."""
 
     model: str
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] | None
+    named: Mapping[str, Any]
     outputs: Sequence[str] | None = None
     request_id: str = ""
     timeout: float | None = None
@@ -189,12 +190,10 @@ class InferRequest(NamedTuple):
     version: int | None = None
 
 
-def merge(
-    inputs: Mapping[str, Any] | None, named: Mapping[str, Any], declared: Sequence[TensorSpec] = ()
-) -> dict[str, Any]:
+def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any], declared: Sequence[TensorSpec]) -> dict[str, Any]:
     """Merge the inputs given as a mapping, or as a data frame of pandas or polars, and as keywords.
 
-    The first input of ``declared`` is the example of an error.
+    The required inputs of ``declared``, those of the model, are the example of an error.
 
     Raises:
         InputError: an input is given both ways, or ``inputs`` is something else.
@@ -203,13 +202,21 @@ def merge(
     if hasattr(given, "columns") and hasattr(given, "dtypes"):
         given = {str(name): given[name] for name in given.columns}
     if not isinstance(given, Mapping):
-        first = next(iter(declared), TensorSpec("TEXT", STRING, (1,)))
-        value = '"A text."' if first.dtype == STRING else "..."
+        needed = [spec for spec in declared if not spec.is_optional] or declared[:1]
+        example = ", ".join(f'"{spec.name}": {_show_rows(spec)}' for spec in needed)
         what = f"The inputs are of type {type(given).__name__}, not values by name."
-        raise InputError(what, f'For example: {{"{first.name}": [{value}]}}')
+        raise InputError(what, f"For example: {{{example}}}")
     if both := sorted(given.keys() & named.keys()):
         raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
     return {**given, **named}
+
+
+def _show_rows(spec: TensorSpec) -> str:
+    """Return an example of an input's value: one row of one value, or the shape of an array of several."""
+    if spec.dims == (1,):
+        return '["A text."]' if spec.dtype == STRING else "[1]"
+    shape = ", ".join("N" if size == -1 else str(size) for size in spec.dims)
+    return f"an array of shape [rows, {shape}]"
 
 
 def _check_model(model: Any) -> None:
@@ -314,7 +321,7 @@ def _make_call(method: Method, request: InferRequest, spec: ModelSpec) -> Call:
         method,
         request.model,
         outputs=check_outputs(request.outputs or (), [output.name for output in spec.outputs]),
-        arrays=to_arrays(spec.inputs, request.values, is_batched=spec.is_batched),
+        arrays=to_arrays(spec.inputs, merge(request.values, request.named, spec.inputs), is_batched=spec.is_batched),
         request_id=request.request_id,
         parameters=check_parameters(request.parameters or {}),
         timeout=request.timeout,
