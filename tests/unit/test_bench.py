@@ -52,6 +52,19 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert unbatched.take(3, 1)["TEXT"].tolist() == [b"b"]
 
 
+def test_columns_of_an_array(tmp_path: Path) -> None:
+    spec = replace(SPEC, inputs=(TensorSpec("X", "TYPE_FP32", (2,)),))
+    inputs = read_inputs(spec, table(tmp_path / "a.csv", "a,b\n1,2\n3,4\n"))
+    assert inputs.take(0, 2)["X"].tolist() == [[1, 2], [3, 4]]
+    assert inputs.note == "X takes the columns in their order: --column X=a,b"
+    wide = table(tmp_path / "b.csv", "a,b,c\n1,2,3\n")
+    with pytest.raises(
+        ShoalError, match=r"X has 2 places, and the table 3 columns .* leave 1 out of: --column X=a,b,c"
+    ):
+        read_inputs(spec, wide)
+    assert read_inputs(spec, wide, columns={"X": "c,a"}).take(0, 1)["X"].tolist() == [[3, 1]]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

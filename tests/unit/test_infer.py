@@ -68,6 +68,7 @@ CONFIGS = {
     "sums": ('max_batch_size: 8', "X:FP32:4 SCALE:FP32:1?", "SUM:FP32:1 EACH:FP32:4", CODE),
     "single": ("max_batch_size: 0", "X:FP32:2,2 SCALE:FP32:1?", "SUM:FP32:2,1 EACH:FP32:2,2", CODE),
     "vector": ("max_batch_size: 8", "X:FP32:-1", "EACH:FP32:-1", CODE.replace(SUM, "")),
+    "five": ("max_batch_size: 8", "X:FP32:5", "EACH:FP32:5", CODE.replace(SUM, "")),
     "pair": ("max_batch_size: 8", "QUERY:STRING:1 PASSAGE:STRING:1", "SAME:BOOL:1", PAIR),
     "loud": ("max_batch_size: 8", "excerpt:STRING:1", "LOUD:STRING:1 SAME:STRING:1", LOUD),
 }  # fmt: skip
@@ -97,9 +98,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def infer(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.chdir(tmp_path)
 
-    def run(model: str, *arguments: object) -> Result:
+    def run(model: str, *arguments: object, stdin: str | None = None) -> Result:
         given = ["infer", "--local", "--repository", repository, "--model", model, *arguments]
-        return CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "100"})
+        return CliRunner().invoke(app, [str(a) for a in given], input=stdin, env={"COLUMNS": "100"})
 
     return run
 
@@ -272,10 +273,73 @@ def test_refused_arguments(infer: Infer, model: str, arguments: list[str], messa
 def test_columns_that_are_missing(infer: Infer, tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text("a,b\n1,2\n", encoding="utf-8")
-    message = "in.csv has no column 'X'; it has 'a', 'b'. Name it: --column X=COLUMN, or the columns of its elements"
+    message = (
+        "in.csv has no column 'X'; it has 'a', 'b'. X has 4 places, and the table 2 columns of numbers. Add 2 more"
+    )
     assert fault(infer("sums", "-i", source)).startswith(message)
     assert fault(infer("sums", "-i", source, "--column", "X=a,z")).startswith("in.csv has no column 'z'")
     assert infer("sums", "-i", source, "--set", "X=[NaN,1,1,1]").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "row", "message"),
+    [
+        ("sums", "a,b,c,d", "1,2,3,4", "X has 4 places, and the table 4 columns of numbers. Name its columns in their "
+         "order: --column X=a,b,c,d"),
+        ("five", "a,b,c,d,e,f", "1,2,3,4,5,6", "X has 5 places, and the table 6 columns of numbers. Name 5 of them in "
+         "their order; leave 1 out of: --column X=a,b,c,d,e,f"),
+        ("five", "id,a,b,c,d,e", "u,1,2,3,4,5", "X has 5 places, and the table 5 columns of numbers. Name its columns "
+         "in their order: --column X=a,b,c,d,e"),
+        ("five", "a,b,c,d,e", "u,2,3,4,5", "X has 5 places, and the table 4 columns of numbers. Add 1 more to: "
+         "--column X=b,c,d,e; or name a column of lists: --column X=a"),
+        ("five", "lists", '"[1,2,3,4,5]"', "X has 5 places, and the table 0 columns of numbers. Name a column of "
+         "lists: --column X=lists"),
+        ("vector", "a,b c", "1,2", "it has 'a', 'b c'. Name its columns in their order: --column 'X=a,b c'"),
+        ("five", "0.1,0.2,0.3,0.4,0.5", "1,2,3,4,5", "Its first line looks like values, not names: put a line with the "
+         "names above it."),
+        ("loud", "id,passage", "1,A text.", "'id', 'passage'. Name the column of the texts: --text-column passage"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_not_clear(infer: Infer, model: str, header: str, row: str, message: str) -> None:
+    Path("in.csv").write_text(f"{header}\n{row}\n", encoding="utf-8")
+    assert fault(infer(model, "-i", "in.csv")).endswith(message)
+    if header == "a,b,c,d":
+        assert fault(infer(model, "-i", "in.csv", "-o", "folder")).endswith("--column X=a,b,c,d")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_columns_in_the_order_of_the_file(infer: Infer, kind: str) -> None:
+    values = dict(zip("abcde", range(5), strict=True))
+    if kind == "csv":
+        Path("in.csv").write_text("a,b,c,d,e\n0,1,2,3,4\n", encoding="utf-8")
+    elif kind == "jsonl":
+        Path("in.jsonl").write_text(json.dumps(values) + "\n", encoding="utf-8")
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist([values]), "in.parquet")
+    result = infer("five", "-i", f"in.{kind}", "-o", "out.jsonl")
+    assert "note: X takes the columns in their order: --column X=a,b,c,d,e\n" in result.stderr
+    assert json.loads(Path("out.jsonl").read_text(encoding="utf-8"))["each"] == [0, 1, 2, 3, 4]
+    named = infer("sums", "-i", f"in.{kind}", "--column", "X=a,b,c,d", "--format", "csv")
+    assert (named.exit_code, "note:" in named.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("text", ["a,b,c,d,e\n0,1,2,3,4\n", json.dumps(dict(zip("abcde", range(5), strict=True)))])
+@pytest.mark.parametrize("options", [("-i", "-", "-o", "-"), ("-o", "-", "--format", "jsonl"), ("--json",)])
+def test_tables_of_numbers_in_a_pipe(infer: Infer, text: str, options: tuple[str, ...]) -> None:
+    result = infer("five", *options, stdin=text)
+    assert (result.exit_code, "[0.0, 1.0, 2.0, 3.0, 4.0]" in result.stdout) == (0, True), result.stderr
+    assert result.stdout.startswith("a,b,c,d,e,each,error\n" if "-i" in options else ("{", "["))
+    assert not Path("-").exists()
+
+
+def test_the_reason_if_rows_fail(infer: Infer) -> None:
+    Path("in.csv").write_text('X\n"[1,2]"\n"[3,4]"\n', encoding="utf-8")
+    for output in ("out.csv", "-"):
+        result = infer("five", "-i", "in.csv", "-o", output)
+        assert (
+            "2 of 2 rows have an error. The first: in.csv, row 2: Input X has shape [2], expected [5]." in result.stderr
+        )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from shoal.cli.console import (
     Json,
     Protocol,
     Url,
+    parse_pairs,
     plain,
     print_json,
     refuse_ignored,
@@ -56,6 +57,14 @@ class BenchAsked:
     text_column: Annotated[
         str, typer.Option(help="The column of texts. Default: `text`, or the column of the input's name.")
     ] = ""
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="INPUT=NAME,...",
+            help="The column of an input, if it has another name; several columns form a vector. May be repeated.",
+        ),
+    ] = None
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc"
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = ""
     callers: Annotated[
@@ -141,7 +150,7 @@ def _refuse_options(context: typer.Context, asked: BenchAsked) -> None:
             context, "--api-key-file --ca-cert --client-cert", "with repositories, whose servers want no key"
         )
     if not asked.rows:
-        refuse_ignored(context, "--text-column", "without --inputs")
+        refuse_ignored(context, "--text-column --column", "without --inputs")
 
 
 def _measure_rows(asked: BenchAsked, settings: BenchSettings, show: OnProgress) -> dict[str, Any]:
@@ -155,6 +164,7 @@ def _measure_rows(asked: BenchAsked, settings: BenchSettings, show: OnProgress) 
         rows=asked.rows or sample_texts,
         model=asked.model,
         text_column=asked.text_column,
+        columns=parse_pairs("--column", asked.columns, form="INPUT=COLUMN", example="x=a,b,c"),
         batches=_parse_numbers(asked.batches, "--batches", "1,8,64"),
         callers=_parse_numbers(asked.callers, "--callers", "1,16"),
         usual=QUICK if asked.is_quick else BATCHES,

@@ -66,7 +66,8 @@ def _tell(outcome: Outcome, output: str, *, is_alone: bool) -> None:
     elif outcome.missing:
         ERR.print(f"{outcome.missing:,} parts are left to other workers. See: shoal shards status {plain(output)}")
     if outcome.errors:
-        ERR.print(f"{outcome.errors:,} of {outcome.rows:,} rows have an error.", style="red")
+        said = f"{outcome.errors:,} of {outcome.rows:,} rows have an error. It is in the column error of the files."
+        ERR.print(said, style="red", soft_wrap=True)
     if not (outcome.failed or outcome.missing):
         if not outcome.rows:
             raise ArtifactError("The files of --input have no rows.", "Name files with rows.")

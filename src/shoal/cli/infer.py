@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @takes_record(Asked)
 def infer(context: typer.Context, asked: Asked) -> None:
     """Send values from arguments, standard input or a file to a model; run the same command again to resume."""
+    source = context.get_parameter_source("form")
+    asked = asked.resolve_output(has_form=source is not None and source.name != "DEFAULT")
     check_options(context, asked)
     if asked.has_folder:
         from shoal.cli.folders import score_folder
@@ -57,7 +59,7 @@ def infer(context: typer.Context, asked: Asked) -> None:
             summary = write(table, endpoint, feed, asked)
         else:
             summary = show(table, endpoint, feed, as_json=asked.as_json, is_full=asked.is_full)
-    exit_if_failed(summary.num_failed, summary.num_rows)
+    exit_if_failed(summary.num_failed, summary.num_rows, summary.first_error)
 
 
 @contextmanager
@@ -65,22 +67,33 @@ def _open(asked: Asked) -> Iterator[tuple[Table[Row], Endpoint, Feed]]:
     """Open the rows and the model, and find which columns its inputs are."""
     from shoal.clients.bulk.inputs import make_feed, make_table, read_constants
     from shoal.clients.bulk.scoring import open_model
+    from shoal.clients.bulk.tables import open_stream, scan_table
     from shoal.clients.client.calls import find_text_input
+    from shoal.kit.component.spec import STRING
 
     with ExitStack() as held:
-        table = None if asked.values else held.enter_context(_open_table(asked.source, f".{asked.input_format}"))
+        _check_source(asked)
+        is_piped = not asked.values and asked.source in (None, "-")
+        table = None if asked.values or is_piped else held.enter_context(scan_table(Path(str(asked.source))))
         sizes = {"max_rows": asked.batch_size, "num_callers": asked.concurrency}
         opened = open_model(asked.model, asked.where, asked.repository, asked.connect(), **sizes)
         endpoint = held.enter_context(opened)
         spec = endpoint.spec
+        if is_piped:
+            kind = asked.input_format or ("txt" if any(each.dtype == STRING for each in spec.inputs) else "")
+            table = held.enter_context(open_stream(sys.stdin.buffer, kind and f".{kind}"))
         table = table or make_table(asked.values or (), spec)
         constants = read_constants(asked.constants, spec)
-        feed = make_feed(spec, table, text_column=asked.text_column, columns=asked.fed, constants=constants)
-        yield _with_rows(table, asked, find_text_input(spec)), endpoint, feed
+        first, table = _with_rows(table, asked, find_text_input(spec))
+        options: dict[str, Any] = {"text_column": asked.text_column, "columns": asked.fed, "constants": constants}
+        feed = make_feed(spec, table, **options, first=first)
+        if feed.note:
+            ERR.print(plain(f"note: {feed.note}"), soft_wrap=True)
+        yield table, endpoint, feed
 
 
-def _with_rows(table: Table[Row], asked: Asked, name: str) -> Table[Row]:
-    """Return the table, checked to have a row: a lost input must not look like a success.
+def _with_rows(table: Table[Row], asked: Asked, name: str) -> tuple[Row, Table[Row]]:
+    """Return the first row, and the table with it: a lost input must not look like a success.
 
     ``name`` is that of the input of texts: lines of CSV with such a column are not meant as texts.
     """
@@ -95,7 +108,7 @@ def _with_rows(table: Table[Row], asked: Asked, name: str) -> Table[Row]:
         if {"text", name.lower()} & {*names}:
             said = f"note: {first[1]['text']!r} looks like the header of CSV, and is scored as a text."
             ERR.print(plain(f"{said} For CSV: --input-format csv, or a file named .csv"), soft_wrap=True)
-    return replace(table, rows=chain([first], table.rows))
+    return first[1], replace(table, rows=chain([first], table.rows))
 
 
 def _rehearse(asked: Asked, endpoint: Endpoint, feed: Feed) -> None:
@@ -108,17 +121,8 @@ def _rehearse(asked: Asked, endpoint: Endpoint, feed: Feed) -> None:
         rehearse(endpoint, feed.constants, must_answer=not asked.fed)
 
 
-@contextmanager
-def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
-    from shoal.clients.bulk.tables import open_stream, scan_table
-
-    if source is None and (sys.stdin is None or sys.stdin.isatty()):
+def _check_source(asked: Asked) -> None:
+    if not asked.values and asked.source is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError(
             "There is nothing to ask.", 'Give a text: shoal infer "A text."; or INPUT=VALUE; or --input FILE'
         )
-    if source in (None, "-"):
-        with open_stream(sys.stdin.buffer, stream_kind) as table:
-            yield table
-    else:
-        with scan_table(Path(str(source))) as table:
-            yield table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,13 +47,20 @@ class Asked:
             "--out",
             "-o",
             metavar="FILE",
-            help="A .csv, .jsonl, .parquet or .npy to write; or a folder or s3:// URL, for many workers.",
+            help="A .csv, .jsonl, .parquet or .npy to write; - for stdout, as CSV unless --format says otherwise; or a "
+            "folder or s3:// URL, for many workers.",
         ),
     ] = None
     form: Annotated[
         Literal["table", "csv", "jsonl"], typer.Option("--format", help="Format of the answers on standard output.")
     ] = "table"
-    input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Format of standard input.")] = "txt"
+    input_format: Annotated[
+        Literal["txt", "csv", "jsonl"] | None,
+        typer.Option(
+            help="Format of standard input. Default: txt; for a model without a text input csv, or jsonl if it begins "
+            "with {."
+        ),
+    ] = None
     text_column: Annotated[
         str, typer.Option(metavar="NAME", help="The column of texts. Default: `text`, or the input's name.")
     ] = ""
@@ -113,6 +120,13 @@ class Asked:
         bool, typer.Option("--curl", help="Print the request as a curl command instead of sending it.")
     ] = False
     as_json: Json = False
+
+    def resolve_output(self, *, has_form: bool) -> Asked:
+        """Return the options for an output ``-``, standard output: in CSV, unless they have another form."""
+        if self.output != "-":
+            return self
+        is_table = not (has_form or self.as_json or self.is_stream or self.is_curl)
+        return replace(self, output=None, form="csv" if is_table else self.form)
 
     @property
     def where(self) -> str:

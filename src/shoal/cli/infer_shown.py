@@ -28,10 +28,11 @@ MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memo
 _SHOWN = 3  # numbers of a long vector
 
 
-def exit_if_failed(num_failed: int, num_rows: int) -> None:
+def exit_if_failed(num_failed: int, num_rows: int, first_error: str = "") -> None:
     """End the command with exit code 1 if rows have an error."""
     if num_failed:
-        ERR.print(f"{num_failed:,} of {num_rows:,} rows have an error.", style="red")
+        first = f" The first: {first_error}" if first_error else ""
+        ERR.print(Text(printable(f"{num_failed:,} of {num_rows:,} rows have an error.{first}"), "red"), soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -39,16 +39,17 @@ def infer_to_stream(
     table: Table[Row], model: Endpoint, feed: Feed, form: JsonLines, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
     """Score the rows of ``table`` and write the answers to ``stream`` as they arrive, in the order of the rows."""
-    done = failed = 0
+    done, failed, first = 0, 0, ""
     for scored in score(table.rows, model, feed):
         window = list(map(form.admit, scored))
+        first = first or find_error(window, table)
         stream.write(form.encode(window))
         stream.flush()
         done, failed = done + len(window), failed + count_failed(window)
         on_rows(done, table.fraction_read())
     if not done:
         stream.write(form.header())
-    return Summary(done, failed)
+    return Summary(done, failed, first)
 
 
 def infer_to_file(
@@ -81,15 +82,17 @@ def infer_to_file(
         if payload := next(journal.payloads(), b""):
             form.resume(payload)
         on_rows(journal.num_rows, table.fraction_read())
+        first = ""
         for scored in score(table.rows, model, feed):
             for each in scored:
                 hashed.update(as_bytes(each.row))
             window = list(map(form.admit, scored))
+            first = first or find_error(window, table)
             failed, digest = count_failed(window), hashed.hexdigest()
             journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=digest)
             on_rows(journal.num_rows, table.fraction_read())
         _finish(form, journal, output)
-        return Summary(journal.num_rows, journal.num_failed)
+        return Summary(journal.num_rows, journal.num_failed, first)
 
 
 def _skip(journal: Journal, table: Table[Row]) -> Any:
@@ -128,6 +131,12 @@ def _finish(form: JsonLines, journal: Journal, output: Path) -> None:
 def count_failed(window: list[Scored]) -> int:
     """Count the rows with an error."""
     return sum(isinstance(scored.answer, str) for scored in window)
+
+
+def find_error(window: list[Scored], table: Table[Row]) -> str:
+    """Return the error of the first row that has one, and where the row is; empty if none has."""
+    failed = next((scored for scored in window if isinstance(scored.answer, str)), None)
+    return f"{table.where(failed.number)}: {failed.answer}" if failed else ""
 
 
 # --- journal --------------------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.clients.bulk.rows import Row, RowSource, advise_header, is_number, shorten, shorten_all, show_example
+from shoal.clients.bulk.columns import Columns, find_column, no_column, show_option, split_columns, take_in_order
+from shoal.clients.bulk.rows import Row, RowSource, is_number, shorten, show_example
 from shoal.clients.bulk.tables import KINDS, TEXT, Table, explain_image
 from shoal.clients.client.calls import find_text_input, to_numbers
-from shoal.errors import ArtifactError, InputError, suggest
+from shoal.errors import InputError, suggest
 from shoal.kit.component.spec import STRING, Array, ModelSpec, TensorSpec
 from shoal.system.files import MAX_BINARY, open_regular, parse_json, read_bytes, read_text
 
@@ -151,12 +152,13 @@ class Feed:
     """Mapping of a table's rows to the inputs of ``model``.
 
     ``columns`` names the column of an input, or several columns that are the elements of its vector. ``constants`` are
-    the values of inputs that are the same for every row.
+    the values of inputs that are the same for every row. ``note`` says it if columns were taken in the file's order.
     """
 
     model: ModelSpec
-    columns: Mapping[str, str | tuple[str, ...]]
+    columns: Mapping[str, Columns]
     constants: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     def inputs(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs of one row. An input of numbers is left out if its cell is empty.
@@ -170,7 +172,7 @@ class Feed:
         return {**present, **self.constants}
 
 
-def _take(row: Mapping[str, Any], columns: str | tuple[str, ...]) -> Any:
+def _take(row: Mapping[str, Any], columns: Columns) -> Any:
     if isinstance(columns, str):
         return row.get(columns)
     cells = [row.get(column) for column in columns]
@@ -196,15 +198,17 @@ def make_feed(
     text_column: str = "",
     columns: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
-    hint: str = "",
+    first: Row | None = None,
+    has_constants: bool = True,
 ) -> Feed:
     """Map the table's rows to the model's inputs.
 
     ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps an
     input's name to its value for every row. Every other input is read from the column of the same name, in any letter
     case. The input that ``find_text_input`` chooses is read from ``text_column``; by default from the column ``text``,
-    or from the column of the input's name if there is no column ``text``. ``hint`` is the advice in the error for an
-    input without a column; it is for commands that lack the options ``--column`` and ``--set``.
+    or from the column of the input's name if there is no column ``text``. With the table's ``first`` row, the only
+    input takes all columns in the file's order, if they are numbers and as many as the input has places.
+    ``has_constants`` is whether the command has the option ``--set``.
 
     Raises:
         InputError: an input is unknown or given twice, or ``text_column`` is given for a model that does not have
@@ -225,58 +229,31 @@ def make_feed(
     twice = sorted((columns.keys() & constants.keys()) | ({plain_input} & {*columns, *constants}))
     if twice and (text_column or twice[0] != plain_input or plain_input in columns.keys() & constants.keys()):
         raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a value, or by its column.")
-    found: dict[str, str | tuple[str, ...]] = {}
+    found: dict[str, Columns] = {}
+    row, note = first if isinstance(first, dict) else None, ""
     for spec in model.inputs:
         if spec.name in columns:
-            found[spec.name] = _split_columns(columns[spec.name], table)
+            found[spec.name] = split_columns(columns[spec.name], table)
         elif spec.name not in constants:
             wanted = [spec.name]
             if spec.name == text_input:
                 wanted = [text_column] if text_column else [TEXT, spec.name]
-            column = _find_column(wanted, table)
+            column = find_column(wanted, table)
             if column is not None:
                 found[spec.name] = column
+            elif [each.name for each in model.inputs if each.name not in constants] == [spec.name] and (
+                taken := take_in_order(spec, table, row)
+            ):
+                found[spec.name] = taken
+                note = f"{spec.name} takes the columns in their order: {show_option(spec, table.columns)}"
             elif not spec.is_optional or wanted == [text_column]:
-                raise _no_column(wanted[0], spec, model, table, hint)
+                raise no_column(wanted[0], spec, model, table, row, has_constants=has_constants)
     if plain_input in constants and not is_typed:
-        column = _find_column([TEXT, plain_input], table)
+        column = find_column([TEXT, plain_input], table)
         if column is not None and column not in found.values():
             what = f"--set gives {plain_input}, and so does the column {column!r} of {table.source.name}."
             raise InputError(what, "Leave --set out, or give a file without that column.")
-    return Feed(model, found, constants)
-
-
-def _split_columns(wanted: str, table: Table[Any]) -> str | tuple[str, ...]:
-    columns = (wanted,) if wanted in table.columns else tuple(wanted.split(","))
-    for column in columns:
-        if column not in table.columns:
-            raise ArtifactError(
-                f"{table.source.name} has no column {column!r}; it has {shorten_all(table.columns)}.",
-                advise_header(table.columns, "Name one that it has: --column INPUT=COLUMN"),
-            )
-    return columns if len(columns) > 1 else columns[0]
-
-
-def _find_column(wanted: Sequence[str], table: Table[Any]) -> str | None:
-    for name in wanted:
-        if name in table.columns:
-            return name
-        alike = [column for column in table.columns if column.lower() == name.lower()]
-        if len(alike) == 1:
-            return alike[0]
-    return None
-
-
-def _no_column(wanted: str, spec: TensorSpec, model: ModelSpec, table: Table[Any], hint: str) -> ArtifactError:
-    fix = hint or f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: --set {show_example(spec)}"
-    if spec.name == find_text_input(model):
-        fix = "Name the column of the texts: --text-column NAME"
-    elif table.source.kind == ".txt":
-        fix = "Its lines are read as texts. If they are JSON or CSV: --input-format jsonl or csv, or a file named so"
-    elif spec.dims != (1,) and not hint:
-        fix = f"Name it: --column {spec.name}=COLUMN, or the columns of its elements: --column {spec.name}=A,B,..."
-    what = f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}."
-    return ArtifactError(what, advise_header(table.columns, fix))
+    return Feed(model, found, constants, note)
 
 
 # --- one value ------------------------------------------------------------------------------------------------------

@@ -169,10 +169,11 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """Totals of a run."""
+    """Totals of a run, and its first error, if that was not shown."""
 
     num_rows: int
     num_failed: int
+    first_error: str = ""
 
 
 def answered(scored: Scored) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar, cast
 
 from shoal.clients.bulk.parquet import open_parquet, parquet_rows
 from shoal.clients.bulk.rows import NotUtf8, Row, Rows, RowSource, check_distinct, shorten
@@ -399,9 +399,14 @@ def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
 def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
     """Open a table like ``scan_table``, from a pipe.
 
+    Without ``kind``, it is JSON Lines if it begins with ``{``, else CSV.
+
     Raises:
         ArtifactError: ``kind`` cannot be read from a pipe.
     """
+    if not kind:
+        ahead = stream if isinstance(stream, BufferedReader) else BufferedReader(cast("Any", stream))
+        stream, kind = ahead, ".jsonl" if ahead.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" else ".csv"
     if kind not in STREAM_KINDS:
         raise ArtifactError(f"{kind} cannot be read from standard input.", f"Known: {', '.join(STREAM_KINDS)}.")
     source = RowSource("standard input", kind)

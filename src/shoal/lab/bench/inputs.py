@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,15 @@ Texts = Callable[[], tuple[str, Sequence[str]]]  # the name of a corpus, and its
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rows to send: an array ``[num_rows, *dims]`` by input, and the name of the file or corpus (``source``)."""
+    """Rows to send: an array ``[num_rows, *dims]`` by input, and the name of the file or corpus (``source``).
+
+    ``note`` says it if an input's columns were taken in the file's order.
+    """
 
     source: str
     arrays: Mapping[str, Array]
     is_batched: bool = True
+    note: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -50,11 +54,12 @@ class Inputs:
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
 
 
-def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> Inputs:
-    """Read rows from a file whose columns are named like the inputs, or take texts in a fixed random order.
+def read_inputs(
+    spec: ModelSpec, rows: Path | Texts, text_column: str = "", columns: Mapping[str, str] | None = None
+) -> Inputs:
+    """Read rows from a file, or take texts in a fixed random order.
 
-    The text input is read from ``text_column``, or by default from the column ``text`` or the column with the input's
-    name.
+    ``text_column`` and ``columns`` name columns that are not named like the inputs, as for ``make_feed``.
 
     Raises:
         InputError: there is no file, and the model needs other inputs than one text; or the file has no column for any
@@ -62,7 +67,7 @@ def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> I
         ArtifactError: the file cannot be read, lacks a column, has an empty cell, or has no rows.
     """
     if isinstance(rows, Path):
-        return _from_file(spec, rows, text_column)
+        return _from_file(spec, rows, text_column, columns or {})
     required = [tensor for tensor in spec.inputs if not tensor.is_optional]
     if len(required) != 1 or required[0].dtype != STRING:
         wanted = shorten_all(tensor.name for tensor in required)
@@ -75,16 +80,19 @@ def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> I
     return _make(spec, name, {required[0].name: chosen})
 
 
-def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
+def _from_file(spec: ModelSpec, path: Path, text_column: str, columns: Mapping[str, str]) -> Inputs:
     with open_table(path) as table:
-        feed = make_feed(spec, table, text_column=text_column, hint="Name a column like the input.")
+        read = list(islice(table.rows, MAX_ROWS))
+        if not read:
+            raise ArtifactError(f"{path.name} has no rows.", "Add rows to the file.")
+        feed = make_feed(spec, table, text_column=text_column, columns=columns, first=read[0][1], has_constants=False)
         if not feed.columns:
             names = shorten_all(tensor.name for tensor in spec.inputs)
             raise InputError(
                 f"{path.name} has no column for any of {spec.name}'s inputs: {names}.",
-                "All inputs are optional, but one is needed: name a column like an input.",
+                "All inputs are optional, but one is needed: --column INPUT=COLUMN",
             )
-        rows = [(number, feed.inputs(row)) for number, row in islice(table.rows, MAX_ROWS)]
+        rows = [(number, feed.inputs(row)) for number, row in read]
         for number, row in rows:
             empty = sorted(feed.columns.keys() - {name for name, value in row.items() if value is not None})
             if empty:
@@ -92,9 +100,8 @@ def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
                     f"{table.where(number)} has nothing in column {feed.columns[empty[0]]!r}.",
                     "Fill it, or remove the row.",
                 )
-    if not rows:
-        raise ArtifactError(f"{path.name} has no rows.", "Add rows to the file.")
-    return _make(spec, path.name, {name: [row[name] for _, row in rows] for name in feed.columns})
+    made = _make(spec, path.name, {name: [row[name] for _, row in rows] for name in feed.columns})
+    return replace(made, note=feed.note)
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ def bench(
     rows: Path | Texts,
     model: str = "",
     text_column: str = "",
+    columns: Mapping[str, str] | None = None,
     batches: Sequence[int] = (),
     callers: Sequence[int] = (),
     usual: Sequence[int] = BATCHES,
@@ -38,7 +39,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measure the pipeline of each repository, interleaved, each on its own server; return the record as JSON values.
 
-    ``rows`` is a file, or a function that returns the name and the texts of a corpus. ``batches``, ``callers`` and
+    ``rows`` is a file, or a function that returns the name and the texts of a corpus; ``text_column`` and ``columns``
+    are those of `read_inputs`. ``batches``, ``callers`` and
     ``usual`` choose the loads, as in `find_cells`.
 
     Raises:
@@ -50,7 +52,7 @@ def bench(
     """
     targets = find_targets(places, model)
     cells = find_cells(targets, batches, callers, usual)
-    inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
+    inputs = read_inputs(targets[0].graph.config.spec, rows, text_column, columns)
     measured = measure(targets, cells, inputs, settings, on_progress)
     return _make_record(targets, inputs, settings, measured)
 
@@ -106,7 +108,7 @@ def _make_record(
         },
         "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "comparison": compare(measured),
-        "notes": list(_notes(measured)),
+        "notes": [*([f"{inputs.source}: {inputs.note}"] if inputs.note else []), *_notes(measured)],
         "advice": {label: [asdict(advice) for advice in advise(case)] for label, case in evidence.items()},
     }
 
