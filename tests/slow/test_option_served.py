@@ -132,6 +132,7 @@ MEASURED: Table = {
     "bench --streams": Measured(MODELS.replace("--streams 1", ""), "--streams 1", "--streams 2", look_at_loads),
     "bench --inputs": Measured(ROWS, "--inputs texts.csv", "--inputs more.csv", look_at_loads),
     "bench --text-column": Both(f"{ROWS} --inputs texts.csv", "--text-column TEXT", "--text-column nothing"),
+    "bench --column": Both(f"{ROWS} --inputs texts.csv", "--column TEXT=other", "--column TEXT=nothing"),
     "bench --batches": Measured(f"{REPOSITORY} --callers 1", "--batches 1", "--batches 2", look_at_loads),
     "bench --callers": Measured(f"{REPOSITORY} --batches 1", "--callers 1", "--callers 2", look_at_loads),
     "bench --report": Both(ROWS, "", "--report", PRINTED),

@@ -80,6 +80,7 @@ REFUSED = {
     "quickstart --llm --encoder e": "--encoder has no effect with --llm, whose model is made on the spot.",
     "serve r --print --audit a": "--audit has no effect with --print: the container has no proxy of shoal's",
     "bench r --text-column a": "--text-column has no effect without --inputs.",
+    "bench r --column a=b": "--column has no effect without --inputs.",
     "env build r.txt --engine venv --channel c": "--channel has no effect with --engine venv, which has no conda.",
     "env build --stub none --stub-builder b": "--stub-builder has no effect with --stub none, which compiles none.",
     "env build r.txt --gpu": "--gpu has no effect with a source and no --stub-builder.",

@@ -24,9 +24,7 @@ _LINE = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+:\d+)\] (.*)")
 _TABLE = re.compile(r"[+|][- ]")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 # Harmless warnings on a machine without a GPU.
-_NO_GPU = re.compile(
-    r"CUDA driver version is insufficient|CudaDriverHelper|DCGM unable|pinned system memory|Failed to initialize NVML"
-)
+_NO_GPU = re.compile(r"CUDA driver version is|CudaDriverHelper|DCGM unable|pinned system memory|initialize NVML")
 _FIELDS = ("model", "kind", "request_id", "place")  # optional fields of a record
 _PERIOD = 0.2  # seconds between two reads of a log
 _MOST_BYTES = 8 * 2**20  # of Triton's log, which is truncated once it is forwarded
@@ -171,8 +169,7 @@ class Tail:
 def forward(line: str) -> None:
     """Log a line of Triton's log. Lines of its tables, such as that of its options, have the level DEBUG.
 
-    A line that does not have Triton's format was printed by a model, and is logged at level INFO, unless it says only
-    that there is no GPU.
+    Another line was printed by a model and has the level INFO, or by Triton about a lacking GPU and has DEBUG.
     """
     found = _LINE.fullmatch(line)
     if found and not found[3]:  # the head of a table
