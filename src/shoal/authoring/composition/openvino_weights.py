@@ -79,7 +79,7 @@ def _export(weights: Weights, folder: Path, kind: str, wanted: dict[str, Any]) -
 
     from shoal.kit.encoders.encoder import quiet_transformers
     from shoal.kit.generation.engines.loading import load_model
-    from shoal.kit.generation.exporting import export_openvino
+    from shoal.authoring.composition.exporting import export_openvino
 
     with aside(folder) as made:
         with quiet_transformers():

@@ -18,7 +18,7 @@ from shoal.errors import ArtifactError, InputError, ShoalError, needs
 from shoal.kit.encoders.encoder import quiet_transformers
 from shoal.kit.encoders.export import export_onnx
 from shoal.kit.generation.engines.loading import load_model
-from shoal.kit.generation.exporting import CachedDecoder
+from shoal.authoring.composition.exporting import CachedDecoder
 from shoal.kit.generation.tokenizer import TOKENIZER
 from shoal.kit.generation.weights import CONFIG, DECODER, Weights, find_weights
 from shoal.system.files import MAX_LARGE_TEXT, read_bytes
