@@ -77,9 +77,9 @@ def _versions() -> dict[str, str]:
 def _export(weights: Weights, folder: Path, kind: str, wanted: dict[str, Any]) -> None:
     import openvino_genai
 
+    from shoal.authoring.composition.exporting import export_openvino
     from shoal.kit.encoders.encoder import quiet_transformers
     from shoal.kit.generation.engines.loading import load_model
-    from shoal.authoring.composition.exporting import export_openvino
 
     with aside(folder) as made:
         with quiet_transformers():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from shoal.authoring.composition.exporting import CachedDecoder
 from shoal.authoring.composition.weights import PARAMETER
 from shoal.authoring.composition.weights import find as find_weights_or_download
 from shoal.authoring.project.importing.imported import Imported, stage
@@ -18,7 +19,6 @@ from shoal.errors import ArtifactError, InputError, ShoalError, needs
 from shoal.kit.encoders.encoder import quiet_transformers
 from shoal.kit.encoders.export import export_onnx
 from shoal.kit.generation.engines.loading import load_model
-from shoal.authoring.composition.exporting import CachedDecoder
 from shoal.kit.generation.tokenizer import TOKENIZER
 from shoal.kit.generation.weights import CONFIG, DECODER, Weights, find_weights
 from shoal.system.files import MAX_LARGE_TEXT, read_bytes
