@@ -15,7 +15,8 @@ from shoal.kit.generation.sampling import SETTINGS, Setting
 ROOT = Path(__file__).parents[1]
 FILES = (
     "docs/language-models.md", "ensembles/llm/config.pbtxt", "models/llamav2/config.pbtxt",
-    "models/llm-hf/config.pbtxt", "models/llm-onnx/config.pbtxt", "models/llm-vllm/config.pbtxt",
+    "models/llm-hf/config.pbtxt", "models/llm-onnx/config.pbtxt", "models/llm-openvino/config.pbtxt",
+    "models/llm-vllm/config.pbtxt",
     "models/llm_bls/config.pbtxt", "preprocess/prompt/config.pbtxt", "src/shoal/clients/llm/client.py",
 )  # fmt: skip
 _BLOCK = re.compile(

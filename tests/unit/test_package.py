@@ -177,9 +177,9 @@ def test_only_tensors_knows_tritons_module() -> None:
 # Calls that read a device array's values, in NumPy, CuPy or torch. `get` is theirs without arguments.
 READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tobytes", "tolist"}
 SHIPPED = (
-    "bert-large", "completion", "cuml", "ensemble", "ensemble_all", "llamav2", "llm", "llm-hf", "llm-onnx", "llm-vllm",
-    "llm_bls", "postprocess", "postprocessing", "preprocess", "preprocessing", "prompt", "tensorrt_llm",
-    "tensorrt_llm_bls", "trtllm-llmapi", "vllm",
+    "bert-large", "completion", "cuml", "ensemble", "ensemble_all", "llamav2", "llm", "llm-hf", "llm-onnx",
+    "llm-openvino", "llm-vllm", "llm_bls", "postprocess", "postprocessing", "preprocess", "preprocessing", "prompt",
+    "tensorrt_llm", "tensorrt_llm_bls", "trtllm-llmapi", "vllm",
 )  # fmt: skip
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
 HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "answers.py", "contract.py", "prompts.py", "trtllm.py"}

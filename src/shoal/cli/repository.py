@@ -48,7 +48,8 @@ Weights = Annotated[
     str | None, typer.Option(metavar="FOLDER|FILE|OWNER/NAME", help="A language model's weights, if models need some.")
 ]
 Quantize = Annotated[
-    Literal["int8", "int4"] | None, typer.Option(help="Bits of a weight in llm-hf, by torchao; int4 needs a GPU.")
+    Literal["int8", "int4"] | None,
+    typer.Option(help="Bits of a weight: in llm-hf by torchao, where int4 needs a GPU; in llm-openvino by NNCF."),
 ]
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.authoring.check.targets import check_backends
 from shoal.authoring.composition.artifacts import check_artifacts, check_present, choose_precisions, read_contents
 from shoal.authoring.composition.environments import find_environments
+from shoal.authoring.composition.openvino_weights import is_wanted, make_openvino
 from shoal.authoring.composition.together import find_hosts, pack
 from shoal.authoring.composition.transforms import Models, Order, gather, transform
 from shoal.authoring.composition.tuned import read_tuned
@@ -23,6 +24,7 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.plan import Plan, Tuning
 from shoal.errors import SetupError
+from shoal.kit.generation.weights import NONE
 from shoal.system.paths import aside, check_path_supported, check_replaceable, exchange
 
 
@@ -59,6 +61,7 @@ def compose(
     ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
     weights, a file in GGUF, which is converted to the folder ``REPOSITORY-weights``, or ``OWNER/NAME[@REVISION]`` on
     the Hugging Face hub. The weights are not copied: models with an empty parameter ``model`` get the folder's path.
+    For ``llm-openvino``, they are exported once to the folder ``REPOSITORY-openvino``, in the form ``quantize``.
     ``tuning`` maps names of models to the settings of their instances and their dynamic batching. ``tuned`` is the plan
     file of ``shoal tune`` for the same encoders: its precision is the one for ``auto``, and it has the encoders for
     INT8; ``accepts_error`` allows any measured or unknown error of INT8. ``quantize``, ``int8`` or ``int4``, is the
@@ -78,10 +81,13 @@ def compose(
     check_path_supported(target)
     folders = find_model_folders(projects)
     models = gather([*names], folders, swap or {})
+    found = None if weights is None else find_weights(str(weights), target)
+    if found is not None and is_wanted(models):
+        found, quantize = make_openvino(found, target.with_name(f"{target.name}-openvino"), quantize or NONE), ""
     order = Order(
         plan=replace(plan, tuning={**plan.tuning, **(tuning or {})}),
         artifacts=None if artifacts is None else Path(artifacts),
-        weights=None if weights is None else find_weights(str(weights), target),
+        weights=found,
         tuned=None if tuned is None else read_tuned(Path(tuned)),
         accepts_error=accepts_error,
         quantize=quantize,

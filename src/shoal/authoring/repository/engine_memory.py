@@ -17,6 +17,7 @@ from shoal.kit.generation.weights import (
     INT4,
     INT8,
     NONE,
+    OPENVINO_WEIGHTS,
     PAGE,
     Weights,
     choose_dtype,
@@ -50,7 +51,7 @@ class EngineMemory:
 
 
 def find_engine_memory(config: ModelConfig, *, on_gpu: bool) -> EngineMemory | None:
-    """Compute the memory of an engine on transformers or ONNX Runtime that has weights; None for any other model.
+    """Compute the memory of an engine of shoal's that has weights, but for vLLM; None for any other model.
 
     vLLM fills the share of the GPU that its argument ``gpu_memory_utilization`` names, whatever the model.
     """
@@ -78,9 +79,10 @@ def _compute(weights: Weights, parameters: Mapping[str, str], *, on_gpu: bool) -
     kind = parameters.get("quantize") or NONE
     dtype = "bfloat16" if kind == INT4 else parameters.get("dtype") or "auto"
     item = _ITEM_BYTES.get(choose_dtype(weights, dtype, on_gpu=on_gpu), 4)
-    tokens = (count_cache_pages(slots, context, asked) + 2) * PAGE  # transformers keeps two for padding
+    reserve = 0 if weights.shards == (OPENVINO_WEIGHTS,) else 2  # transformers keeps two pages for padding
+    tokens = (count_cache_pages(slots, context, asked) + reserve) * PAGE
     return EngineMemory(
-        _weight_bytes(weights, item, kind),
+        _weight_bytes(weights, item, kind) if reserve else (weights.folder / OPENVINO_WEIGHTS).stat().st_size,
         _cache_bytes(geometry, tokens, item) if parameters.get("batching") in (None, "auto", "continuous") else 0,
         slots * weights.vocabulary * item,
     )

@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
 
 _FLAG, _NAMES, _WHOLE, _SECONDS = "true or false", "names, separated by spaces", "whole number", "seconds"
 _TEXTS, _JSON, _PATH, _NUMBER = "JSON list of texts", "JSON object", "absolute path", "number"
-_ENGINES = "llm-hf, llm-onnx, llm-vllm"
+_ENGINES = "llm-hf, llm-onnx, llm-openvino, llm-vllm"
 TABLE = tuple(Parameter(*row) for row in (
     # Of every model.
     ("api", "kind, or kind=OUTPUT", "", ANY, "shoal serve, shoal check, shoal describe",
@@ -85,13 +85,14 @@ TABLE = tuple(Parameter(*row) for row in (
     ("accumulate_tokens", _FLAG, "false", COMPONENT, "tensorrt_llm_bls", "Whether pieces have the whole text so far."),
     ("batching", "auto, or a way", "auto", COMPONENT, "llm-hf",
      "continuous, static or single, without a comparison with generate; auto: the first that equals it."),
-    ("cache_tokens", _WHOLE, "", COMPONENT, "llm-hf", "Most tokens of all requests; slots x context, at most 32768."),
+    ("cache_tokens", _WHOLE, "", COMPONENT, "llm-hf, llm-openvino",
+     "Most tokens of all requests; slots x context, at most 32768."),
     ("chat_template_kwargs", _JSON, "", COMPONENT, "prompt", "Variables of the chat template."),
     ("context", _WHOLE, "", COMPONENT, _ENGINES, "Most tokens of prompt and answer; if empty, the model's own."),
     ("context", _WHOLE, "0", COMPONENT, "prompt, preprocessing", "Most tokens; 0 is the model's own number."),
     ("dtype", "float32, bfloat16 or float16", "float32", COMPONENT, "llamav2", "Dtype of the weights."),
-    ("dtype", "auto or a dtype", "auto", COMPONENT, "llm-hf, llm-vllm",
-     "Dtype of the weights; auto is their own, but for llm-hf float32 on a host that does not compute in it."),
+    ("dtype", "auto or a dtype", "auto", COMPONENT, "llm-hf, llm-openvino, llm-vllm",
+     "Dtype of the weights; auto is their own, but, except on vLLM, float32 on a host without it."),
     ("engine_args", _JSON, "{}", COMPONENT, "llm-vllm", "vLLM's own arguments."),
     ("exclude_input_in_output", _FLAG, "true", COMPONENT, f"preprocessing, {_ENGINES}",
      "Whether whole answers are new tokens alone; otherwise the prompt comes first."),

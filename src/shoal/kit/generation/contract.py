@@ -147,6 +147,18 @@ class TokenRequest:
     returns: tuple[str, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
 
+    def check_applied(self, applied: Container[str]) -> None:
+        """Check that an engine that applies the settings ``applied`` applies all that the request has.
+
+        Raises:
+            InputError: the engine does not apply a setting; the message has the engine's name of the setting.
+        """
+        self.sampling.check_applied(applied)
+        words = ("bad_words", "bad_words_list", self.bans), ("embedding_bias", "embedding_bias", self.bias)
+        for name, tensor, given in words:
+            if given and name not in applied:
+                raise InputError(f"The request has {tensor}; this model's engine does not apply it.", "Leave it out.")
+
     @classmethod
     def read(cls, inputs: Arrays, limits: Limits, outputs: Container[str] = ()) -> TokenRequest:
         """Read a request's tensors, each ``[1, *dims]``.

@@ -34,7 +34,7 @@ class Sampler:
 
     SETTINGS = frozenset(  # those that this module applies
         """temperature top_k top_p repetition_penalty seed min_tokens frequency_penalty presence_penalty
-        top_logprobs""".split()
+        top_logprobs bad_words embedding_bias""".split()
     )
 
     # In trials: what returns the token to take, whatever the logits [vocabulary] are, from these and the new tokens.

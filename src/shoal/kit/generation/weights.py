@@ -17,6 +17,7 @@ from shoal.system.machine import computes_bf16
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DECODER = "decoder.onnx"  # in place of safetensors, for the engine on ONNX Runtime
+OPENVINO, OPENVINO_WEIGHTS = "openvino_model.xml", "openvino_model.bin"  # likewise, for the engine on OpenVINO
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _UNNAMED_CONTEXT = 2048
@@ -31,9 +32,9 @@ class Weights:
     """A checked weights folder in the Hugging Face layout.
 
     ``config`` is the object in ``config.json``. ``shards`` are the names of the safetensors files, or, without any, the
-    name of the decoder in ONNX. ``vocabulary`` is the number of the model's token ids, ``context`` the greatest number
-    of tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer: those of
-    ``generation_config.json``, or else of ``config.json``, and the tokenizer's end token.
+    name of the decoder in ONNX, or of OpenVINO's weights. ``vocabulary`` is the number of the model's token ids,
+    ``context`` the greatest number of tokens of prompt and answer together. ``end_ids`` are the tokens that end an
+    answer: those of ``generation_config.json``, or else of ``config.json``, and the tokenizer's end token.
     """
 
     folder: Path
@@ -128,6 +129,8 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
     found = {path.name for path in folder.glob("*.safetensors")}
     if not found and (folder / DECODER).is_file():
         return (DECODER,)
+    if not found and all((folder / name).is_file() for name in (OPENVINO, OPENVINO_WEIGHTS)):
+        return (OPENVINO_WEIGHTS,)
     if not found:
         pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
         if pickles:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from shoal.authoring.composition.exporting import CachedDecoder
 from shoal.authoring.composition.weights import PARAMETER
 from shoal.authoring.composition.weights import find as find_weights_or_download
 from shoal.authoring.project.importing.imported import Imported, stage
@@ -102,55 +102,19 @@ def _check_is_decoder(weights: Weights) -> None:
         )
 
 
-class _Exported(torch.nn.Module):
-    """A decoder whose ``forward`` takes and returns only tensors, as the export needs it.
-
-    ``past`` are the cached keys of the first layer, its cached values, the keys of the second layer, and so on.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Any, mask: Any, positions: Any, *past: Any) -> tuple[Any, ...]:
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
-            cache.update(keys, values, layer)
-        takes = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
-        out = self.model(**takes, use_cache=True, logits_to_keep=1)
-        layers = getattr(getattr(out, "past_key_values", None), "layers", ())
-        if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
-            raise InputError("it keeps another state")
-        return (out.logits[:, -1], *(tensor for layer in layers for tensor in (layer.keys, layer.values)))
-
-
 def _export(model: Any, weights: Weights, path: Path) -> None:
-    """Export the decoder to the ONNX file ``path``.
-
-    The example input has padding and a cache. No dimension of it has size 0 or 1, because the trace may treat these
-    sizes as constants.
-    """
-    decoder = _Exported(model)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    ids = torch.arange(16).reshape(2, 8) % weights.vocabulary
+    """Export the decoder to the ONNX file ``path``."""
+    decoder = CachedDecoder(model, is_last=True)
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a trace keeps branches on sizes; the comparison sees whether they matter
-        try:
-            _, *past = decoder(ids[:, :5], mask[:, :5], positions[:, :5])
-        except Exception as error:  # of many kinds, by model
-            reason = "" if isinstance(error, IndexError | InputError) else f" ({str(error).partition(chr(10))[0]})"
-            raise InputError(
-                f"{type(model).__name__} keeps another state than a cache of keys and values in each layer{reason}.",
-                "Serve it with llm-hf.",
-            ) from error
+        given = decoder.example(weights)
+        past = given[len(INPUTS) :]
         names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
         before, after = ([f"{when}.{name}" for name in names] for when in ("past_key_values", "present"))
         rows, cached = {0: "rows"}, {2: "past"}
         axes = {name: rows | {1: "all" if name == INPUTS[1] else "new"} for name in INPUTS}
         axes |= {"logits": rows, **dict.fromkeys(before, rows | cached), **{name: rows | {2: "all"} for name in after}}
         shown = {"input_names": [*INPUTS, *before], "output_names": ["logits", *after], "dynamic_axes": axes}
-        given = (ids[:, 5:], mask, positions[:, 5:], *past)
         export_onnx(decoder, given, path, type(model).__name__, "Serve it with llm-hf.", **shown)
 
 

@@ -104,7 +104,7 @@ class EngineComponent(StreamingComponent):
             inputs = {**inputs, "streaming": np.zeros((len(inputs["input_ids"]), 1), np.bool_)}
         rows = read_rows(inputs, engine.limits, self.outputs, has_prompt=self.has_prompt)
         for row in rows:
-            row.request.sampling.check_applied(engine.settings)
+            row.request.check_applied(engine.settings)
         # A row alone needs no joining: the engine itself answers it once if ``streaming`` is false.
         is_streaming = len(rows) == 1 or read_streaming([row.request.is_streaming for row in rows])
         if self.is_like_nvidia and not spec.is_decoupled and any(row.request.is_streaming for row in rows):

@@ -33,7 +33,7 @@ _LARGE = 1_000_000_000  # weights
 _MOST_WORK = 100_000_000_000  # weights times tokens of a prompt: about a second on two cores
 _MOST_TOKENS = 1024
 # What a model computes differs before and after this many tokens.
-_THRESHOLDS = ("original_max_position_embeddings", "sliding_window", "attention_window_size", "attention_chunk_size")
+THRESHOLDS = ("original_max_position_embeddings", "sliding_window", "attention_window_size", "attention_chunk_size")
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the greatest logit
 
 _log = logging.getLogger("shoal")
@@ -60,11 +60,9 @@ def choose_engine(
         ArtifactError: the model does not generate at all, or no way gives the tokens of its own ``generate``.
     """
     config = model.config.get_text_config().to_dict()
-    changes = _find_sizes(config, limits.context, *_THRESHOLDS)
+    changes = find_sizes(config, limits.context, *THRESHOLDS)
     tried = [size for size in changes if size * model.num_parameters() <= _MOST_WORK and size <= _MOST_TOKENS]
-    kinds = {str(kind) for kind in _find(config, "rope_type")}
-    is_changing = "longrope" in kinds or any("dynamic" in kind for kind in kinds)
-    turns = _find_sizes(config, limits.context, _THRESHOLDS[0]) if is_changing else []
+    turns = find_turns(config, limits.context)
     ways: dict[str, Callable[[], HfEngine | HfStaticEngine]] = {
         "continuous": lambda: HfEngine(model, limits, cache_tokens=cache_tokens),
         "static": lambda: HfStaticEngine(model, limits, together=min([limits.context, *turns])),
@@ -124,7 +122,15 @@ def _find(config: Mapping[str, Any], *names: str) -> Iterator[Any]:
             yield value
 
 
-def _find_sizes(config: Mapping[str, Any], context: int, *names: str) -> list[int]:
+def find_turns(config: Mapping[str, Any], context: int) -> list[int]:
+    """Return the numbers of tokens, below ``context``, at which the rope of all tokens changes."""
+    kinds = {str(kind) for kind in _find(config, "rope_type")}
+    is_changing = "longrope" in kinds or any("dynamic" in kind for kind in kinds)
+    return find_sizes(config, context, THRESHOLDS[0]) if is_changing else []
+
+
+def find_sizes(config: Mapping[str, Any], context: int, *names: str) -> list[int]:
+    """Return the sizes, below ``context``, that a configuration has under these names."""
     return sorted({size for size in _find(config, *names) if isinstance(size, int) and 0 < size < context})
 
 

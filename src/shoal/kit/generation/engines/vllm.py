@@ -83,7 +83,7 @@ class VllmEngine:
             does not know one of ``arguments`` or a GPU is missing.
     """
 
-    settings = frozenset(row.name for row in NUMBERS if row.vllm)
+    settings = frozenset(row.name for row in NUMBERS if row.vllm) | {"bad_words", "embedding_bias"}
 
     def __init__(
         self,
