@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,13 +50,13 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 def post(
     path: str,
     body: Any,
-    models: Mapping[str, str] = MODELS,
+    models: dict[str, str] = MODELS,
     aliases: Mapping[str, str] | None = None,
     caller: Caller | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, Any]:
     """Send a request to a gateway of some models; return the status and the answer's JSON."""
-    configs, active = make_configs(**models), ActiveServer()
+    configs, active = make_configs(Path(), **models), ActiveServer()
     active.upstream, active.closed = FakeUpstream(), ""
     traffic = Traffic(active, configs, Limits(), max_wait=1.0)
     gate = Gate(active, traffic, Exposure(configs), StreamRequests(configs), Limits(), resends=False)
@@ -74,7 +75,7 @@ def post(
     return asyncio.run(work())
 
 
-def say(path: str, body: Any, models: Mapping[str, str] = MODELS, **given: Any) -> str:
+def say(path: str, body: Any, models: dict[str, str] = MODELS, **given: Any) -> str:
     """Return the message of a refusal."""
     error = post(path, body, models, **given)[1]["error"]
     return str(error if isinstance(error, str) else error["message"])
@@ -160,7 +161,7 @@ def test_the_only_model_of_a_path_needs_no_name(answers: list[tuple[str, dict[st
         (MODELS, {"aliases": {"text-embedding-3-small": "minilm"}}),
         (two, {"caller": Caller("x", models=frozenset({"minilm", "ranker"}))}),
     ):
-        status, answer = post("/v1/embeddings", {"input": "a"}, models, **given)  # type: ignore[arg-type]
+        status, answer = post("/v1/embeddings", {"input": "a"}, models, **given)
         assert (status, answer["model"]) == (200, "minilm")
     assert post("/v1/rerank", {"query": "a", "documents": ["b"]})[1]["model"] == "ranker"
     assert {model for model, _ in answers} == {"minilm", "ranker"}

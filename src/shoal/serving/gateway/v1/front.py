@@ -49,7 +49,7 @@ from shoal.serving.gateway.v1.tokens import (
 Handler = Callable[[Any, ModelRequest], Awaitable[web.StreamResponse]]
 _COUNT = "/v1/messages/count_tokens"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # of the page
-_FORM, _PAGES = "application/x-www-form-urlencoded", ("Origin", "Sec-Fetch-Site")  # headers that browsers send
+_FORM, _PAGES = "application/x-www-form-urlencoded", ("Origin", "Sec-Fetch-Site")  # headers of browsers
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -220,7 +220,7 @@ class ApiFront:
         self, kind: type[Any], answer: Handler, request: web.Request, caller: Caller, model: str = ""
     ) -> web.StreamResponse:
         """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
-        # curl says form; so may any page, which a browser does not ask about, but marks
+        # curl -d sends _FORM. So may a page of any origin, without a preflight, but its browser adds one of _PAGES.
         is_page = request.content_type != _FORM or any(name in request.headers for name in _PAGES)
         if request.content_type != "application/json" and is_page:
             what = f"Content-Type is {request.content_type[:60]!r}. Send application/json"

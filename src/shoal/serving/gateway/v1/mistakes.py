@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +12,6 @@ from msgspec import Struct
 from shoal.errors import suggest
 from shoal.serving.gateway.http.json_scanning import say_kinds
 from shoal.serving.gateway.v1.errors import ApiError
-from shoal.serving.gateway.v1.schema import UNSUPPORTED, CompletionRequest, EmbeddingsRequest
 
 # Names that other servers give to texts, and the fields that have them here.
 _ALIKE = {*"content contents data docs documents input inputs instances message messages passages".split()}
@@ -22,15 +22,15 @@ _MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown
 _MOST_WORDS = 2**9  # characters of a message that are read
 
 
-def explain(kind: type[Struct], message: str) -> ApiError:
-    """Return the refusal for msgspec's message about a request of ``kind``."""
+def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> ApiError:
+    """Return the refusal for msgspec's message about a request of ``kind``; ``reasons`` are of fields not served."""
     what, is_placed, place = message.rpartition(" - at `$")
     what, place = (what, place.removesuffix("`").removeprefix(".")) if is_placed else (message, "")
     what = what[:_MOST_WORDS]
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).removesuffix("`")
         param = f"{place}.{name}" if place else name
-        if reason := _find_reason(param):
+        if reason := _find_reason(param, reasons):
             return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
         known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
         meant = [each for each in (f"{name}s", *(_MEANT if name in _ALIKE else ())) if each in known]
@@ -40,12 +40,12 @@ def explain(kind: type[Struct], message: str) -> ApiError:
         missing = what.removeprefix(_MISSING).removesuffix("`")
         place = f"{place}.{missing}" if place else missing
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
-    reason = UNSUPPORTED["tools"] if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
+    reason = reasons["tools"] if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place, reasons)
     if reason or what.startswith("Expected `null`"):
         what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
         return ApiError(f"{place} {what}", place, "unsupported_parameter")
     what = say_kinds(what)
-    if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
+    if kind.__name__ in ("EmbeddingsRequest", "CompletionRequest") and place.startswith(("input[", "prompt[")):
         ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."
         return ApiError(f"{place} is no text: {what[:100]}. {ids}", place)
     valid = f" Valid: {values}." if (values := ", ".join(map(repr, _find_values(kind, place)))) else ""
@@ -68,7 +68,7 @@ def _find_values(kind: type[Struct], place: str) -> list[Any]:
     return [value for each in divide(found) for value in getattr(each, "values", ())]
 
 
-def _find_reason(place: str) -> str:
+def _find_reason(place: str, reasons: Mapping[str, str]) -> str:
     """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
     names = (name.partition("[")[0] for name in place.split("."))
-    return next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), "")
+    return next((reasons[name] for name in names if name in reasons), "")

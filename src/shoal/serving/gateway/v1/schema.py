@@ -1,6 +1,6 @@
 """Requests of OpenAI's API: types that decode and check them in one step.
 
-A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``UNSUPPORTED`` says
+A field that OpenAI has and that is not served has the type of the values that ask for nothing; ``_UNSUPPORTED`` says
 why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: they are taken and do nothing.
 """
 
@@ -34,7 +34,7 @@ _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing i
 _FORMS = "answers follow no grammar"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
 _FREE = "nothing is billed"
-UNSUPPORTED = {
+_UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
     "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
@@ -381,7 +381,7 @@ def decode(kind: type[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         from shoal.serving.gateway.v1.mistakes import explain
 
-        raise explain(kind, str(error)) from None
+        raise explain(kind, str(error), _UNSUPPORTED) from None
     except (ValueError, RecursionError):  # also: not UTF-8
         raise ApiError("The body is not JSON.", code="invalid_json") from None
     except ApiError:
