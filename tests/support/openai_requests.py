@@ -80,7 +80,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("rerank documents", [["a"] * 2048], [[], ["a"] * 2049, "a"], "documents"),
     ("rerank top_n", [1, 99, None], [0, -1], "top_n"),
     ("score text_1", ["a", ["a"] * 2048], [[], ["a"] * 2049], "text_1"),
-    ("predict instances", [["a"] * 2**14, [{"X": [1]}]], [[], ["a"] * (2**14 + 1), "a"], "instances"),
+    ("predict instances", [["a"] * 2**14, [{"X": [1]}], "a"], [[], ["a"] * (2**14 + 1), 5], "instances"),
     ("predict instances", [["a", 5, [5.5]]], [["a", None]], "instances[1]"),
     ("response input", ["a", [USER] * 4096], [[], [USER] * 4097, 5], "input"),
     ("response max_output_tokens", [1, None], [0, HUGE], "max_output_tokens"),

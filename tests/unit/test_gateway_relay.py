@@ -81,7 +81,7 @@ def test_two_requests_of_one_stream_use_one_call() -> None:
             assert len(bench.upstream.fake.calls) == 1
             assert len(bench.call.written) == 2
             reading = asyncio.create_task(bench.read())
-            error = f"{second} is wrong\nAt:\n/models/m/1/model.py(1)"
+            error = f"[request id: {second}] {second} is wrong\nAt:\n/models/m/1/model.py(1)"
             bench.call.say(second, error=error, outputs=0, is_final=True)
             bench.call.say("unknown", error="what is this\n\nAt:\n/models/m/1/model.py")
             await settle()

@@ -216,6 +216,8 @@ def test_words_of_triton() -> None:
     assert is_dead("Failed to process the request(s) for model 'a', message: Broken pipe")
     assert not is_dead("Broken pipe")
     assert reword("a\n\nAt:\n/work\nb") == "a"
+    assert reword("[request id: <id_unknown>] no\n\nAt:\n/work\nb") == "no"
+    assert reword("in ensemble 'a', [request id: 5] no") == "in ensemble 'a', [request id: 5] no"
     assert forwarded_metadata([("traceparent", "x"), ("authorization", "y")]) == (("traceparent", "x"),)
     assert forwarded_metadata(None) == ()
     assert RefusedError(RefusalReason.WRONG, "No.").client_message == "No."

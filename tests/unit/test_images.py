@@ -141,7 +141,7 @@ def test_a_picture_on_the_command_line(tmp_path: Path) -> None:
 def test_a_picture_in_base64() -> None:
     encoded = {"b64": base64.b64encode(b"\x89PNG").decode()}
     asked = PredictRequest(instances=[encoded, {"IMAGE": encoded, "ID": 1}, "text"])
-    rows, _ = _group(asked, "IMAGE", "")
+    rows, _ = _group(asked, MODEL)
     assert rows == [{"IMAGE": b"\x89PNG"}, {"IMAGE": b"\x89PNG", "ID": 1}, {"IMAGE": "text"}]
     with pytest.raises(ApiError, match="The value of b64 is not base64"):
-        _group(PredictRequest(instances=[{"b64": "*"}]), "IMAGE", "")
+        _group(PredictRequest(instances=[{"b64": "*"}]), MODEL)

@@ -205,19 +205,9 @@ def _check(repository: Path) -> None:
         )
 
 
-# Bodies of example requests by path, without the model.
-_BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}]},
-    "/v1/completions": {"prompt": "Once upon a time"},
-    "/v1/embeddings": {"input": "A text."},
-    "/v1/classify": {"input": "A text."},
-    "/v1/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
-}
-
-
 def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
     """Print the signature of each pipeline that clients may ask, and commands that send it a request."""
-    from shoal.authoring.repository.apis import Api, find_served
+    from shoal.authoring.repository.apis import BODIES, Api, find_served
     from shoal.authoring.repository.call_graph import mark_decoupled
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
@@ -249,7 +239,7 @@ def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
                 command = f"shoal chat{server.removeprefix(' --url')} --model {name}{key}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
         if paths := served.paths:
-            body = json.dumps({"model": name, **_BODIES[paths[0]]})
+            body = json.dumps({"model": name, **BODIES[paths[0]]})
             command = f"{head}{paths[0]} -H 'Content-Type: application/json'{bearer} -d '{body}'"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False, markup=False)
             if paths[1:]:

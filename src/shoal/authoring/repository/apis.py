@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.authoring.repository.call_graph import MAX_NESTED
 from shoal.authoring.repository.config import ModelConfig
@@ -43,6 +43,14 @@ _PATHS: dict[Api, tuple[str, ...]] = {
     Api.CLASSIFY: ("/v1/classify",),
     Api.RERANK: ("/v1/rerank", "/v1/score"),
     Api.NONE: (),
+}
+BODIES: dict[str, dict[str, Any]] = {  # of example requests by path, without the model
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}]},
+    "/v1/completions": {"prompt": "Once upon a time"},
+    "/v1/embeddings": {"input": "A text."},
+    "/v1/classify": {"input": "A text."},
+    "/v1/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
+    "/v1/score": {"text_1": "A text.", "text_2": "Another one."},
 }
 _CHAT_PATHS = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
 from shoal.authoring.repository.config import ModelConfig
+from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.http.certificates import Certificates
 from shoal.serving.gateway.http.listener import listen
@@ -19,9 +20,11 @@ from shoal.serving.gateway.v2.http_front import HttpFront, refuse_path
 from shoal.serving.gateway.v2.rules import read_rules
 
 
-def make_app(gate: Gate, routes: Iterable[Route], cors: str = "") -> web.Application:
+def make_app(
+    gate: Gate, routes: Iterable[Route], cors: str = "", say_place: Callable[[str, Caller], str] | None = None
+) -> web.Application:
     """Return the application of the port for HTTP, on which all APIs have their routes."""
-    return HttpRoutes(gate, routes, refuse_path, cors).app
+    return HttpRoutes(gate, routes, refuse_path, cors, say_place).app
 
 
 @asynccontextmanager
@@ -33,9 +36,10 @@ async def open_fronts(
     Requests that arrive before Triton is ready are refused with the reason.
     """
     rules = read_rules(configs, is_lenient=options.is_lenient)
-    routes = [*HttpFront(gate, rules).routes, *ApiFront(gate, configs, options.aliases).routes]
+    api = ApiFront(gate, configs, options.aliases)
+    app = make_app(gate, [*HttpFront(gate, rules).routes, *api.routes], options.cors, api.say_place)
     server = make_server(GrpcFront(gate, rules), at.grpc, options.limits, tls)
-    async with listen(make_app(gate, routes, options.cors), at.http, options, tls):
+    async with listen(app, at.http, options, tls):
         await server.start()
         try:
             yield

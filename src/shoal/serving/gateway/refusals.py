@@ -10,14 +10,6 @@ from shoal.serving.gateway.logs import log
 
 RETRY_SECONDS = 5.0  # about the time of a restart
 FAULT = "The server failed on this request, and its log says why."
-_CHAT, _PREDICT = "/v1/chat/completions", "/v1/models/NAME:predict"
-_ELSEWHERE = {  # paths of other servers, and what does the same here
-    "/metrics": "/metrics on the metrics port", "/embed": "/v1/embeddings", "/embeddings": "/v1/embeddings",
-    "/api/embed": "/v1/embeddings", "/api/embeddings": "/v1/embeddings", "/api/chat": _CHAT, "/chat": _CHAT,
-    "/chat/completions": _CHAT, "/api/generate": "/v1/completions", "/generate": "/v1/completions",
-    "/completions": "/v1/completions", "/rerank": "/v1/rerank", "/classify": "/v1/classify", "/predict": _PREDICT,
-    "/invocations": _PREDICT, "/infer": "/v2/models/NAME/infer", "/api/tags": "/v1/models", "/models": "/v1/models",
-}  # fmt: skip
 
 
 class RefusalReason(Enum):
@@ -103,8 +95,7 @@ def closed(what: str) -> RefusedError:
 
 def no_path(path: str) -> RefusedError:
     """Build the refusal of a path that is not here."""
-    where = f"Its place is {_ELSEWHERE[path]}. " if path in _ELSEWHERE else ""
-    return RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here. {where}GET / lists the paths.")
+    return RefusedError(RefusalReason.ABSENT, f"There is no path {path[:100]!r} here. GET / lists the paths.")
 
 
 def keyless(retry_after: float = 0.0) -> RefusedError:

@@ -92,8 +92,8 @@ class StreamRequest:
         )
 
     def restore_id(self, error: str) -> str:
-        """Replace ``own_id`` in an error message of Triton with the client's id."""
-        return error.replace(self.own_id, self.request_id or "<id_unknown>")
+        """Replace ``own_id`` in an error message of Triton with the client's id, if it has one."""
+        return error.replace(self.own_id, self.request_id or "<id_unknown>").replace("[request id: <id_unknown>] ", "")
 
 
 class StreamRequests:

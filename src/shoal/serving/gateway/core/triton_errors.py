@@ -20,10 +20,10 @@ _UNHEALTHY = re.compile(
     r"Stub process '([^']*)' is not healthy\."
 )
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
-# Parts of Triton's messages, and what a client reads in their place. The first names a path on the server; the others
-# do not say what to send, or say what the server's owner could configure.
+# Parts of Triton's messages, and what a client reads in their place. The first names a path on the server, or says
+# nothing; the others do not say what to send, or say what the server's owner could configure.
 _REWORDED = [
-    (re.compile(r"\n+At:\n.*", re.DOTALL), ""),
+    (re.compile(r"\n+At:\n.*|\[request id: <id_unknown>\] ", re.DOTALL), ""),
     (
         re.compile(r"attempt to access JSON non-string as string"),
         "each value of a BYTES tensor has to be a JSON string, so not null, a number or an object",

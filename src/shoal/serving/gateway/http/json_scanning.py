@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,20 @@ from shoal.serving.gateway.refusals import wrong
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_LISTS = 4096  # in an infer request's JSON, without lists within data
 MOST_PLAIN = 2**9  # characters of a number or word that are not counted
+_NAMES = {"str": "string", "int": "whole number", "float": "number", "bool": "boolean"}  # of JSON's kinds
 _QUOTE, _OPENING, _CLOSING, _COMMA, _COLON = 1, 2, 3, 4, 5
 _KINDS = np.zeros(256, np.uint8)  # of JSON's structural characters
 for _kind, _characters in enumerate((b'"', b"[{", b"]}", b",", b":"), 1):
     _KINDS[list(_characters)] = _kind
+
+
+def say_kinds(error: object) -> str:
+    """Return the text of an error of msgspec with JSON's kinds in place of Python's types."""
+
+    def say(found: re.Match[str]) -> str:
+        return f"{found[1]} {' or '.join(_NAMES.get(kind, kind) for kind in found[2].split(' | '))}"
+
+    return re.sub(r"\b(Expected|got) `([a-z |]+)`", say, str(error))
 
 
 def screen_nesting(content: bytes) -> None:

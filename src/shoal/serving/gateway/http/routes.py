@@ -94,14 +94,20 @@ class HttpRoutes:
     """The HTTP application of a port: finds the route of a request, and its caller.
 
     A route's ``answer`` gets the request, the caller and the groups of the path. ``refuse_path`` builds the refusal of
-    a path that no route has. GET / lists the paths. The path decides as the client sent it: nothing in it is decoded,
-    as Triton does not decode it either. Web pages of the origin ``cors`` may read answers.
+    a path that no route has; ``say_place`` says what a caller may send instead. GET / lists the paths. The path decides
+    as the client sent it: nothing in it is decoded, as Triton does not decode it either. Web pages of the origin
+    ``cors`` may read answers.
     """
 
     def __init__(
-        self, gate: Gate, routes: Iterable[Route], refuse_path: Callable[[str], RefusedError], cors: str = ""
+        self,
+        gate: Gate,
+        routes: Iterable[Route],
+        refuse_path: Callable[[str], RefusedError],
+        cors: str = "",
+        say_place: Callable[[str, Caller], str] | None = None,
     ) -> None:
-        self._gate, self._refuse_path, self._cors = gate, refuse_path, cors
+        self._gate, self._refuse_path, self._cors, self._say_place = gate, refuse_path, cors, say_place
         known = [*routes]
         self._listing = sorted(filter(None, (_show(route) for route in known)))
         known.append(Route("Paths", Scope.OPEN, "/", self._answer_root, "GET"))
@@ -155,10 +161,11 @@ class HttpRoutes:
             try:
                 route, groups = self._find(request.rel_url.raw_path)
             except RefusedError as refused:
-                if refused.reason is RefusalReason.CLOSED:
-                    entry.caller = self._find_caller(request)
-                    if not entry.caller.is_known:
-                        raise keyless(entry.caller.retry_after) from None
+                caller = entry.caller = self._find_caller(request)
+                if refused.reason is RefusalReason.CLOSED and not caller.is_known:
+                    raise keyless(caller.retry_after) from None
+                if self._say_place and (place := self._say_place(request.rel_url.raw_path, caller)):
+                    refused.message += f" {place}"
                 raise
             entry.route, envelope = route.name, route.envelope
             if request.method not in route.method.split(", "):

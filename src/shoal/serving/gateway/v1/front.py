@@ -49,6 +49,7 @@ from shoal.serving.gateway.v1.tokens import (
 Handler = Callable[[Any, ModelRequest], Awaitable[web.StreamResponse]]
 _COUNT = "/v1/messages/count_tokens"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # of the page
+_FORM, _PAGES = "application/x-www-form-urlencoded", ("Origin", "Sec-Fetch-Site")  # headers of browsers
 _OTHERS = "audio, images, files, batches, fine-tuning, stored answers and moderation are not served"
 
 
@@ -122,11 +123,21 @@ class ApiFront:
     async def _answer_page(self, *_: Any) -> web.Response:
         return web.Response(text=write_page(), content_type="text/html", headers={"Content-Security-Policy": _POLICY})
 
-    async def _refuse_path(self, request: web.Request, *_: Any, **__: Any) -> web.Response:
+    def say_place(self, path: str, caller: Caller) -> str:
+        """Return what to send instead of a request for a path of another server; empty for other paths."""
+        from shoal.serving.gateway.v1.elsewhere import say_place
+
+        def list_models() -> dict[str, list[str]]:
+            return {name: self._list_routes(name) for name in self._list_models(caller) if Scope.INFER in caller.scopes}
+
+        return say_place(path[:100], list_models, lambda name: self._specs[self._aliases.get(name, name)])
+
+    async def _refuse_path(self, request: web.Request, caller: Caller, *_: Any, **__: Any) -> web.Response:
         path = request.rel_url.raw_path[:100]
         known = [each.path for each in OPERATIONS if each.path.count("/") == path.rstrip("/").count("/")]
         near = get_close_matches(path.rstrip("/"), known, 1, 0.85)
         why = f". Did you mean {near[0]}?" if near else f": {_OTHERS}. GET / lists the paths."
+        why = f". {place}" if (place := self.say_place(path, caller)) else why
         message = f"There is no path {path!r} here{why}"
         raise ApiError(message, code="unknown_url", reason=RefusalReason.ABSENT)
 
@@ -181,6 +192,14 @@ class ApiFront:
             raise ApiError(f"{name} does not serve {path}. It serves {', '.join(serves) or 'nothing'}.", "model")
         return model
 
+    def _find_only(self, path: str, caller: Caller) -> str:
+        """Return the only model that a caller may ask for ``path``. Raise ``ApiError`` if there is another number."""
+        names = [name for name in self._list_models(caller) if path in self._list_routes(name)]
+        if len(models := {self._aliases.get(name, name) for name in names}) != 1:
+            what = f"The request has no model. {self._say_models(caller)}"
+            raise ApiError(what, "model", "missing_required_parameter")
+        return models.pop()
+
     # --- requests --------------------------------------------------------------------------------------------------
 
     async def _answer_count(self, asked: CountRequest, model_request: ModelRequest) -> web.Response:
@@ -201,7 +220,9 @@ class ApiFront:
         self, kind: type[Any], answer: Handler, request: web.Request, caller: Caller, model: str = ""
     ) -> web.StreamResponse:
         """Read a request of ``kind``, and answer it from the model that it names, or from ``model``."""
-        if request.content_type != "application/json":
+        # curl -d sends _FORM. So may a page of any origin, without a preflight, but its browser adds one of _PAGES.
+        is_page = request.content_type != _FORM or any(name in request.headers for name in _PAGES)
+        if request.content_type != "application/json" and is_page:
             what = f"Content-Type is {request.content_type[:60]!r}. Send application/json"
             raise RefusedError(RefusalReason.ENCODING, f"{what}: curl -H 'Content-Type: application/json' ...")
         with self._gate.reserve_memory(caller) as held:
@@ -214,13 +235,10 @@ class ApiFront:
                     )
                 self._gate.traffic.grow(held, COPIES * len(body))
             work = partial(decode, kind, body)
-            try:
-                asked = await work_apart(work, len(body))
-            except ApiError as error:
-                if (error.param, error.code) != ("model", "missing_required_parameter"):
-                    raise
-                raise ApiError(f"{error.message} {self._say_models(caller)}", error.param, error.code) from None
+            asked = await work_apart(work, len(body))
             path = f"/v1/models/{unquote(model)}:predict" if model else request.rel_url.raw_path
+            if not model:
+                asked.model = asked.model or self._find_only(path, caller)
             found = self._find(unquote(model) or asked.model, caller, path)
             field_names = getattr(asked, "field_names", FieldNames(""))
             del body, work

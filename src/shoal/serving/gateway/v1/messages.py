@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.sampling import CONTINUES, VARIABLES
@@ -62,7 +62,7 @@ class Thinking(Struct, forbid_unknown_fields=True):
 class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of ``POST /v1/messages/count_tokens``."""
 
-    model: Name
+    model: Name = field(default_factory=str)
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=4096)]
     system: str | Blocks | None = None
     thinking: Thinking | None = None

@@ -104,9 +104,7 @@ async def _score(first: list[str], second: list[str], model_request: ModelReques
 
 async def answer_predict(asked: PredictRequest, model_request: ModelRequest, spec: ModelSpec) -> web.Response:
     """Answer with the outputs for each row: values by input, or the value of the model's only one."""
-    required = [tensor.name for tensor in spec.inputs if not tensor.is_optional] or [each.name for each in spec.inputs]
-    only = required[0] if len(required) == 1 else ""
-    rows, alike = await model_request.work(partial(_group, asked, find_text_input(spec), only))
+    rows, alike = await model_request.work(partial(_group, asked, spec))
     if not spec.is_batched and len(rows) > 1:
         raise ApiError("The model takes one instance at a time.", asked.field)
     found: dict[int, tuple[int, dict[str, Any]]] = {}  # by row: its place in the outputs with it
@@ -130,13 +128,10 @@ async def answer_predict(asked: PredictRequest, model_request: ModelRequest, spe
     return await _to_response({}, "predictions", map(to_prediction, range(len(rows))), num_values)
 
 
-def _group(
-    asked: PredictRequest, text: str, only: str
-) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
-    """Return the rows as values by input, and the numbers of those with the same inputs.
-
-    ``text`` is the input for texts and bytes alone, ``only`` the one for other values alone.
-    """
+def _group(asked: PredictRequest, spec: ModelSpec) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], list[int]]]:
+    """Return the rows as values by input, and the numbers of those with the same inputs."""
+    required = [tensor.name for tensor in spec.inputs if not tensor.is_optional] or [each.name for each in spec.inputs]
+    text, only = find_text_input(spec), required[0] if len(required) == 1 else ""  # for texts and others alone
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(asked.rows):
         is_text, place = isinstance(row, str) or _is_encoded(row), f"{asked.field}[{number}]"
@@ -145,8 +140,10 @@ def _group(
             rows.append({name: _to_bytes(value, place) for name, value in row.items()})
             continue
         if not name:
-            kind = "texts" if is_text else "values"
-            raise ApiError(f"The model has no input for {kind} alone: give values by input.", place)
+            from shoal.serving.gateway.v1.elsewhere import show_instances
+
+            what = f"The model has no input for {'texts' if is_text else 'values'} alone: give values by input"
+            raise ApiError(f"{what}, such as {show_instances(spec)}", place)
         rows.append({name: _to_bytes(row, place)})
     alike = defaultdict[tuple[str, ...], list[int]](list)
     for number, row in enumerate(rows):

@@ -7,14 +7,12 @@ why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: the
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from shoal.errors import suggest
 from shoal.kit.generation.sampling import SETTINGS, VARIABLES
 from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
@@ -56,9 +54,6 @@ _UNSUPPORTED = {
     "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
     "fallback_credit_token": _FREE, "billing_policy": _FREE,
 }  # fmt: skip
-_OF_TOOLS = re.compile("'(tool|function)'")  # roles
-_MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown field `"
-_MOST_WORDS = 2**9  # characters of a message that are read
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -133,9 +128,9 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of each request of OpenAI's."""
+    """Fields of each request of OpenAI's. Without ``model``, it is for the only model that serves the path."""
 
-    model: Name
+    model: Name = field(default_factory=str)
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -332,11 +327,12 @@ _Rows = Annotated[list[_Row], Meta(min_length=1, max_length=2**14)]
 class PredictRequest(Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: rows as ``instances`` or ``inputs``.
 
-    A row is values by input, or the value of a model's only one. ``inputs`` may also have all rows' values by input.
+    A row is values by input, or the value of a model's only one. A text alone is one row. ``inputs`` may also have all
+    rows' values by input.
     """
 
-    instances: _Rows | None = None
-    inputs: _Rows | dict[str, _Rows] | None = None
+    instances: _Rows | str | None = None
+    inputs: _Rows | dict[str, _Rows] | str | None = None
 
     def __post_init__(self) -> None:
         if self.instances is None and self.inputs is None:
@@ -356,7 +352,8 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
         """The rows."""
         if isinstance(self.inputs, dict):
             return [dict(zip(self.inputs, row, strict=True)) for row in zip(*self.inputs.values(), strict=True)]
-        return self.instances or self.inputs or []
+        rows = self.instances if self.inputs is None else self.inputs
+        return [rows] if isinstance(rows, str) else rows or []
 
 
 def decode(kind: type[T], body: bytes) -> T:
@@ -382,7 +379,9 @@ def decode(kind: type[T], body: bytes) -> T:
         found = msgspec.json.decode(body, type=kind)
         json.loads(body, object_pairs_hook=to_dict, parse_int=len, parse_float=len)  # for keys that are there twice
     except msgspec.ValidationError as error:
-        raise _explain(kind, str(error)) from None
+        from shoal.serving.gateway.v1.mistakes import explain
+
+        raise explain(kind, str(error), _UNSUPPORTED) from None
     except (ValueError, RecursionError):  # also: not UTF-8
         raise ApiError("The body is not JSON.", code="invalid_json") from None
     except ApiError:
@@ -402,52 +401,3 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
     """Check the variables of a chat template, which are written as JSON several times."""
     if (size := len(msgspec.json.encode(variables))) > MOST_VARIABLES:
         raise ApiError(f"{VARIABLES} has {size} bytes as JSON; at most {MOST_VARIABLES} are read.", VARIABLES)
-
-
-def _explain(kind: type[Struct], message: str) -> ApiError:
-    what, is_placed, place = message.rpartition(" - at `$")
-    what, place = (what, place.removesuffix("`").removeprefix(".")) if is_placed else (message, "")
-    what = what[:_MOST_WORDS]
-    if what.startswith(_UNKNOWN):
-        name = what.removeprefix(_UNKNOWN).removesuffix("`")
-        param = f"{place}.{name}" if place else name
-        if reason := _find_reason(param):
-            return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
-        known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
-        near = f" {suggest(name[:60], known)}" if known else ""
-        return ApiError(f"Unknown parameter: {param[:100]!r}.{near}", param[:100], "unknown_parameter")
-    if what.startswith(_MISSING):
-        missing = what.removeprefix(_MISSING).removesuffix("`")
-        place = f"{place}.{missing}" if place else missing
-        return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
-    reason = _TOOLS if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place)
-    if reason or what.startswith("Expected `null`"):
-        what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
-        return ApiError(f"{place} {what}", place, "unsupported_parameter")
-    if kind in (EmbeddingsRequest, CompletionRequest) and place.startswith(("input[", "prompt[")):
-        ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."
-        return ApiError(f"{place} is no text: {what[:100]}. {ids}", place)
-    valid = f" Valid: {values}." if (values := ", ".join(map(repr, _find_values(kind, place)))) else ""
-    return ApiError(f"{place or 'The request'}: {what[:200]}.{valid}", place or None)
-
-
-def _find_values(kind: type[Struct], place: str) -> list[Any]:
-    """Return the values that the field at a place may have, if its type lists them."""
-
-    def divide(types: list[Any]) -> list[Any]:
-        return [each for one in types for each in getattr(one, "types", [one])]  # the types of a union
-
-    found: list[Any] = [msgspec.inspect.type_info(kind)]
-    for name in re.findall(r"(\w+)|\[[^]]*\]", place):
-        if name:
-            fields = [field for each in divide(found) for field in getattr(each, "fields", ())]
-            found = [field.type for field in fields if field.encode_name == name]
-        else:
-            found = [each.item_type for each in divide(found) if hasattr(each, "item_type")]
-    return [value for each in divide(found) for value in getattr(each, "values", ())]
-
-
-def _find_reason(place: str) -> str:
-    """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
-    names = (name.partition("[")[0] for name in place.split("."))
-    return next((_UNSUPPORTED[name] for name in names if name in _UNSUPPORTED), "")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from shoal.authoring.repository.apis import has_tensors, makes_token_ids
 from shoal.authoring.repository.config import ModelConfig
@@ -30,7 +30,7 @@ _CARRY = '{"stops": [], "num_input_tokens": 0, "keeps_specials": true}'
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of ``POST /tokenize``: a text, which gets the tokenizer's special tokens; or a chat, as its template is."""
 
-    model: Name
+    model: Name = field(default_factory=str)
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = None
@@ -61,10 +61,10 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         return {"messages": [json.dumps([message.to_plain() for message in self.messages])], **own}
 
 
-class DetokenizeRequest(Struct, forbid_unknown_fields=True):
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of ``POST /detokenize``."""
 
-    model: Name
+    model: Name = field(default_factory=str)
     tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=2**18)]
 
 

@@ -28,7 +28,7 @@ from tritonclient.grpc import service_pb2
 from shoal.clients.client.calls import WITH_FINAL
 from shoal.kit.component.spec import TensorSpec
 from shoal.serving.gateway.http.bodies import CHUNK, SMALL
-from shoal.serving.gateway.http.json_scanning import scan, screen_nesting
+from shoal.serving.gateway.http.json_scanning import say_kinds, scan, screen_nesting
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError, closed, wrong
 from shoal.serving.gateway.v2.rules import Rules
 from shoal.serving.gateway.v2.wire import Budget, count_values, find_text, make_value_budget, split
@@ -94,7 +94,7 @@ def screen_json(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes, str]
     except (msgspec.DecodeError, RecursionError) as error:
         if _has_nan(head):
             return _screen_in_parts(head, num_binary, rules)
-        raise wrong(f"The request cannot be read: {error}.{_show_input(rules, str(error))}") from None
+        raise wrong(f"The request cannot be read: {say_kinds(error)}.{_show_input(rules, str(error))}") from None
     _screen_request(request, num_binary, rules, {})
     return msgspec.json.encode(request), request.id
 
@@ -118,7 +118,7 @@ def _screen_in_parts(head: bytes, num_binary: int, rules: Rules) -> tuple[bytes,
     try:
         request = _DECODER.decode(b"".join([*parts, head[last:]]))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise wrong(f"The request cannot be read: {error}.") from None
+        raise wrong(f"The request cannot be read: {say_kinds(error)}.") from None
     counts = {f'"{token}{number}"'.encode(): span.num_values for number, span in enumerate(spans)}
     _screen_request(request, num_binary, rules, counts)
     encoded = re.split(rf'"{token}(\d+)"'.encode(), msgspec.json.encode(request))
