@@ -84,10 +84,17 @@ def test_generate_and_its_former_option() -> None:
     assert (done.exit_code, "Type: shoal chat" in done.output) == (2, True)
 
 
-@pytest.mark.parametrize(("text", "piped"), [("hello", "hello"), ("What is this?", "'What is this?'")])
-def test_a_message_in_place_of_the_address(text: str, piped: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "piped", "begins"),
+    [
+        ("hello", "hello", "Of a model: shoal chat --model hello. Messages are typed"),
+        ("What is this?", "'What is this?'", "Messages are typed"),
+    ],
+)
+def test_a_message_in_place_of_the_address(text: str, piped: str, begins: str) -> None:
     with pytest.raises(InputError, match=r"is not HOST:PORT, the address of a server\.") as error:
         app(["chat", text], standalone_mode=False)
+    assert error.value.fix.startswith(begins)
     assert error.value.fix.endswith(f"or piped: echo {piped} | shoal chat")
 
 

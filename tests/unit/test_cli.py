@@ -73,16 +73,99 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
         ("infer a --grpc-port 18001", "--url HOST:PORT"),
         ("serve --model my-llama", "shoal serve MODEL"),
         ("add-model a.txt --repository r", "--project FOLDER"),
+        ("serve r --tp 2", 'engine_args={"tensor_parallel_size": 2}\'; then shoal compose llm_bls REPOSITORY'),
+        ("serve r --max-model-len=2048", "--like llm-hf --set context=4096; then shoal compose llm_bls REPOSITORY"),
+        ("serve r --dtype fp16", "shoal compose ENSEMBLE REPOSITORY --dtype bf16"),
+        ("serve r --quantization int8", "--quantize int8, and serve that"),
+        ("serve r --prot 8003", "--http-port PORT"),
+        ("bench r --duration 3", "--seconds SECONDS"),
+        ("bench r --concurrency 4", "--callers 1,4; of a language model: --streams 1,4"),
     ],
 )
 def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None:
-    run = CliRunner().invoke(cli.app, typed.split(), env={"COLUMNS": "300"})
+    run = CliRunner().invoke(cli.app, typed.split(), env={"COLUMNS": "400"})
     assert run.exit_code == 2
-    assert re.search(rf"\. Type: .*{re.escape(instead)}", run.output)
+    assert re.search(rf"[.?] Type: .*{re.escape(instead)}", run.output)
 
 
 @pytest.mark.parametrize(
-    ("page", "section"), [("serving.md", "systemd"), ("serving.md", "Containers"), ("keys.md", "Behind nginx or Caddy")]
+    ("typed", "says"),
+    [
+        (
+            "serve r -d",
+            "-d. Leave it out: it runs in the foreground. Type & after the command. A unit of systemd is in",
+        ),
+        ("serve r --daemon", "--daemon. Leave it out: it runs in the foreground"),
+        ("serve r --reload", "--reload. Leave it out: end it with Ctrl-C and type the command again"),
+        ("serve r --backend x", "--backend. Leave it out: the model's file says it."),
+        ("serve r --trust-remote-code", "--trust-remote-code. Leave it out: code in a model's folder is not run"),
+        ("infer --input a.csv --sep ;", "--sep. Leave it out: commas, semicolons and tabs are found"),
+        ("bench r --delimiter ;", "--delimiter. Leave it out: commas, semicolons and tabs are found"),
+        ("serve r --prot 1", "--prot. Did you mean --port? Type: --http-port PORT"),
+        ("serve r --htp-port 1", "--htp-port (Possible options: --http-port)"),
+        ("serve r --grpc 1", "--grpc (Possible options: --grpc-port)"),
+        ("serve r --foo", "--foo  "),
+        ("bench r --dtype x", "--dtype  "),
+    ],
+)
+def test_options_that_there_are_not(typed: str, says: str) -> None:
+    run = CliRunner().invoke(cli.app, typed.split(), env={"COLUMNS": "300"})
+    assert (run.exit_code, f"No such option: {says}" in run.output) == (2, True), run.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (
+            ["serve", "a", "b", "c"],
+            "b c. Serve one thing at a time. .* shoal compose ENSEMBLE OTHER_ENSEMBLE REPOSITORY; or",
+        ),
+        (
+            ["chat", "smol", "What is it?"],
+            r"'What is it\?'. A message is piped: echo 'What is it\?' | shoal chat --model smol",
+        ),
+        (["chat", "gpu-1:8001", "Hi"], "Hi. A message is piped: echo Hi | shoal chat gpu-1:8001"),
+        (["generate", "Once", "upon"], "upon. Quote the text: shoal generate 'Once upon'"),
+        (["keys", "new", "a", "b"], "b. For example: shoal keys new team-a"),
+        (["status", "a:1", "b"], "b. For example: shoal status --help"),
+    ],
+)
+def test_arguments_that_are_too_many(typed: list[str], says: str) -> None:
+    run = CliRunner().invoke(cli.app, typed, env={"COLUMNS": "300"})
+    assert run.exit_code == 2
+    assert re.search(rf"Too many arguments: {says.replace('|', '[|]')}", run.output), run.output
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        *((each, "Did you mean generate?") for each in ("chat", "text-generation", "generat")),
+        *((each, "Did you mean embeddings?") for each in ("embed", "feature-extraction")),
+        ("text-classification", "Did you mean classify?"),
+        ("reranking", "Did you mean rerank?"),
+        ("regression", "Did you mean predict?"),
+        *((each, f"shoal has no pipeline for {each}. For its answers as tensors, trace") for each in (
+            "token-classification", "fill-mask", "summarization", "translation", "image-classification",
+            "question-answering",
+        )),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [("serve", "m"), ("add-model", "m", "n")])
+def test_names_of_tasks_in_other_tools(command: tuple[str, ...], task: str, says: str) -> None:
+    run = CliRunner().invoke(cli.app, [*command, "--task", task], env={"COLUMNS": "500"})
+    assert run.exit_code == 2
+    assert f"Invalid value for '--task': '{task}' is not one of 'embeddings', " in run.output
+    assert f"'generate'. {says}" in run.output
+
+
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("serving.md", "systemd"),
+        ("language-models.md", "Other engines"),
+        ("serving.md", "Containers"),
+        ("keys.md", "Behind nginx or Caddy"),
+    ],
 )
 def test_sections_of_the_documentation_that_are_named(page: str, section: str) -> None:
     assert any(f"docs/{page}, under {section}" in fix for fix in OPTIONS["serve"].values())

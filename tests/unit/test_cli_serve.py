@@ -119,6 +119,34 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_made(tmp_path: Path, mon
     assert not (tmp_path / "build").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "ports"),
+    [
+        ("--http-port 8002", "8002 8001 8003"),
+        ("--http-port 8001 --metrics-port 8003", "8001 8004 8003"),
+        ("--grpc-port 8000", "8003 8000 8002"),
+        ("--http-port 9000", "9000 8001 8002"),
+    ],
+)
+def test_a_port_that_was_not_given_moves_out_of_the_way(
+    typed: str, ports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.serving.server.launch.is_free", lambda host, port: True)
+    lines = serve("r", *typed.split(), "--print-config").stdout.splitlines()
+    assert " ".join(line.partition(" = ")[2] for line in lines if "-port =" in line) == ports
+
+
+def test_a_file_with_two_components_that_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build/comp").mkdir(parents=True)
+    one = "class {}(Component):\n    def run(self, batch):\n        return batch\n\n\n"
+    code = f"from shoal import Component\n\n\n{one.format('Halves')}{one.format('Shout')}"
+    (tmp_path / "comp.py").write_text(code, encoding="utf-8")
+    says = "comp.py has 2 components. Its components: comp.py:Halves, comp.py:Shout"
+    assert str(serve("comp.py", *FREE).exception) == says
+    assert str(serve("comp.py:Shout", *FREE).exception).startswith("build/comp exists, and shoal serve did not make it")
+
+
 def test_a_maker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.onnx").touch()

@@ -141,6 +141,9 @@ def test_encoders_that_cannot_be(tmp_path: Path, tiny_bert: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"The encoder '.*cut' cannot be loaded"):
         encoders.load_encoder(str(cut), seed=0)
+    shutil.copytree(tiny_bert, notok := tmp_path / "notok", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    with pytest.raises(InputError, match=r"notok has no tokenizer: .* Copy tokenizer\.json \(or vocab\.txt\)"):
+        encoders.load_encoder(str(notok), seed=0)
     from transformers import GPT2Config, GPT2Model, GPT2Tokenizer
 
     folder = tmp_path / "gpt"

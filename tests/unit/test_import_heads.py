@@ -331,6 +331,24 @@ def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
         add_model(folder, "m", project=tmp_path, task="embeddings", pooling="mean")
 
 
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("triage", {"task": "classify", "tokenizer": "tokens"}),
+        ("score", {"task": "rerank", "tokenizer": "tokens"}),
+        ("triage", {"task": "embeddings", "pooling": "mean"}),
+    ],
+)
+def test_a_tokenizer_that_is_missing(source: str, options: dict[str, Any], published: Path, tmp_path: Path) -> None:
+    """transformers makes one of five tokens then."""
+    folder = tmp_path / "notok"
+    shutil.copytree(published / source, folder, ignore=shutil.ignore_patterns("tokenizer*", "vocab*", "special*"))
+    message = r"notok has no tokenizer: .*\. Copy tokenizer\.json \(or vocab\.txt\) of the same model there"
+    with pytest.raises(InputError, match=message):
+        add_model(folder, "m", project=tmp_path / "project", **options)
+    assert not (tmp_path / "project").exists()
+
+
 def test_a_folder_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty holds no model: it has no config\.json .* Name a folder with config"):

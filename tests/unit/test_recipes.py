@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from shoal.authoring.check.repositories import read_repository
 from shoal.authoring.project.recipes import RECORD, find_recipe
-from shoal.authoring.repository.model_folders import find_repository
+from shoal.authoring.repository.find_graph import find_graph
+from shoal.authoring.repository.model_folders import find_repository, suggest_repository
 from shoal.errors import InputError, ShoalError
+from shoal.lab.bench.target import find_targets
+from shoal.serving.server.checks import check_repository
 
 
 def write_model(folder: Path, *architectures: str, **config: Any) -> Path:
@@ -73,7 +77,14 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
     ("architecture", "config", "task", "message"),
     [
         ("BertModel", {}, "", "does not say what it is for: its architecture is BertModel. Say it: --task embeddings"),
-        ("BertForMaskedLM", {}, "embeddings", r"The pooling of m is not given: .* m_tokenizer --pooling mean"),
+        ("BertForMaskedLM", {}, "", "m is a BertForMaskedLM, which fills masks: .* shoal serve m --task embeddings$"),
+        (
+            "BertForMaskedLM",
+            {},
+            "embeddings",
+            "The pooling of m is not given: .* --tokenizer m_tokenizer --project build/m --pooling mean && shoal new "
+            "pipeline m .* && shoal compose m build/m/repository --project build/m && shoal serve build/m/repository$",
+        ),
         ("BertModel", {}, "classify", "m has no trained head for classify: it is a BertModel. .* --task embeddings"),
         ("BertForTokenClassification", {}, "", "which labels each token: shoal has no pipeline for that"),
         ("CLIPModel", {"vision_config": {}}, "", "m is a CLIPModel, which takes pictures: .*torch.jit.trace"),
@@ -83,6 +94,7 @@ def test_a_folder_says_its_task(architecture: str, config: dict[str, Any], task:
         ("BertForSequenceClassification", {"id2label": {"0": "a"}}, "", "whether of one text or of two"),
         ("LlamaForCausalLM", {}, "classify", "--task classify does not fit m: it is a language model"),
         ("BertModel", {}, "generate", "m is not a decoder: its architecture is BertModel"),
+        ("BertModel", {}, "embed", "Unknown task 'embed'. Known: .*, generate. Did you mean embeddings[?]$"),
         ("BertModel", {}, "speech", "Unknown task 'speech'. Known: embeddings, classify, rerank, predict, generate"),
     ],
 )
@@ -165,6 +177,18 @@ def test_what_was_made_is_found_again_until_something_changes() -> None:
         InputError, match=r"made before its files changed\. To serve it as it is: shoal serve build/net/repository"
     ):
         assert find_recipe("net.onnx").is_made()
+
+
+def test_the_repository_that_was_made_is_named_for_its_model() -> None:
+    Path("build/my_net/repository/net").mkdir(parents=True)
+    assert not suggest_repository(Path("my_net"))
+    Path("build/my_net/repository/net/config.pbtxt").touch()
+    Path("my net.onnx").touch()
+    for name in ("my_net", "my net.onnx", "my net"):
+        assert suggest_repository(Path(name)) == "Did you mean build/my_net/repository?"
+    for ask in (find_recipe, find_graph, read_repository, check_repository, lambda path: find_targets([path])):
+        with pytest.raises(ShoalError, match=r"my_net.*\. Did you mean build/my_net/repository\?$"):
+            ask(Path("my_net") if ask is not find_recipe else "my_net")
 
 
 def test_the_repository_in_a_folder() -> None:

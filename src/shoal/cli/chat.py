@@ -44,6 +44,7 @@ def chat(context: typer.Context, asked: ChatAsked) -> None:
     check_place(context, asked, "url")
     if asked.url and (" " in asked.url or ":" not in asked.url):
         fix = f"Messages are typed at its prompt, or piped: echo {shlex.quote(asked.url)} | shoal chat"
+        fix = fix if " " in asked.url else f"Of a model: shoal chat --model {shlex.quote(asked.url)}. {fix}"
         raise InputError(f"{asked.url!r} is not HOST:PORT, the address of a server.", fix)
     settings = find_settings(asked)
     is_terminal, has_message = sys.stdin is not None and sys.stdin.isatty(), False

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
 # Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
 _WITHOUT = "shoal compose OTHER_ENSEMBLES REPOSITORY, which leaves the model out, and start shoal serve again"
 HABITS = {
@@ -49,9 +53,12 @@ NESTED = {
         **dict.fromkeys(("ls", "show"), "shoal keys list"),
     },
 }
-# The same of options, by command; an option with a value is of those that have none here.
+# The same of options, by command; an option with a value is of those that have none here. A sentence, which begins with
+# a capital letter, is shown as it is; before anything else: "Type: ".
 _URL = dict.fromkeys(("--grpc-port", "--http-port", "--port", "--host"), "--url HOST:PORT, of gRPC")
-ON_GPU = dict.fromkeys(("--gpu", "--device"), "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that")
+ON_GPU = dict.fromkeys(
+    ("--gpu", "--gpus", "--device"), "shoal compose ENSEMBLE REPOSITORY --placement gpu, and serve that"
+)
 _TLS = dict.fromkeys(
     ("--ssl-certfile", "--ssl-keyfile", "--ssl-cert", "--ssl-key"), "--tls-cert FILE --tls-key FILE, both of them"
 )
@@ -65,10 +72,57 @@ _FORMS = {
     **dict.fromkeys(("--print k8s", "--print kubernetes", "--k8s", "--kubernetes"), _PROBES),
     **dict.fromkeys(("--print nginx", "--print caddy", "--nginx", "--caddy"), _PROXY),
 }
+_TABLES = dict.fromkeys(
+    ("--delimiter", "--sep", "--separator"), "Leave it out: commas, semicolons and tabs are found in the header"
+)
+_FOREGROUND = (
+    "Leave it out: it runs in the foreground. Type & after the command. A unit of systemd is in docs/serving.md, under"
+    " systemd; the command of a container is printed by --print"
+)
+_AGAIN = "Leave it out: end it with Ctrl-C and type the command again, which serves what the folder holds then"
+
+
+_COMPOSE_LLM = "shoal compose llm_bls REPOSITORY --weights FOLDER --together"
+
+
+def _of_engine(setting: str) -> str:
+    made = f"shoal new component my-llm --like llm-hf --set {setting}"
+    return f"{made}; then {_COMPOSE_LLM} --swap llm-hf=my-llm --project ., and serve that"
+
+
+def _of_vllm(argument: str) -> str:
+    made = f"shoal new component my-llm --like llm-vllm --set 'engine_args={{{argument}}}'"
+    swapped = f"{_COMPOSE_LLM} --swap llm-hf=my-llm --project . --placement gpu"
+    return f"{made}; then {swapped}, and serve that, as in docs/language-models.md, under Other engines"
+
+
+_FOR_ENGINES = {
+    **dict.fromkeys(("--tp", "--tensor-parallel-size"), _of_vllm('"tensor_parallel_size": 2')),
+    **dict.fromkeys(("--max-model-len", "--max-seq-len", "--context-length", "--ctx-size"), _of_engine("context=4096")),
+    "--max-num-seqs": _of_engine("slots=16"),
+    "--gpu-memory-utilization": _of_vllm('"gpu_memory_utilization": 0.8'),
+    "--dtype": "shoal compose ENSEMBLE REPOSITORY --dtype bf16, or fp32, fp16, int8, and serve that",
+    **dict.fromkeys(("--quantization", "--quantize"), f"{_COMPOSE_LLM} --quantize int8, and serve that"),
+    **dict.fromkeys(
+        ("--backend", "--engine"),
+        "Leave it out: the model's file says it. Another engine of a language model:"
+        f" {_COMPOSE_LLM} --swap llm-hf=llm-vllm, and serve that",
+    ),
+    "--trust-remote-code": "Leave it out: code in a model's folder is not run",
+}
 OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
+    "bench": {
+        **dict.fromkeys(("--duration", "--time"), "--seconds SECONDS"),
+        **dict.fromkeys(
+            ("--concurrency", "--clients", "--users", "--threads"), "--callers 1,4; of a language model: --streams 1,4"
+        ),
+        "--batch-size": "--batches 1,8",
+        **dict.fromkeys(("--iterations", "--runs"), "--repeats COUNT"),
+        **_TABLES,
+    },
     "chat": {"--url": "shoal chat HOST:PORT"},
-    "infer": {"--explain": "--full, which prints all numbers of the answer", **_URL},
+    "infer": {"--explain": "--full, which prints all numbers of the answer", **_URL, **_TABLES},
     "status": {"--url": "shoal status HOST:PORT, of the metrics port"},
     "generate": {"--chat": "shoal chat", "--system": "shoal chat --system TEXT", **_URL},
     "tokens": _URL,
@@ -76,11 +130,15 @@ OPTIONS = {
         **ON_GPU,
         **_TLS,
         **_FORMS,
+        **_FOR_ENGINES,
+        **dict.fromkeys(("--detach", "-d", "--daemon", "--background"), _FOREGROUND),
+        **dict.fromkeys(("--reload", "--watch"), _AGAIN),
         "--workers": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
         "--instances": "shoal compose ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that",
         "--batch-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
         "--queue-delay": "shoal compose ENSEMBLE REPOSITORY --queue-delay MODEL=MICROSECONDS, and serve that",
-        "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, compose again, and serve that",
+        "--max-batch-size": "max_batch_size: ROWS in the config.pbtxt of the model, which is in build/NAME/models if"
+        " shoal serve made it; compose again, and serve that",
         "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
         "--model": "shoal serve MODEL, without --model",
         "--served-model-name": "--name NAME",
@@ -113,3 +171,35 @@ EXAMPLES = {
     "shards verify": "build/out",
     "tokens": "1,2,3",
 }
+
+
+def find_near(option: str, known: Sequence[str]) -> list[str]:
+    """Return the known options that begin like ``option``, or are spelt nearly like it, the most similar one first."""
+    names = {each.lstrip("-"): each for each in known if " " not in each}
+    name = option.lstrip("-")
+    longer = [each for each in names if len(name) > 2 and each.startswith(name)]
+    return [names[each] for each in dict.fromkeys([*longer, *get_close_matches(name, names, 3, 0.75)])]
+
+
+def say_option(option: str, habits: Mapping[str, str]) -> str:
+    """Return what to type instead of an option of other tools."""
+    from shoal.system.machine import find_gpus
+
+    if option in ON_GPU and not find_gpus():
+        return "This machine has no GPU: leave it out, to serve on the CPU."
+    return habits[option] if habits[option][0].isupper() else f"Type: {habits[option]}"
+
+
+def say_extra(command: str, given: Sequence[str], extra: Sequence[str]) -> str:
+    """Return what to type instead of a command line with ``extra`` arguments after those that may be ``given``."""
+    if command == "serve":
+        return (
+            "Serve one thing at a time. Several pipelines are served from one repository: shoal compose ENSEMBLE"
+            " OTHER_ENSEMBLE REPOSITORY; or each at ports of its own: --http-port 0 --grpc-port 0 --metrics-port 0"
+        )
+    if command == "chat":
+        place = f"--model {shlex.quote(given[0])}" if ":" not in given[0] else given[0]
+        return f"A message is piped: echo {shlex.quote(' '.join(extra))} | shoal chat {place}"
+    if command == "generate":
+        return f"Quote the text: shoal generate {shlex.quote(' '.join([*given, *extra]))}"
+    return f"For example: shoal {command} {EXAMPLES.get(command, '--help')}"

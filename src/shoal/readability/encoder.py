@@ -13,6 +13,7 @@ from shoal.errors import needs
 from shoal.kit.encoders.encoder import (
     POOLINGS,
     Trunked,
+    check_tokenizer,
     count_positions,
     describe_revision,
     pool,
@@ -97,6 +98,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
         from transformers import AutoModel, AutoTokenizer
     with published(name, revision) as (place, pinned):
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
+        check_tokenizer(name, place, pinned, tokenizer)
         vocabulary, is_lowercase = read_tokenizer(name, tokenizer)
         trunk = AutoModel.from_pretrained(place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32)
     for module in trunk.modules():

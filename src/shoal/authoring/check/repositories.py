@@ -12,7 +12,7 @@ from shoal.authoring.check.models import Model, Repository, entries
 from shoal.authoring.environment.targets import Target, find_target
 from shoal.authoring.repository.config import CONFIG, MAX_CONFIG, check_number, find_backslashes, find_excess
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
-from shoal.authoring.repository.model_folders import CATEGORIES
+from shoal.authoring.repository.model_folders import CATEGORIES, suggest_repository
 from shoal.errors import ArtifactError, InputError
 from shoal.system.files import read_bytes
 from shoal.system.paths import shipped_root
@@ -26,7 +26,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         ArtifactError: it holds more models than are read.
     """
     if not path.is_dir():
-        fix = "Name a model repository, or a model's folder."
+        fix = suggest_repository(path) or "Name a model repository, or a model's folder."
         if path.name == CONFIG:
             fix = f"Name its folder: {path.parent}"
         elif path.is_file():

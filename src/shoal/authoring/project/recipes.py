@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from shoal.authoring.project.importing.tasks import (
 from shoal.authoring.project.scaffold.names import check_name
 from shoal.authoring.repository.config import CONFIG
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import CATEGORIES, list_configs
+from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, suggest_repository
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -101,8 +101,6 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
         _check_whole(path)
         found = read_task(path, task)
         _check_weights(path)
-        if found == EMBEDDINGS:
-            _check_pooling(path, name)
     elif path.suffix.lower() == GGUF and path.exists():
         check(path)
         if task not in ("", GENERATE):
@@ -114,8 +112,8 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
         found = PREDICT
     elif task and thing.count("/") <= 1 and not thing.startswith((".", "/", "~")):
         found = task  # a name on the hub
-    elif near := _find_near(path):
-        raise InputError(f"There is no {thing}.", f"Did you mean {near}?")
+    elif near := suggest_repository(path) or _suggest_near(path):
+        raise InputError(f"There is no {thing}.", near)
     else:
         tasks = f" --task {', --task '.join(TASKS)}"
         if re.fullmatch(r"[\w.-]+/[\w.-]+", thing):
@@ -139,6 +137,8 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
             ("new", "pipeline", name, "--step", tokens, "--step", encoder, *wired, *project),
             compose,
         ]
+    if path.is_dir() and found == EMBEDDINGS:
+        _check_pooling(path, [*commands, ("serve", str(repository))])
     record = {"files": _describe_files(path), "commands": commands}
     return Recipe(folder, repository, tuple(commands), record)
 
@@ -160,15 +160,14 @@ def _check_kind(path: Path) -> None:
         fix = f"Known: {', '.join([*KINDS, GGUF])}, and folders of Hugging Face's layout."
         raise InputError(f"{path} is not a model that can be served.", fix)
     if not path.exists():
-        near = _find_near(path)
-        raise InputError(f"There is no file {path}.", f"Did you mean {near}?" if near else "Name the model's file.")
+        raise InputError(f"There is no file {path}.", _suggest_near(path) or "Name the model's file.")
 
 
-def _find_near(path: Path) -> Path | None:
-    """Return the file or folder beside ``path`` whose name is most similar; None if there is none."""
+def _suggest_near(path: Path) -> str:
+    """Return the advice to name the file or folder beside ``path`` whose name is similar; empty if there is none."""
     names = [each.name for each in islice(path.parent.iterdir(), 1000)] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)
-    return path.parent / close[0] if close else None
+    return f"Did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _check_whole(folder: Path) -> None:
@@ -199,13 +198,13 @@ def _check_weights(folder: Path) -> None:
         )
 
 
-def _check_pooling(folder: Path, name: str) -> None:
-    """Refuse an encoder whose files do not say how its embeddings are made, before anything is loaded."""
+def _check_pooling(folder: Path, commands: Sequence[tuple[str, ...]]) -> None:
+    """Refuse an encoder whose files do not say how its embeddings are made, with the commands that serve it."""
     if not (folder / "modules.json").is_file():
-        add = f"shoal add-model {folder} {name}_encoder --task embeddings --tokenizer {name}_tokenizer"
+        first, *others = (f"shoal {shlex.join(each)}" for each in commands)
         raise InputError(
             f"The pooling of {folder} is not given: it has no modules.json of sentence-transformers.",
-            f"Add it by hand, as it was trained: {add} --pooling mean, or cls",
+            f"Type, with mean or cls as it was trained: {' && '.join([f'{first} --pooling mean', *others])}",
         )
 
 

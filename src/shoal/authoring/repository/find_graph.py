@@ -12,7 +12,13 @@ from shoal.authoring.repository.config import CONFIG, ModelConfig, read_config
 from shoal.authoring.repository.default_model import find_top, list_tops
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_composed
-from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, read_calls, read_configs
+from shoal.authoring.repository.model_folders import (
+    CATEGORIES,
+    list_configs,
+    read_calls,
+    read_configs,
+    suggest_repository,
+)
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.system.paths import shipped_root
 
@@ -45,7 +51,8 @@ def find_graph(folder: Path, model: str = "") -> Graph:
     if not folder.exists():
         if known := [path.parent.name for path in list_configs(folder.parent)]:
             raise InputError(f"There is no model {folder.name} in {folder.parent}.", suggest(folder.name, known))
-        raise ArtifactError(f"{folder} does not exist.", "Name a model repository, or a model's folder.")
+        fix = suggest_repository(folder) or suggest_repository(folder.parent)
+        raise ArtifactError(f"{folder} does not exist.", fix or "Name a model repository, or a model's folder.")
     if model:
         if not (folder / model / CONFIG).is_file():
             known = [path.parent.name for path in list_configs(folder)]
@@ -60,10 +67,10 @@ def _find_top(repository: Path) -> str:
     if not configs:
         name = re.sub(r"\W+", "_", repository.stem)
         added, made = f"shoal add-model {shlex.quote(str(repository))} {name}", f"build/{name}/repository"
+        fix = f"Name a repository, or the folder of a model in it. If it is a model, make the repository {made} of it:"
         raise ArtifactError(
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it or in its folders.",
-            f"Name a repository, or the folder of a model in it. If it is a model, make the repository {made} of it:"
-            f" {added} && shoal compose {name} {made} --project .",
+            suggest_repository(repository) or f"{fix} {added} && shoal compose {name} {made} --project .",
         )
     return find_top(read_calls(configs), str(repository), read_composed(repository))
 

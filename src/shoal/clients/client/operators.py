@@ -12,7 +12,10 @@ from shoal.clients.client.failures import Kind, connection_failure
 from shoal.clients.client.flow import read_url
 from shoal.errors import ServerError
 
-_PLACE = "Give its metrics address, such as 127.0.0.1:8002, whose port shoal serve prints."
+_KEY = (
+    "It needs a key that may read metrics. Make one in the file of shoal serve --keys: shoal keys new operator --may"
+    " metrics --file KEYS > key; then give it: --api-key-file key"
+)
 
 
 class ModelState(NamedTuple):
@@ -42,19 +45,29 @@ def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_
         with error:
             if error.code == 503:
                 return error.read().decode()
-            fix = "Give a key that may read metrics: --api-key-file FILE" if error.code in (401, 403) else _PLACE
+            fix = _KEY if error.code in (401, 403) else _say_place(url)
             why = ": this is not its metrics address" if error.code == 404 else ""
             raise ServerError(f"The server at {url} answered HTTP {error.code}{why}.", fix) from None
     except http.client.HTTPException:
-        raise ServerError(f"The server at {url} does not speak HTTP, as a port of gRPC does not.", _PLACE) from None
+        raise ServerError(
+            f"The server at {url} does not speak HTTP, as a port of gRPC does not.", _say_place(url)
+        ) from None
     except OSError as error:
         inner = getattr(error, "reason", error)
         failure = connection_failure(inner if isinstance(inner, OSError) else error)
-        what, fix = f"No Triton answers at {url} ({failure.message}).", f"Start one: shoal serve MODEL. {_PLACE}"
+        what, fix = (
+            f"No Triton answers at {url} ({failure.message}).",
+            f"Start one: shoal serve MODEL. {_say_place(url)}",
+        )
         if failure.kind is Kind.UNTRUSTED:
             what = f"No secure connection to the server at {url} was made: {failure.message}."
             fix = "If the certificate is right, name its authority: --ca-cert FILE, in Python ca_cert=..."
         raise ServerError(what, fix) from None
+
+
+def _say_place(url: str) -> str:
+    host, _, port = url.rpartition(":")
+    return f"Give its metrics address, such as {host}:{8003 if port == '8002' else 8002}, which shoal serve prints."
 
 
 def read_states(url: str, api_key: str = "", ca_cert: str = "", client_cert: str = "") -> list[ModelState]:
@@ -67,10 +80,13 @@ def read_states(url: str, api_key: str = "", ca_cert: str = "", client_cert: str
 
     try:
         page = json.loads(read_page(url, "/health/ready", api_key, ca_cert, client_cert))
-        states: dict[str, str] = page["models"]
-    except (ValueError, KeyError, TypeError):
-        fix = "Give the metrics address of shoal serve, and a key that may read metrics if it has keys."
-        raise ServerError(f"The server at {url} does not tell the states of models.", fix) from None
+    except ValueError:
+        page = None
+    known = page if isinstance(page, dict) else {}
+    states = known.get("models")
+    if not isinstance(states, dict):
+        fix = _KEY if "ready" in known else _say_place(url)
+        raise ServerError(f"The server at {url} does not tell the states of models.", fix)
     families = text_string_to_metric_families(read_page(url, "/metrics", api_key, ca_cert, client_cert))
     counts = {
         labels["model"]: int(value)

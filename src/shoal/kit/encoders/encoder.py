@@ -144,6 +144,25 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
     )
 
 
+def check_tokenizer(name: str, place: str, revision: str | None, tokenizer: Any) -> None:
+    """Check that a tokenizer was read from files: without them, transformers makes one of special tokens alone.
+
+    Raises:
+        InputError: the files of its vocabulary are not in the folder, or the hub's repository, from which it was read.
+    """
+    from transformers.utils.hub import cached_file
+
+    def has(file: str) -> bool:
+        return cached_file(place, file, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
+
+    names = dict(tokenizer.vocab_files_names)  # none of a tokenizer of bytes or characters
+    whole = names.pop("tokenizer_file", "tokenizer.json")
+    if has(whole) or all(map(has, names.values())):
+        return
+    fix = f"Copy {whole} (or {' and '.join(names.values())}) of the same model there, and its tokenizer_config.json."
+    raise InputError(f"{name} has no tokenizer: each word would be the same unknown token.", fix)
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and messages in this context, because they would garble shoal's own."""

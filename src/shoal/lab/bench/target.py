@@ -12,6 +12,7 @@ from shoal.authoring.repository.describe import describe
 from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import read_manifest
+from shoal.authoring.repository.model_folders import suggest_repository
 from shoal.authoring.repository.plan import HYBRID
 from shoal.errors import ArtifactError, InputError
 
@@ -96,7 +97,7 @@ def _find(place: Path, model: str) -> BenchTarget:
     if not place.is_dir():
         fix = "Make one: shoal compose ENSEMBLE REPOSITORY. A pipeline is measured from its repository, shoal bench"
         fix += " REPOSITORY, and a running language model without one: shoal bench --url HOST:PORT --model NAME"
-        raise ArtifactError(f"There is no repository {place}.", fix)
+        raise ArtifactError(f"There is no repository {place}.", suggest_repository(place) or fix)
     graph = find_graph(place, model)
     repository = graph.config.folder.parent
     manifest = read_manifest(repository)

@@ -60,9 +60,8 @@ def draft_own_component(source: Path | str, name: str, *, scratch: Path) -> Impo
         InputError: there is no such class, it is not a component, lacks ``run``, or does not declare its tensors.
         ArtifactError: the file cannot be run, or its model folder's configuration not be read.
     """
-    path, wanted = split_source(source)
-    module = _run(path)
-    found = _find_class(module, path, wanted)
+    path, _ = split_source(source)
+    module, found = find_component(source)
     if folder := _find_model_folder(path):
         message = read_config(folder).message
         message.name = name
@@ -76,6 +75,18 @@ def draft_own_component(source: Path | str, name: str, *, scratch: Path) -> Impo
     exported = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
     code = _write_code(path, found, is_exported=exported is found)
     return Imported(message, {**copied, "1/model.py": code}, (f"The component {found.__name__} of {path.name}",))
+
+
+def find_component(source: Path | str) -> tuple[ModuleType, type[Component]]:
+    """Return the module and the class of ``FILE.py:CLASS``, or of ``FILE.py`` with one component; the file is run.
+
+    Raises:
+        InputError: there is no such class, it is not a component, or lacks ``run``.
+        ArtifactError: the file cannot be run.
+    """
+    path, wanted = split_source(source)
+    module = _run(path)
+    return module, _find_class(module, path, wanted)
 
 
 def _find_model_folder(path: Path) -> Path | None:

@@ -32,6 +32,7 @@ from shoal.kit.component.spec import TensorSpec
 from shoal.kit.encoders.encoder import (
     HEADS,
     Trunked,
+    check_tokenizer,
     count_positions,
     describe_revision,
     pool,
@@ -176,6 +177,7 @@ def _load(name: str, revision: str | None, task: str) -> _Encoder:
     with published(name, revision) as (place, pinned), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old settings; missing weights are checked below
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
+        check_tokenizer(name, place, pinned, tokenizer)
         model, report = kind.from_pretrained(place, revision=pinned, dtype=torch.float32, output_loading_info=True)
         sentences = read_sentences(place, pinned)
     other = next((kind for kind in model.config.architectures or () if _OTHER_TASK.search(str(kind))), None)

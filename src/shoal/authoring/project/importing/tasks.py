@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,17 @@ _FOREIGN = {  # those for which shoal has no pipeline
     "ForCTC": "writes down speech",
     "ForObjectDetection": "finds objects in images",
 }
+_OTHER_NAMES = {  # of tasks, in other tools
+    GENERATE: "chat causal-lm completion completions conversational generation llm text-generation",
+    EMBEDDINGS: "embed embedding encode feature-extraction sentence-embedding sentence-similarity",
+    CLASSIFY: "classification classifier sentiment-analysis sequence-classification text-classification",
+    RERANK: "cross-encoder reranker reranking text-ranking",
+    PREDICT: "regression regressor reward score",
+}
+_NO_PIPELINE = re.compile(  # in names of tasks of the Hugging Face hub
+    r"token-class|^ner$|fill-mask|masked-lm|question-answ|summari|transla|text2text|zero-shot|image|object-|depth-|mask-"
+    r"|audio|speech|video|visual|document-|table-"
+)
 _READS = {  # members of config.json of models that read something else than texts
     "vision_config": "pictures",
     "image_size": "pictures",
@@ -56,7 +69,17 @@ def check_task(task: str | None) -> None:
         InputError: it is another.
     """
     if task and task not in TASKS:
-        raise InputError(f"Unknown task {task!r:.40}.", f"Known: {', '.join(TASKS)}.")
+        raise InputError(f"Unknown task {task!r:.40}.", f"Known: {', '.join(TASKS)}. {advise_task(task)}".rstrip())
+
+
+def advise_task(task: str) -> str:
+    """Return what to do instead of a task that is not one of ``TASKS``; empty if its name says nothing."""
+    name = task.lower().replace("_", "-").replace(" ", "-")
+    if _NO_PIPELINE.search(name):
+        return f"shoal has no pipeline for {task}. {_TRACE}"
+    ours = next((each for each, names in _OTHER_NAMES.items() if name in names.split()), "")
+    ours = ours or next(iter(get_close_matches(name, TASKS, 1)), "")
+    return f"Did you mean {ours}?" if ours else ""
 
 
 def check_file(path: object, task: str | None) -> None:
@@ -114,6 +137,10 @@ def read_task(folder: Path, task: str | None = None) -> str:
             "Say it: --task predict, or --task rerank",
         )
     if not kinds:
+        if any(each.endswith("ForMaskedLM") for each in architectures):
+            what = f"{folder} is a {shown}, which fills masks: shoal has no pipeline for that."
+            fix = "As an encoder, it needs --task embeddings and its pooling. This shows the commands:"
+            raise InputError(what, f"{fix} shoal serve {folder} --task embeddings")
         fix = "Say it: --task embeddings"
         raise InputError(f"{folder} does not say what it is for: its architecture is {shown}.", fix)
     return next(iter(kinds))
