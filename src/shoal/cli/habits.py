@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
 _WITHOUT = "shoal compose OTHER_ENSEMBLES REPOSITORY, which leaves the model out, and start shoal serve again"
+_UPGRADE = "pip install --upgrade shoal; in a clone: git pull, then install it again as before, such as: pip install ."
 HABITS = {
     "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
     "benchmark": "shoal bench REPOSITORY",
@@ -35,8 +36,7 @@ HABITS = {
     "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
     "unload": _WITHOUT,
     "up": "shoal serve REPOSITORY",
-    "update": "pip install --upgrade shoal",
-    "upgrade": "pip install --upgrade shoal",
+    **dict.fromkeys(("update", "upgrade"), _UPGRADE),
     "validate": "shoal check REPOSITORY",
     "version": "shoal --version",
 }
