@@ -64,6 +64,8 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
             "serve r --k8s",
             "--print, without a value: it prints the command for docker. Probes of Kubernetes are in docs/serving.md",
         ),
+        ("serve --print nginx", "Settings of nginx and Caddy are in docs/keys.md"),
+        ("serve --print systemd", "A unit of systemd is in docs/serving.md"),
         ("serve --nginx r", "it prints the command for docker. Settings of nginx and Caddy are in docs/keys.md"),
         ("serve r --ssl-certfile c.pem --ssl-keyfile k.pem", "--tls-cert FILE --tls-key FILE"),
         ("status --url=localhost:8002", "shoal status HOST:PORT"),

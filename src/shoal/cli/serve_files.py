@@ -83,5 +83,15 @@ def print_notes(context: typer.Context) -> None:
         _note(f"{', '.join(options)} {has} no effect: give {', '.join(options.values())}")
 
 
+def refuse_form(context: typer.Context, thing: Path) -> None:
+    """Refuse a form that was meant as the value of ``--print``, and was taken as the thing to serve."""
+    if not thing.exists():
+        from shoal.cli.habits import OPTIONS
+
+        habit = f"--print {thing}"
+        if habit in OPTIONS["serve"]:
+            context.fail(f"No such option: {habit}. Type: {OPTIONS['serve'][habit]}")
+
+
 def _note(text: str) -> None:
     ERR.print(f"note: {text}", soft_wrap=True, markup=False)

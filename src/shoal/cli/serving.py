@@ -95,6 +95,9 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         print_config(context)
         return
     if asked.is_printed:
+        from shoal.cli.serve_files import refuse_form
+
+        refuse_form(context, asked.thing)
         _refuse_printed(context, asked.options)
     listening = None if asked.is_printed else asked.options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
