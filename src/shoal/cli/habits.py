@@ -65,6 +65,8 @@ _FORMS = {
     **dict.fromkeys(("--print k8s", "--print kubernetes", "--k8s", "--kubernetes"), _PROBES),
     **dict.fromkeys(("--print nginx", "--print caddy", "--nginx", "--caddy"), _PROXY),
 }
+_STEPS = "shoal new pipeline NAME --step MODEL --step softmax --project FOLDER, and what it prints next"
+_LABELS = """shoal new component topic --like label --set labels='["a", "b"]' --project FOLDER; then """
 OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "chat": {"--url": "shoal chat HOST:PORT"},
@@ -84,6 +86,8 @@ OPTIONS = {
         "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
         "--model": "shoal serve MODEL, without --model",
         "--served-model-name": "--name NAME",
+        **dict.fromkeys(("--softmax", "--postprocess"), _STEPS),
+        "--labels": f"{_LABELS}{_STEPS.replace('softmax', 'topic')}",
         "--docker": "--print, which prints the command of the container",
         "--port": "--http-port PORT, of Triton's HTTP and OpenAI's API",
         "--api-key": "shoal keys new NAME --file keys.json, then: --keys keys.json",

@@ -57,7 +57,12 @@ def _advise(command: TyperCommand, ctx: Any, args: list[str], error: Any) -> Non
     if habit := next((each for each in habits if each in given), None):
         if habit in ON_GPU and not find_gpus():
             ctx.fail(f"No such option: {habit}. This machine has no GPU: leave it out, to serve on the CPU.")
-        ctx.fail(f"No such option: {habit}. Type: {habits[habit]}")
+        fix = habits[habit]
+        if re.search(r"[A-Z]{5}", fix) and command.name == "serve":
+            from shoal.cli.advice import fill
+
+            fix = fill(fix, words)
+        ctx.fail(f"No such option: {habit}. Type: {fix}")
     if hasattr(error, "param_type"):  # an argument is missing
         if error.param.nargs == -1:  # the one after it took its only value
             error.param = next(each for each in reversed(command.params) if each.param_type_name == "argument")
