@@ -94,7 +94,10 @@ def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     def look_up(name: str) -> Any:
         if name in homes:
             return getattr(import_module(homes[name]), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = "".join(f". Did you mean {each}?" for each in get_close_matches(name, homes, 1))
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{near}")
 
     return look_up, lambda: sorted(homes), list(homes)
 

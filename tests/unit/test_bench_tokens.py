@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from dataclasses import replace
-from typing import cast
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -127,3 +129,31 @@ def test_the_address_may_name_the_protocol() -> None:
 def test_no_server_answers() -> None:
     result = CliRunner().invoke(cli.app, ["bench", "--url", "127.0.0.1:9", "--model", "llm"])
     assert isinstance(result.exception, ServerError)
+
+
+@pytest.mark.parametrize(
+    ("owner", "says"),
+    [
+        ("vllm", "answers OpenAI's API, and not Triton's. Only servers of Triton and of shoal serve are measured so"),
+        ("shoal", "is not a Triton that speaks http (HTTP 404)"),
+    ],
+)
+def test_a_server_of_another_api(owner: str, says: str) -> None:
+    """It answers its list of models alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": "m", "owned_by": owner}]}).encode()
+            self.send_response(200 if self.path == "/v1/models" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        result = CliRunner().invoke(cli.app, ["bench", "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert says in str(result.exception)

@@ -102,3 +102,9 @@ def test_the_place_of_the_address_is_named() -> None:
     for command in ("chat", "status"):
         done = CliRunner().invoke(app, [command, "--url", "127.0.0.1:8001"])
         assert (done.exit_code, f"Type: shoal {command} HOST:PORT" in done.output) == (2, True), done.output
+
+
+def test_no_server_answers() -> None:
+    for asked in ([], ["127.0.0.1:9"]):
+        done = CliRunner().invoke(app, ["chat", *asked], input="Hello!")
+        assert str(done.exception).endswith("or give the address of one: shoal chat HOST:PORT")

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import __version__, cli
+from shoal.authoring.project.recipes import find_recipe
 from shoal.cli.doctor import examine
 from shoal.cli.habits import EXAMPLES, HABITS, OPTIONS
 from shoal.cli.usage import Root, Waiting
@@ -22,6 +23,7 @@ from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
 from shoal.system.machine import Gpu
 from tests.support.commands import Shoal
+from tests.support.counting import write_counting
 
 
 def test_help_names_every_command(shoal: Shoal) -> None:
@@ -64,6 +66,8 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
             "serve r --k8s",
             "--print, without a value: it prints the command for docker. Probes of Kubernetes are in docs/serving.md",
         ),
+        ("serve --print nginx", "Settings of nginx and Caddy are in docs/keys.md"),
+        ("serve --print systemd", "A unit of systemd is in docs/serving.md"),
         ("serve --nginx r", "it prints the command for docker. Settings of nginx and Caddy are in docs/keys.md"),
         ("serve r --ssl-certfile c.pem --ssl-keyfile k.pem", "--tls-cert FILE --tls-key FILE"),
         ("status --url=localhost:8002", "shoal status HOST:PORT"),
@@ -171,6 +175,42 @@ def test_sections_of_the_documentation_that_are_named(page: str, section: str) -
     assert any(f"docs/{page}, under {section}" in fix for fix in OPTIONS["serve"].values())
     text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
     assert f"\n## {section}\n" in text
+
+
+def test_advice_names_the_thing_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def advice(*words: str) -> str:
+        run = CliRunner().invoke(cli.app, ["serve", *words], env={"COLUMNS": "400"})
+        return run.output.partition("Type: ")[2].partition("  ")[0]
+
+    monkeypatch.chdir(tmp_path)
+    Path("iris.onnx").touch()
+    compose = "shoal compose iris build/iris/repository --project build/iris"
+    first = "shoal serve iris.onnx, and stop it; then "
+    assert advice("iris.onnx", "--instances", "2") == (
+        f"{first}{compose} --instances iris=2; then again: shoal serve iris.onnx"
+    )
+    record = {"commands": find_recipe("iris.onnx").commands}
+    repository = write_counting(Path("build/iris/repository"))
+    Path("build/iris/made-from.json").write_text(json.dumps(record), encoding="utf-8")
+    assert advice("--workers=3", "iris.onnx") == f"{compose} --instances iris=3; then again: shoal serve iris.onnx"
+    assert advice(str(repository), "--queue-delay", "1") == (
+        f"{compose} --queue-delay iris=MICROSECONDS; then again: shoal serve {repository}"
+    )
+    Path("build/iris/made-from.json").unlink()
+    (repository / "manifest.json").write_text('{"ensembles": ["ten_more"]}', encoding="utf-8")
+    assert advice(str(repository), "--instances", "2") == (
+        f"shoal compose ten_more {repository} --instances MODEL=2; then again: shoal serve {repository}"
+    )
+    steps = "--step iris --step softmax --project build/iris, and what it prints next"
+    assert advice("iris.onnx", "--postprocess", "softmax") == f"shoal new pipeline NAME {steps}"
+    assert advice("gone.onnx", "--instances", "2").endswith(
+        "ENSEMBLE REPOSITORY --instances MODEL=COUNT, and serve that"
+    )
+    assert advice("owner/net", "--task=generate", "--instances=2").startswith(
+        "shoal serve owner/net, and stop it; then "
+    )
+    assert advice("iris.onnx", "--llm") == "shoal serve FOLDER_WITH_WEIGHTS"
+    assert advice("iris.onnx", "--labels", "a,b").startswith("shoal new component topic --like label --set labels=")
 
 
 def test_a_gpu_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

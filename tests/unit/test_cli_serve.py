@@ -181,7 +181,7 @@ def test_a_printed_config_gives_the_same_options(tmp_path: Path) -> None:
         ("http-port = true", "http-port = True is of the wrong kind. Give one value."),
         ("open = 'yes'", "open = 'yes' is of the wrong kind. Give true or false."),
         ("expose = 'a'", "expose = 'a' is of the wrong kind. Give a list of texts."),
-        ("[limits]\nmemory-mib = 1", "has an option 'limits'"),
+        ("[serve]\nhttp-port = 1", "has a table [serve]. Options stand without tables: leave out the line [serve]."),
         ("http-port", "cannot be read: "),
         ("host = '0.0.0.0'", "without a key"),
         ("client-share = 2", "--client-share 2 is out of range"),
@@ -194,6 +194,28 @@ def test_a_config_that_is_wrong(tmp_path: Path, content: str, message: str) -> N
     result = serve("r", "--print-config", "--config", str(file))
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
+
+
+def test_variables_and_files_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*given: str) -> list[str]:
+        return [line for line in serve("gone", *given).stderr.splitlines() if line.startswith("note: ")]
+
+    monkeypatch.chdir(tmp_path)
+    assert notes() == []
+    monkeypatch.setenv("SHOAL_API_KEY", "secret")
+    keyless = "note: SHOAL_API_KEY is the key of clients; this service asks for none: --keys FILE"
+    assert notes() == [f"{keyless} (make one: shoal keys new NAME --file FILE)"]
+    assert notes("--keys", "keys.json") == notes("--print") == []
+    monkeypatch.delenv("SHOAL_API_KEY")
+    (tmp_path / "shoal.toml").write_text("http-port = 0", encoding="utf-8")
+    assert notes() == ["note: shoal.toml is not read: --config shoal.toml"]
+    assert notes("--config", "shoal.toml") == []
+    (tmp_path / "shoal.toml").unlink()
+    monkeypatch.setenv("SHOAL_HTTP_PORT", "9300")
+    assert notes() == ["note: SHOAL_HTTP_PORT has no effect: give --http-port"]
+    assert notes("--http-port", "9300") == []
+    monkeypatch.setenv("SHOAL_KEYS", "keys.json")
+    assert notes() == ["note: SHOAL_HTTP_PORT, SHOAL_KEYS have no effect: give --http-port, --keys"]
 
 
 def test_one_thing_is_printed() -> None:

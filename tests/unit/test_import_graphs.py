@@ -130,6 +130,7 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
         ("net.onnx", {"task": "embeddings"}, r"--task embeddings needs a tokenizer, and .*net\.onnx has none\."),
         ("tagger.pt", {"pooling": "cls"}, r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask"),
         ("absent.onnx", {}, r"There is no file .*absent\.onnx\."),
+        ("absent.gguf", {}, r"There is no file .*absent\.gguf\."),
         ("forest.pkl", {}, r"forest\.pkl is a pickle, which cannot be added\. A pickle runs code"),
         ("weights.pth", {}, r"weights\.pth is weights of PyTorch .* Save it with torch\.jit\.save"),
         ("model.h5", {}, r"model\.h5 is a model of Keras, .* Convert it to ONNX"),
@@ -138,8 +139,12 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
 def test_sources_and_options_that_cannot_be(
     source: str, options: dict[str, Any], message: str, sources: Path, tmp_path: Path
 ) -> None:
+    path = sources / source
+    if path.suffix in (".pkl", ".pth", ".h5"):
+        path = tmp_path / source
+        path.touch()
     with pytest.raises(InputError, match=message):
-        add_model(sources / source, "m", project=tmp_path, **options)
+        add_model(path, "m", project=tmp_path, **options)
 
 
 def test_objects_that_are_not_models(tmp_path: Path, sources: Path) -> None:

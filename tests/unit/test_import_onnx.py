@@ -58,6 +58,7 @@ def test_dictionaries_of_scores_become_tensors(tmp_path: Path) -> None:
     answer = here(tmp_path, "topics", x=np.eye(2, dtype=np.float32))
     np.testing.assert_allclose(answer["scores"].sum(1), 1, rtol=1e-6)
     assert answer["label"].shape == (2, 1)
+    (tmp_path / "a.parquet").touch()
     with pytest.raises(InputError, match=r"a\.parquet is a table, which cannot be added"):
         add_model(tmp_path / "a.parquet", "rows", project=tmp_path)
 

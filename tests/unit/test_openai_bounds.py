@@ -84,6 +84,7 @@ def test_a_key_twice_is_refused(kind: str, body: str, name: str) -> None:
         ("/v1/clasify", "There is no path '/v1/clasify' here. Did you mean /v1/classify?"),
         ("/v1/chat/completion/", "There is no path '/v1/chat/completion/' here. Did you mean /v1/chat/completions?"),
         ("/v1/moderations", "There is no path '/v1/moderations' here: audio, "),
+        ("/v1/v1/messages", "There is no path '/v1/v1/messages' here: leave /v1 out of the client's base URL."),
         ("/v1/responses/abc", "There is no path '/v1/responses/abc' here: audio, "),
         ("/v1/embeddings", "The request has no model. Models: none."),
     ],

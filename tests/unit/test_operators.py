@@ -29,10 +29,13 @@ def test_a_port_that_is_not_for_metrics(sent: bytes, says: str) -> None:
 
         answering = threading.Thread(target=answer)
         answering.start()
+        url = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(
-            ServerError, match=rf"^The server at \S+ {says}\. Give its metrics address, such as \S+:8002"
-        ):
-            read_states(f"127.0.0.1:{server.getsockname()[1]}")
+            ServerError, match=rf"^The server at {url} {says}\. .*Give its metrics address, such as \S+:8002"
+        ) as error:
+            read_states(url)
+        tls = f"It may speak TLS: shoal status https://{url} --ca-cert FILE. Otherwise: Give"
+        assert error.value.fix.startswith(tls) == ("gRPC" in says)
         answering.join()
 
 

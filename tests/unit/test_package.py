@@ -101,8 +101,9 @@ def test_the_service_loads_nothing_that_makes_or_checks_repositories(tmp_path: P
 def test_public_names() -> None:
     """docs/api.md has the list."""
     assert set(shoal.__all__) == set(dir(shoal))
-    with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'nope'"):
-        _ = shoal.nope
+    for name, near in (("nope", ""), ("client", r"\. Did you mean Client\?"), ("compse", r"\. Did you mean compose\?")):
+        with pytest.raises(AttributeError, match=f"module 'shoal' has no attribute '{name}'{near}$"):
+            getattr(shoal, name)
 
 
 @pytest.mark.parametrize("path", FACES, ids=lambda path: path.parent.name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.authoring.check.repositories import read_repository
-from shoal.authoring.project.recipes import RECORD, find_recipe
+from shoal.authoring.project.recipes import RECORD, find_recipe, name_model
 from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.model_folders import find_repository, suggest_repository
 from shoal.errors import InputError, ShoalError
@@ -39,6 +39,22 @@ def test_a_file_is_a_model_of_its_name() -> None:
         "compose my_net build/my_net/repository --project build/my_net",
     ]
     assert find_recipe("2 my net.onnx", name="other").repository == Path("build/other/repository")
+
+
+def test_a_link_has_its_own_name() -> None:
+    write_model(Path("weights"), "LlamaForCausalLM")
+    Path("my-llama").symlink_to("weights")
+    Path("net.onnx").touch()
+    Path("mine.onnx").symlink_to("net.onnx")
+    Path("models/1").mkdir(parents=True)
+    for path in ("models/config.pbtxt", "models/1/model.py"):
+        Path(path).touch()
+    Path("linked").symlink_to("models")
+    assert find_recipe("my-llama/").repository == Path("build/my-llama/repository")
+    assert find_recipe("my-llama", name="other").folder == Path("build/other")
+    assert find_recipe("mine.onnx").folder == Path("build/mine")
+    assert name_model(Path("linked/1/model.py")) == "linked"
+    assert name_model(Path("linked/..")) == name_model(Path()) != "model"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +132,10 @@ def test_folders_that_are_refused(architecture: str, config: dict[str, Any], tas
         ("rows.csv", "", "rows.csv is a table, .* shoal infer --input FILE"),
         ("net.onnx", "classify", "--task classify needs a tokenizer, and the file net.onnx has none"),
         ("gone.onnx", "", "There is no file gone.onnx"),
+        ("gone.gguf", "", "^There is no file gone.gguf"),
+        ("gone.safetensors", "", "^There is no file gone.safetensors"),
+        ("nets.keras", "", "^There is no file nets.keras. Did you mean net.keras"),
+        ("gone.csv", "", "^There is no file gone.csv"),
         ("owner/model", "", r"also say the task: shoal serve owner/model --task embeddings \(or classify, "),
         ("notes.md", "", "notes.md is not a model that can be served. Known: .pt, .onnx"),
         ("adapter", "", "adapter holds an adapter, not a whole model. Merge it"),

@@ -141,6 +141,8 @@ def test_an_unknown_input_and_rows_alone() -> None:
     shown = r'An input is an object: \{"name": "X", "datatype": "FP32", "shape": \[1, 1\], .*/v1/models/a:predict'
     with pytest.raises(RefusedError, match=shown):
         screen_json(json.dumps({"inputs": [[1, 2]]}).encode(), 0, RULES)
+    with pytest.raises(RefusedError, match=rf"missing required field `inputs`\. {shown}"):
+        screen_json(json.dumps({"instances": [[1, 2]]}).encode(), 0, RULES)
 
 
 LONG = "x" * MOST_BESIDE

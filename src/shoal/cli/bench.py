@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import dataclass
 from itertools import product
@@ -29,7 +30,7 @@ from shoal.cli.console import (
     show_progress,
 )
 from shoal.cli.records import takes_record
-from shoal.errors import InputError
+from shoal.errors import InputError, ServerError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.clients.client.tls import Access
@@ -183,7 +184,26 @@ def _measure_tokens(asked: BenchAsked, settings: BenchSettings, show: OnProgress
     )
     access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
     cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-    return bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
+    try:
+        return bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
+    except ServerError:
+        if not asked.url or not _is_other_api(asked.url, access):
+            raise
+        raise InputError(
+            f"The server at {asked.url} answers OpenAI's API, and not Triton's.",
+            "Only servers of Triton and of shoal serve are measured so: serve its model with: shoal serve MODEL",
+        ) from None
+
+
+def _is_other_api(url: str, access: Access) -> bool:
+    """Whether a server lists models as OpenAI's API does, and not as shoal serve does."""
+    from shoal.clients.client.operators import read_page
+
+    try:
+        models = json.loads(read_page(url, "/v1/models", **access))["data"]
+        return bool(models) and not any(each["owned_by"] == "shoal" for each in models)
+    except (ShoalError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import typer
 from shoal.cli.console import ERR, plain
 from shoal.cli.llm import LlmAsked, check_place, find_settings, open_llm, print_answer
 from shoal.cli.records import takes_record
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError, ServerError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.clients.llm.client import Llm
@@ -48,20 +48,30 @@ def chat(context: typer.Context, asked: ChatAsked) -> None:
         raise InputError(f"{asked.url!r} is not HOST:PORT, the address of a server.", fix)
     settings = find_settings(asked)
     is_terminal, has_message = sys.stdin is not None and sys.stdin.isatty(), False
-    with open_llm(asked, asked.url) as llm:
+    with _naming_address(), open_llm(asked, asked.url) as llm:
         conversation = _Conversation(llm, settings, asked.system, as_json=asked.as_json)
         for line in _read_terminal() if is_terminal else _read_lines():
             has_message = True
             if line == "/exit":
                 break
             try:
-                conversation.take(line, can_stop=is_terminal)
+                with _naming_address():
+                    conversation.take(line, can_stop=is_terminal)
             except ShoalError as error:
                 if not is_terminal:
                     raise
                 ERR.print(f"[red]error:[/] {plain(str(error))}", soft_wrap=True)
     if not (has_message or is_terminal):
         raise InputError("There is no message.", 'Give one: echo "Hello!" | shoal chat')
+
+
+@contextlib.contextmanager
+def _naming_address() -> Iterator[None]:
+    """Replace the option ``--url`` in the advice of a client's error: here, the address is an argument."""
+    try:
+        yield
+    except ServerError as error:
+        raise type(error)(error.what, error.fix.replace("--url HOST:PORT", "shoal chat HOST:PORT")) from None
 
 
 class _Conversation:

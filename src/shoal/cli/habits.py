@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 # Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
 _WITHOUT = "shoal compose OTHER_ENSEMBLES REPOSITORY, which leaves the model out, and start shoal serve again"
+_UPGRADE = "pip install --upgrade shoal; in a clone: git pull, then install it again as before, such as: pip install ."
 HABITS = {
     "add": "shoal add-model FILE NAME, or at once: shoal serve FILE",
     "benchmark": "shoal bench REPOSITORY",
@@ -39,8 +40,7 @@ HABITS = {
     "test": "shoal check PROJECT, and pytest, which runs the tests that shoal new wrote",
     "unload": _WITHOUT,
     "up": "shoal serve REPOSITORY",
-    "update": "pip install --upgrade shoal",
-    "upgrade": "pip install --upgrade shoal",
+    **dict.fromkeys(("update", "upgrade"), _UPGRADE),
     "validate": "shoal check REPOSITORY",
     "version": "shoal --version",
 }
@@ -110,6 +110,8 @@ _FOR_ENGINES = {
     ),
     "--trust-remote-code": "Leave it out: code in a model's folder is not run",
 }
+_STEPS = "shoal new pipeline NAME --step MODEL --step softmax --project FOLDER, and what it prints next"
+_LABELS = """shoal new component topic --like label --set labels='["a", "b"]' --project FOLDER; then """
 OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "bench": {
@@ -142,6 +144,8 @@ OPTIONS = {
         "--llm": "shoal serve FOLDER_WITH_WEIGHTS",
         "--model": "shoal serve MODEL, without --model",
         "--served-model-name": "--name NAME",
+        **dict.fromkeys(("--softmax", "--postprocess"), _STEPS),
+        "--labels": f"{_LABELS}{_STEPS.replace('softmax', 'topic')}",
         "--docker": "--print, which prints the command of the container",
         "--port": "--http-port PORT, of Triton's HTTP and OpenAI's API",
         "--api-key": "shoal keys new NAME --file keys.json, then: --keys keys.json",

@@ -4,75 +4,37 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from shoal.cli.console import ERR, OUT, check_target, plain, refuse_ignored
 from shoal.cli.making import find_or_make
 from shoal.cli.records import takes_record
-from shoal.errors import InputError, suggest
+from shoal.errors import InputError
 from shoal.serving.gateway.options import Addresses, Options
-from shoal.system.files import read_text
 
-_NOT_IN_FILES = ("thing", "task", "name", "config", "is_printed", "is_config_printed", "target", "help")
 _PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
 
 
-def _named(context: typer.Context) -> dict[str, Any]:
-    """Return the options that a file may have, by their names on the command line, without dashes."""
-    own = (parameter for parameter in context.command.params if parameter.name not in _NOT_IN_FILES)
-    return {parameter.opts[0].lstrip("-"): parameter for parameter in own}
-
-
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the options in a TOML file as defaults, which those on the command line replace.
+    """Take the options in a TOML file as defaults, which those on the command line replace."""
+    if path is not None:
+        from shoal.cli.serve_files import read_config
 
-    Raises:
-        InputError: the file cannot be read, or has an option that is not known or of another kind.
-    """
-    if path is None:
-        return None
-    known = _named(context)
-    try:
-        given = tomllib.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read: {error}.", "Write options as in --print-config: http-port = 8000"
-        ) from None
-    for name, value in given.items():
-        if name not in known:
-            message = f"{path} has an option {name!r:.60}, which shoal serve does not have."
-            raise InputError(message, suggest(name, known))
-        kinds: tuple[type, ...] = (int, float, str)
-        wanted = "one value"
-        if known[name].multiple:
-            kinds, wanted = (list,), "a list of texts"
-        elif known[name].is_flag:
-            kinds, wanted = (bool,), "true or false"
-        if type(value) not in kinds:
-            raise InputError(f"{path}: {name} = {value!r:.60} is of the wrong kind.", f"Give {wanted}.")
-    context.default_map = {known[name].name: value for name, value in given.items()}
+        read_config(context, path)
     return path
-
-
-def _print_config(context: typer.Context) -> None:
-    """Print the TOML file that belongs to this command line."""
-    for name, parameter in _named(context).items():
-        value = context.params[parameter.name]
-        if value is not None:
-            shown = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
-            OUT.print(f"{name} = {shown}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _tell_left_out(context: typer.Context) -> None:
     """Name the options that are given, and that the container has nothing for."""
+    from shoal.cli.serve_files import find_options
+
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in _PRINTED}
     given = {name for name, source in sources.items() if source and source.name in ("COMMANDLINE", "DEFAULT_MAP")}
-    if left_out := [f"--{name}" for name, parameter in _named(context).items() if parameter.name in given]:
+    if left_out := [f"--{name}" for name, parameter in find_options(context).items() if parameter.name in given]:
         ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
@@ -120,14 +82,23 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
     A model's repository is made in build/NAME, and found there the next time. The metrics port also has /health/live
     and /health/ready.
     """
+    if Path("shoal.toml").is_file() or any(name.startswith("SHOAL_") for name in os.environ):
+        from shoal.cli.serve_files import print_notes
+
+        print_notes(context)
     if asked.target and not asked.is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
     options = _move_ports(context, asked.options)
     if asked.is_config_printed:
+        from shoal.cli.serve_files import print_config
+
         refuse_ignored(context, "--print", "with --print-config")
-        _print_config(context)
+        print_config(context)
         return
     if asked.is_printed:
+        from shoal.cli.serve_files import refuse_form
+
+        refuse_form(context, asked.thing)
         _refuse_printed(context, options)
     listening = None if asked.is_printed else options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)

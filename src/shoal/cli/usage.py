@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 _USAGE_ERROR: Any = BadParameter.__base__  # of what typer raises for arguments; typer does not export it
+_TYPE = "Type: "  # before what is typed instead
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -64,7 +65,12 @@ def _refuse_habits(command: TyperCommand, ctx: Any, args: list[str]) -> None:
     words = " ".join(args).replace("=", " ").split()
     given = {*words, *map(" ".join, pairwise(words))}
     if habit := next((each for each in habits if each in given), None):
-        ctx.fail(f"No such option: {habit}. {say_option(habit, habits)}")
+        said = say_option(habit, habits)
+        if command.name == "serve" and said.startswith(_TYPE):
+            from shoal.cli.advice import fill
+
+            said = _TYPE + fill(said.removeprefix(_TYPE), words)
+        ctx.fail(f"No such option: {habit}. {said}")
 
 
 def _advise(command: TyperCommand, ctx: Any, args: list[str], error: Any) -> None:

@@ -144,23 +144,24 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
 
 
 def name_model(path: Path) -> str:
-    """Return a name for the model, from the name of its file or folder."""
-    if path.name == "model.py" and (path.resolve().parents[1] / CONFIG).is_file():
-        path = path.resolve().parents[1]
-    stem = path.stem if path.suffix.lower() in {**KINDS, **FILES} else path.resolve().name
+    """Return a name for the model, from the name of its file or folder; that of a link is its own."""
+    if path.name == "model.py" and (path.absolute().parents[1] / CONFIG).is_file():
+        path = path.absolute().parents[1]
+    whole = path.name if path.name.strip(".") else path.resolve().name
+    stem = path.stem if path.suffix.lower() in {**KINDS, **FILES} else whole
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-").lstrip("0123456789_-")[:50] or "model"
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file that is no model of a known kind."""
+    """Refuse a file that is absent, or not a model of a known kind."""
     suffix = path.suffix.lower()
+    if not path.exists():
+        raise InputError(f"There is no file {path}.", _suggest_near(path) or "Name the model's file.")
     if suffix not in KINDS:
         if found := FILES.get(suffix):
             raise InputError(f"{path} is {found.what}, which cannot be served.", found.fix)
         fix = f"Known: {', '.join([*KINDS, GGUF])}, and folders of Hugging Face's layout."
         raise InputError(f"{path} is not a model that can be served.", fix)
-    if not path.exists():
-        raise InputError(f"There is no file {path}.", _suggest_near(path) or "Name the model's file.")
 
 
 def _suggest_near(path: Path) -> str:

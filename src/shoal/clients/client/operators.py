@@ -49,9 +49,9 @@ def read_page(url: str, path: str, api_key: str = "", ca_cert: str = "", client_
             why = ": this is not its metrics address" if error.code == 404 else ""
             raise ServerError(f"The server at {url} answered HTTP {error.code}{why}.", fix) from None
     except http.client.HTTPException:
-        raise ServerError(
-            f"The server at {url} does not speak HTTP, as a port of gRPC does not.", _say_place(url)
-        ) from None
+        fix = _say_place(url)
+        fix = fix if tls else f"It may speak TLS: shoal status https://{url} --ca-cert FILE. Otherwise: {fix}"
+        raise ServerError(f"The server at {url} does not speak HTTP, as a port of gRPC does not.", fix) from None
     except OSError as error:
         inner = getattr(error, "reason", error)
         failure = connection_failure(inner if isinstance(inner, OSError) else error)

@@ -133,13 +133,13 @@ def _find_kind(source: Any) -> _Kind:
     suffix = path.suffix.lower()
     if path.is_dir() or (not path.exists() and suffix not in {**KINDS, **FILES}):
         return _ENCODER  # a folder, or a name on a hub
+    if not path.exists():
+        raise InputError(f"There is no file {path}.", "Name the model's file.")
     if suffix not in KINDS:
         if found := FILES.get(suffix):
             raise InputError(f"{path} is {found.what}, which cannot be added.", found.fix)
         what = f"{path} is not a model that can be added. Known suffixes: {', '.join(KINDS)}."
         raise InputError(what, "Convert it to a file with one of these suffixes.")
-    if not path.exists():
-        raise InputError(f"There is no file {path}.", "Name the model's file.")
     return KINDS[suffix]
 
 

@@ -137,6 +137,7 @@ class ApiFront:
         known = [each.path for each in OPERATIONS if each.path.count("/") == path.rstrip("/").count("/")]
         near = get_close_matches(path.rstrip("/"), known, 1, 0.85)
         why = f". Did you mean {near[0]}?" if near else f": {_OTHERS}. GET / lists the paths."
+        why = ": leave /v1 out of the client's base URL." if path.startswith("/v1/v1/") else why
         why = f". {place}" if (place := self.say_place(path, caller)) else why
         message = f"There is no path {path!r} here{why}"
         raise ApiError(message, code="unknown_url", reason=RefusalReason.ABSENT)

@@ -163,7 +163,7 @@ def _show_kind(tensor: TensorSpec, rules: Rules) -> str:
 
 def _show_input(rules: Rules, error: str) -> str:
     """Return, for an error about a request's inputs, how the model's first input is sent."""
-    if "$.inputs" not in error or not rules.spec.inputs:
+    if "inputs" not in error or not rules.spec.inputs:
         return ""
     tensor = rules.spec.inputs[0]
     datatype, _, shape = _show_kind(tensor, rules).replace("-1", "1").partition(" ")
