@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_made(tmp_path: Path, mon
 def test_a_port_that_was_not_given_moves_out_of_the_way(
     typed: str, ports: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.serving.server.launch.is_free", lambda host, port: True)
+    monkeypatch.setattr("shoal.cli.ports._is_free", lambda host, port: True)
     lines = serve("r", *typed.split(), "--print-config").stdout.splitlines()
     assert " ".join(line.partition(" = ")[2] for line in lines if "-port =" in line) == ports
 

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from shoal.cli.ports import _is_free
 from shoal.errors import SetupError
-from shoal.serving.server.launch import find_ports, is_free
+from shoal.serving.server.launch import find_ports
 
 
 def test_ports_that_cannot_be_used() -> None:
@@ -18,8 +19,8 @@ def test_ports_that_cannot_be_used() -> None:
         message = rf"Port {port} cannot be used: Address already in use\. Stop what .* another: --grpc-port PORT$"
         with pytest.raises(SetupError, match=message):
             find_ports(0, port, 0)
-        assert not is_free("127.0.0.1", port)
-        assert is_free("192.0.2.1", port)  # which find_ports refuses for another reason
+        assert not _is_free("127.0.0.1", port)
+        assert _is_free("192.0.2.1", port)  # which find_ports refuses for another reason
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()

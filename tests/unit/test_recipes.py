@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from shoal.authoring.check.repositories import read_repository
 from shoal.authoring.project.recipes import RECORD, find_recipe, name_model
 from shoal.authoring.repository.find_graph import find_graph
-from shoal.authoring.repository.model_folders import find_repository, suggest_repository
+from shoal.authoring.repository.made import suggest_repository
+from shoal.authoring.repository.model_folders import find_repository
 from shoal.errors import InputError, ShoalError
 from shoal.lab.bench.target import find_targets
 from shoal.serving.server.checks import check_repository
@@ -206,9 +208,16 @@ def test_the_repository_that_was_made_is_named_for_its_model() -> None:
     Path("my net.onnx").touch()
     for name in ("my_net", "my net.onnx", "my net"):
         assert suggest_repository(Path(name)) == "Did you mean build/my_net/repository?"
-    for ask in (find_recipe, find_graph, read_repository, check_repository, lambda path: find_targets([path])):
+    asked: list[Callable[[], Any]] = [
+        lambda: find_recipe("my_net"),
+        lambda: find_graph(Path("my_net")),
+        lambda: read_repository(Path("my_net")),
+        lambda: check_repository(Path("my_net")),
+        lambda: find_targets([Path("my_net")]),
+    ]
+    for ask in asked:
         with pytest.raises(ShoalError, match=r"my_net.*\. Did you mean build/my_net/repository\?$"):
-            ask(Path("my_net") if ask is not find_recipe else "my_net")
+            ask()
 
 
 def test_the_repository_in_a_folder() -> None:

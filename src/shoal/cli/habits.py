@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
 
+from typer.core import TyperCommand
+
+_TYPE = "Type: "  # before what is typed instead
 # Commands of other tools, and what to type here, by meaning: spelling leads elsewhere, or nowhere.
 _WITHOUT = "shoal compose OTHER_ENSEMBLES REPOSITORY, which leaves the model out, and start shoal serve again"
 _UPGRADE = "pip install --upgrade shoal; in a clone: git pull, then install it again as before, such as: pip install ."
@@ -177,7 +183,50 @@ EXAMPLES = {
 }
 
 
-def find_near(option: str, known: Sequence[str]) -> list[str]:
+def _refuse_habits(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+    """Refuse an option of other tools with what to type instead."""
+    habits = OPTIONS.get(str(command.name), {})
+    words = " ".join(args).replace("=", " ").split()
+    given = {*words, *map(" ".join, pairwise(words))}
+    if habit := next((each for each in habits if each in given), None):
+        said = _say_option(habit, habits)
+        if command.name == "serve" and said.startswith(_TYPE):
+            from shoal.cli.advice import fill
+
+            said = _TYPE + fill(said.removeprefix(_TYPE), words)
+        ctx.fail(f"No such option: {habit}. {said}")
+
+
+def advise(command: TyperCommand, ctx: Any, args: list[str], error: Any) -> None:
+    """Refuse an option of other tools with what to type instead; give other errors what is near, or an example."""
+    _refuse_habits(command, ctx, args)
+    if hasattr(error, "possibilities"):  # there is no such option
+        habits = OPTIONS.get(str(command.name), {})
+        own = [option for each in command.params for option in (*each.opts, *each.secondary_opts) if option[:2] == "--"]
+        near = _find_near(error.option_name, [*own, *habits])
+        if near and near[0] in habits:
+            ctx.fail(f"{error.message}. Did you mean {near[0]}? {_say_option(near[0], habits)}")
+        error.possibilities = [each for each in near if each in own]
+    elif hasattr(error, "param_type"):  # an argument is missing
+        if error.param.nargs == -1:  # the one after it took its only value
+            error.param = next(each for each in reversed(command.params) if each.param_type_name == "argument")
+        examples = (f"shoal {name} {EXAMPLES[name]}" for name in EXAMPLES if ctx.command_path.endswith(f" {name}"))
+        error.message = f"For example: {next(examples, f'shoal {command.name} --help')}"
+    elif wrong := re.match(r"Value error, ('(.*)' is not one of .*)", str(error.message), re.DOTALL):
+        from shoal.authoring.project.importing.tasks import advise_task
+
+        error.message = f"{wrong[1]} {advise_task(wrong[2])}" if error.param.name == "task" else wrong[1]
+
+
+def refuse_extra(command: TyperCommand, ctx: Any, args: list[str], extra: Sequence[str]) -> None:
+    """Refuse ``extra`` arguments with what to type instead."""
+    _refuse_habits(command, ctx, args)
+    given = [str(ctx.params[each.name]) for each in command.params if each.param_type_name == "argument"]
+    name = ctx.command_path.partition(" ")[2]
+    ctx.fail(f"Too many arguments: {shlex.join(extra)}. {_say_extra(name, given, extra)}")
+
+
+def _find_near(option: str, known: Sequence[str]) -> list[str]:
     """Return the known options that begin like ``option``, or are spelt nearly like it, the most similar one first."""
     names = {each.lstrip("-"): each for each in known if " " not in each}
     name = option.lstrip("-")
@@ -185,16 +234,16 @@ def find_near(option: str, known: Sequence[str]) -> list[str]:
     return [names[each] for each in dict.fromkeys([*longer, *get_close_matches(name, names, 3, 0.75)])]
 
 
-def say_option(option: str, habits: Mapping[str, str]) -> str:
+def _say_option(option: str, habits: Mapping[str, str]) -> str:
     """Return what to type instead of an option of other tools."""
     from shoal.system.machine import find_gpus
 
     if option in ON_GPU and not find_gpus():
         return "This machine has no GPU: leave it out, to serve on the CPU."
-    return habits[option] if habits[option][0].isupper() else f"Type: {habits[option]}"
+    return habits[option] if habits[option][0].isupper() else _TYPE + habits[option]
 
 
-def say_extra(command: str, given: Sequence[str], extra: Sequence[str]) -> str:
+def _say_extra(command: str, given: Sequence[str], extra: Sequence[str]) -> str:
     """Return what to type instead of a command line with ``extra`` arguments after those that may be ``given``."""
     if command == "serve":
         return (

@@ -67,15 +67,8 @@ def _make(thing: str, task: str, name: str, listening: Options | None = None) ->
     from shoal.serving.server.launch import find_ports
 
     recipe = find_recipe(thing, task=task, name=name)
-    try:
-        if recipe.is_made():
-            return recipe.repository
-    except InputError:
-        if Path(thing).suffix == ".py":  # a mistake in what was typed is reported first
-            from shoal.authoring.project.importing.components import find_component
-
-            find_component(thing)
-        raise
+    if recipe.is_made():
+        return recipe.repository
     if listening is not None:  # told before minutes of work
         find_ports(listening.http_port, listening.grpc_port, listening.metrics_port, host=listening.host)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -88,7 +88,11 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         print_notes(context)
     if asked.target and not asked.is_printed:
         raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
-    options = _move_ports(context, asked.options)
+    options = asked.options
+    if len({options.http_port, options.grpc_port, options.metrics_port}) < 3:
+        from shoal.cli.ports import move_ports
+
+        options = move_ports(context, options)
     if asked.is_config_printed:
         from shoal.cli.serve_files import print_config
 
@@ -106,23 +110,6 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         _print_container(context, repository, asked.target, options)
         return
     _run(repository, options, asked.log, is_checked=asked.is_checked)
-
-
-def _move_ports(context: typer.Context, options: Options) -> Options:
-    """Move the ports that were not given away from those that were, to the next free ones."""
-    names = ("http_port", "grpc_port", "metrics_port")
-    sources = {name: context.get_parameter_source(name) for name in names}
-    free = [name for name, source in sources.items() if source and source.name == "DEFAULT"]
-    taken = {getattr(options, name) for name in names if name not in free}
-    if moved := [name for name in free if getattr(options, name) in taken]:
-        from shoal.serving.server.launch import is_free
-
-        taken |= {getattr(options, name) for name in free}
-        for name in moved:
-            port = next(port for port in range(8003, 2**16) if port not in taken and is_free(options.host, port))
-            taken.add(port)
-            context.params[name] = port
-    return replace(options, **{name: context.params[name] for name in moved})
 
 
 def _refuse_printed(context: typer.Context, options: Options) -> None:

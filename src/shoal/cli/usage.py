@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
@@ -17,7 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 _USAGE_ERROR: Any = BadParameter.__base__  # of what typer raises for arguments; typer does not export it
-_TYPE = "Type: "  # before what is typed instead
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
@@ -45,55 +42,15 @@ class Command(TyperCommand):
         try:
             extra = super().parse_args(ctx, [*args])
         except _USAGE_ERROR as error:
-            _advise(self, ctx, args, error)
+            from shoal.cli.habits import advise
+
+            advise(self, ctx, args, error)
             raise
         if extra and not ctx.resilient_parsing:
-            from shoal.cli.habits import say_extra
+            from shoal.cli.habits import refuse_extra
 
-            _refuse_habits(self, ctx, args)
-            given = [str(ctx.params[each.name]) for each in self.params if each.param_type_name == "argument"]
-            name = ctx.command_path.partition(" ")[2]
-            ctx.fail(f"Too many arguments: {shlex.join(extra)}. {say_extra(name, given, extra)}")
+            refuse_extra(self, ctx, args, extra)
         return extra
-
-
-def _refuse_habits(command: TyperCommand, ctx: Any, args: list[str]) -> None:
-    """Refuse an option of other tools with what to type instead."""
-    from shoal.cli.habits import OPTIONS, say_option
-
-    habits = OPTIONS.get(str(command.name), {})
-    words = " ".join(args).replace("=", " ").split()
-    given = {*words, *map(" ".join, pairwise(words))}
-    if habit := next((each for each in habits if each in given), None):
-        said = say_option(habit, habits)
-        if command.name == "serve" and said.startswith(_TYPE):
-            from shoal.cli.advice import fill
-
-            said = _TYPE + fill(said.removeprefix(_TYPE), words)
-        ctx.fail(f"No such option: {habit}. {said}")
-
-
-def _advise(command: TyperCommand, ctx: Any, args: list[str], error: Any) -> None:
-    """Refuse an option of other tools with what to type instead; give other errors what is near, or an example."""
-    from shoal.cli.habits import EXAMPLES, OPTIONS, find_near, say_option
-
-    _refuse_habits(command, ctx, args)
-    if hasattr(error, "possibilities"):  # there is no such option
-        habits = OPTIONS.get(str(command.name), {})
-        own = [option for each in command.params for option in (*each.opts, *each.secondary_opts) if option[:2] == "--"]
-        near = find_near(error.option_name, [*own, *habits])
-        if near and near[0] in habits:
-            ctx.fail(f"{error.message}. Did you mean {near[0]}? {say_option(near[0], habits)}")
-        error.possibilities = [each for each in near if each in own]
-    elif hasattr(error, "param_type"):  # an argument is missing
-        if error.param.nargs == -1:  # the one after it took its only value
-            error.param = next(each for each in reversed(command.params) if each.param_type_name == "argument")
-        examples = (f"shoal {name} {EXAMPLES[name]}" for name in EXAMPLES if ctx.command_path.endswith(f" {name}"))
-        error.message = f"For example: {next(examples, f'shoal {command.name} --help')}"
-    elif wrong := re.match(r"Value error, ('(.*)' is not one of .*)", str(error.message), re.DOTALL):
-        from shoal.authoring.project.importing.tasks import advise_task
-
-        error.message = f"{wrong[1]} {advise_task(wrong[2])}" if error.param.name == "task" else wrong[1]
 
 
 class Group(TyperGroup):

@@ -11,8 +11,9 @@ from typing import Any
 from shoal.authoring.check.models import Model, Repository, entries
 from shoal.authoring.environment.targets import Target, find_target
 from shoal.authoring.repository.config import CONFIG, MAX_CONFIG, check_number, find_backslashes, find_excess
+from shoal.authoring.repository.made import suggest_repository
 from shoal.authoring.repository.manifest import MANIFEST, read_manifest
-from shoal.authoring.repository.model_folders import CATEGORIES, suggest_repository
+from shoal.authoring.repository.model_folders import CATEGORIES
 from shoal.errors import ArtifactError, InputError
 from shoal.system.files import read_bytes
 from shoal.system.paths import shipped_root

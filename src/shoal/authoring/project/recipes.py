@@ -27,8 +27,9 @@ from shoal.authoring.project.importing.tasks import (
 )
 from shoal.authoring.project.scaffold.names import check_name
 from shoal.authoring.repository.config import CONFIG
+from shoal.authoring.repository.made import suggest_repository
 from shoal.authoring.repository.manifest import MANIFEST
-from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, suggest_repository
+from shoal.authoring.repository.model_folders import CATEGORIES, list_configs
 from shoal.errors import InputError
 from shoal.system.files import read_json
 
@@ -52,10 +53,20 @@ class Recipe(NamedTuple):
         """Whether the repository is there, made from the same files in the same way.
 
         Raises:
-            InputError: the folder holds something else.
+            InputError: the folder holds something else, or there is no such component.
+            ArtifactError: the file of the component cannot be run.
         """
-        if not self.folder.exists():
-            return False
+        try:
+            return self.folder.exists() and self._is_own()
+        except InputError:
+            source = self.commands[0][1]
+            if split_source(source)[0].suffix == ".py":  # a mistake in what was typed is reported first
+                from shoal.authoring.project.importing.components import find_component  # which loads much else
+
+                find_component(source)
+            raise
+
+    def _is_own(self) -> bool:
         by_hand = f"--name NAME chooses another folder. Or remove {self.folder}, and it is made again."
         as_it_is = f"To serve it as it is: shoal serve {self.repository}. {by_hand}"
         try:

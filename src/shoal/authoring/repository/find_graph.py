@@ -11,14 +11,9 @@ from shoal.authoring.repository.call_graph import find_members
 from shoal.authoring.repository.config import CONFIG, ModelConfig, read_config
 from shoal.authoring.repository.default_model import find_top, list_tops
 from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.made import suggest_repository
 from shoal.authoring.repository.manifest import read_composed
-from shoal.authoring.repository.model_folders import (
-    CATEGORIES,
-    list_configs,
-    read_calls,
-    read_configs,
-    suggest_repository,
-)
+from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, read_calls, read_configs
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.system.paths import shipped_root
 

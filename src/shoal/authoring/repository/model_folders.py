@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,16 +37,6 @@ def find_repository(path: Path) -> Path | None:
         names = ", ".join(map(str, found[:_MOST_NAMED])) + (", ..." if found[_MOST_NAMED:] else "")
         raise InputError(f"{path} holds {len(found)} repositories.", f"Name one: {names}")
     return found[0] if found else None
-
-
-def suggest_repository(path: Path) -> str:
-    """Return the advice to name the repository that ``shoal serve`` made of a model; empty if it made none.
-
-    ``path`` may be the model's file or folder, or its name.
-    """
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", path.stem if path.is_file() else path.name)
-    made = Path("build") / name / "repository"
-    return f"Did you mean {made}?" if any(made.glob(f"*/{CONFIG}")) else ""
 
 
 def list_configs(folder: Path) -> list[Path]:

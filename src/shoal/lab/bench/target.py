@@ -11,8 +11,8 @@ from shoal.authoring.repository.config import ModelConfig, read_config
 from shoal.authoring.repository.describe import describe
 from shoal.authoring.repository.find_graph import find_graph
 from shoal.authoring.repository.graph import Graph
+from shoal.authoring.repository.made import suggest_repository
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.authoring.repository.model_folders import suggest_repository
 from shoal.authoring.repository.plan import HYBRID
 from shoal.errors import ArtifactError, InputError
 

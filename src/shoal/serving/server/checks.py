@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.authoring.repository.manifest import check_manifest, read_composed, read_manifest
-from shoal.authoring.repository.model_folders import read_configs, suggest_repository
+from shoal.authoring.repository.model_folders import read_configs
 from shoal.errors import InputError, SetupError
 from shoal.serving.server.orphans import SHARED_MEMORY
 from shoal.serving.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
@@ -53,6 +53,8 @@ def check_repository(path: Path) -> None:
     """
     check_path_supported(path)
     if not path.exists():
+        from shoal.authoring.repository.made import suggest_repository
+
         fix = suggest_repository(path) or "Make one: shoal compose ENSEMBLE REPOSITORY"
         raise InputError(f"{path} does not exist.", fix)
     if (path / "config.pbtxt").is_file():

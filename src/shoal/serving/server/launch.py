@@ -275,15 +275,6 @@ def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
     return ports
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a port can be bound, or cannot for another reason than that it is taken, which is then reported."""
-    with contextlib.ExitStack() as held:
-        try:
-            return _bind("", host, port, held) is not None
-        except SetupError:
-            return True
-
-
 def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], contextlib.ExitStack]:
     """Reserve ports until the returned stack is closed.
 
