@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from shoal.authoring.composition.openvino_weights import make_openvino
+from shoal.authoring.composition.weights import find
 from shoal.authoring.repository.loading import component_class
 from shoal.errors import ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.generation.engines import vllm
 from shoal.kit.generation.engines.vllm import VllmEngine
+from shoal.kit.generation.weights import NONE
 from shoal.lab.tiny_llm import make_tiny
 from tests.conftest import Scale, as_bytes
 from tests.support.imports import add
@@ -88,15 +91,20 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("llm-hf", "batching"): Two("auto", "static", lambda c: type(c.engine).__name__),
     **{
         (engine, "exclude_input_in_output"): Two("false", "true", lambda c: "started")
-        for engine in ("llm-hf", "llm-onnx", "llm-vllm")
+        for engine in ("llm-hf", "llm-onnx", "llm-openvino", "llm-vllm")
     },
     **{
         (engine, "like_tensorrt_llm"): Two("false", "true", lambda c: c.is_like_nvidia)
-        for engine in ("llm-hf", "llm-onnx", "llm-vllm")
+        for engine in ("llm-hf", "llm-onnx", "llm-openvino", "llm-vllm")
     },
     ("llm-onnx", "model"): Two("one", "two", look_at_tokens),
     ("llm-onnx", "context"): Two("5", "64", look_at_tokens),
     ("llm-onnx", "slots"): Two("1", "2", look_at_two),
+    ("llm-openvino", "model"): Two("one", "two", look_at_tokens),
+    ("llm-openvino", "context"): Two("5", "64", look_at_tokens),
+    ("llm-openvino", "slots"): Two("1", "2", lambda c: c.engine._scheduling.max_num_seqs),
+    ("llm-openvino", "cache_tokens"): Two("64", "1024", look_at_long),
+    ("llm-openvino", "dtype"): Two("float32", "bfloat16", lambda c: c.engine._properties["KV_CACHE_PRECISION"]),
     ("llm-vllm", "model"): Two("one", "two", look_at_vllm("model")),
     ("llm-vllm", "context"): Two("5", "64", look_at_vllm("max_model_len")),
     ("llm-vllm", "slots"): Two("1", "2", look_at_vllm("max_num_seqs")),
@@ -122,11 +130,12 @@ ENTRIES: dict[tuple[str, str], Any] = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny models, each also exported to ONNX."""
+    """Two tiny models, each also exported to ONNX, and to OpenVINO's format."""
     root = tmp_path_factory.mktemp("files")
     for seed, name in enumerate(("one", "two")):
         make_tiny(root / name, hidden=16, layers=1, seed=seed)
         add(root / "project", root / name, name, task="generate")
+        make_openvino(find(str(root / name)), root / "openvino" / name, NONE)
     return root
 
 
@@ -145,7 +154,9 @@ def test_two_values_give_two_results(key: tuple[str, str], entry: Two, files: Pa
     (name, parameter), seen = key, []
     for value in (entry.one, *[entry.two] * scale(2 if entry.beside else 1, 2)):
         given = {"model": "one", **entry.beside, parameter: value}
-        place = files / given["model"] if name != "llm-onnx" else files / "project" / "models" / given["model"] / "1"
+        model = given["model"]
+        places = {"llm-onnx": files / "project" / "models" / model / "1", "llm-openvino": files / "openvino" / model}
+        place = places.get(name, files / model)
         folder = ROOT / ("preprocess" if name == "preprocessing" else "models") / name
         spec = engine_spec(**{**given, "model": str(place), "folder": folder})  # type: ignore[arg-type]
         try:

@@ -163,7 +163,6 @@ def test_closing_ends_open_streams(exported: Path) -> None:
     assert not component.engine.is_running()
 
 
-@pytest.mark.usefixtures("may_start_processes")
 def test_a_whole_pipeline(repository: Path, tiny: Path, tmp_path: Path) -> None:
     """Its texts, stop words and counts are those on llm-hf."""
     plain = compose("llm_bls", tmp_path / "plain", weights=tiny, is_together=True)
