@@ -42,8 +42,8 @@ class OpenVinoEngine:
     """Continuous batching of a model in OpenVINO's format, on the host.
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. ``dtype`` is the one that
-    is computed in, and that keys and values have; ``auto`` is the weights' own, but FP32 on a host that does not
-    compute in it. ``cache_tokens`` is as in ``HfEngine``; prompts that begin alike share pages. Log probabilities are
+    is computed in; ``auto`` is the weights' own, but FP32 on a host that does not compute in it. Keys and values are
+    FP32, or FP16 if ``dtype`` has 16 bits. ``cache_tokens`` is as in ``HfEngine``; prompts that begin alike share pages. Log probabilities are
     given of the chosen tokens alone.
 
     Raises:
@@ -71,7 +71,8 @@ class OpenVinoEngine:
         self._scheduling.max_num_batched_tokens = max(_STEP_TOKENS, limits.slots)
         self._scheduling.enable_prefix_caching = self._scheduling.dynamic_split_fuse = True
         precision = _PRECISIONS[choose_dtype(weights, dtype, on_gpu=False)]
-        self._properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        cache = "f32" if precision == "f32" else "f16"  # without AVX-512, a cache in BF16 is refused
+        self._properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache}
         if threads is not None:
             self._properties["INFERENCE_NUM_THREADS"] = threads
         self._folder = weights.folder
