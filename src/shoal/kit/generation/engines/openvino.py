@@ -25,7 +25,7 @@ from shoal.kit.generation.weights import OPENVINO, PAGE, Weights, choose_dtype, 
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # OpenVINO's names
 DTYPES = ("auto", *_PRECISIONS)
-_STEP_TOKENS = 512  # of prompts and answers in one step: between two pieces of a prompt, the others get their tokens
+_STEP_TOKENS = 256  # of prompts and answers in one step: between two pieces of a prompt, the others get their tokens
 _STOP_SECONDS = 5.0
 
 _log = logging.getLogger("shoal")
@@ -43,8 +43,8 @@ class OpenVinoEngine:
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. ``dtype`` is the one that
     is computed in; ``auto`` is the weights' own, but FP32 on a host that does not compute in it. Keys and values are
-    FP32, or FP16 if ``dtype`` has 16 bits. ``cache_tokens`` is as in ``HfEngine``; prompts that begin alike share pages. Log probabilities are
-    given of the chosen tokens alone.
+    FP32, or FP16 if ``dtype`` has 16 bits. ``cache_tokens`` is as in ``HfEngine``; prompts that begin alike share
+    pages. Log probabilities are given of the chosen tokens alone.
 
     Raises:
         SetupError: openvino_genai is not installed, or the cache does not fit into memory.
