@@ -213,7 +213,7 @@ def test_a_key_for_some_models(protocol: str, served: Served, tmp_path: Path) ->
     assert "wants a key" in str(refused.exception)
     index = json.loads(ask(served.service.http, "/v2/repository/index", [f"Bearer {key}"], b"")[1])
     assert [entry["name"] for entry in index] == ["chain"]
-    with pytest.raises(ServerError, match=r"answered HTTP 403\. Give a key that may read metrics"):
+    with pytest.raises(ServerError, match=r"answered HTTP 403\. It needs a key that may read metrics\."):
         read_metrics(served.service.metrics, key)
     assert read_metrics(served.service.metrics, served.key) is not None
 

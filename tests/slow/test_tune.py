@@ -24,19 +24,29 @@ from shoal.clients.client.client import Client
 from shoal.clients.local import load
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.files import sha256
-from shoal.kit.encoders.quantize import FILE, add_errors, read_record
+from shoal.kit.encoders.quantize import FILE, INT8_FLAGS, add_errors, read_record
 from shoal.lab.tune import PLAN, tune
 from shoal.readability.corpus import Corpus
 from shoal.readability.train import train
 from shoal.readability.tuning import tune_artifacts
 from shoal.serving.server.launch import serve
+from shoal.system.machine import describe_machine
 from tests.support.artifacts import TINY
 
 INT8 = Plan(dtype="int8")
 
 
 @pytest.fixture(scope="module")
-def tuned(artifacts: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _int8_instructions() -> None:
+    """Skip on processors on which INT8 is not measured."""
+    if set(INT8_FLAGS).isdisjoint(describe_machine()["flags"].split()):
+        pytest.skip(f"this processor has none of {', '.join(INT8_FLAGS)}")
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    _int8_instructions: None, artifacts: Path, passages: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     out = tmp_path_factory.mktemp("tuned") / "plan"
     tune_artifacts(artifacts, passages, out, seconds=2)
     return out
@@ -209,6 +219,7 @@ def _run(folder: Path, line: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("_int8_instructions")
 def test_every_option_is_obeyed(small: Path) -> None:
     plain = _show(small, "r --seconds 1 --data rows.csv")
     other = _run(small, "r --seconds 1 --data rows.csv --text-column other")
@@ -241,6 +252,7 @@ def _show(folder: Path, line: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("_int8_instructions")
 def test_more_time_measures_more_texts(small: Path, passages: Corpus, tmp_path: Path) -> None:
     few, more = (tune(small / "r", tmp_path / "tuned", passages.texts, seconds=seconds) for seconds in (0, 5))
     assert few["num_texts"] == 16
