@@ -153,6 +153,21 @@ def test_a_failed_step_ends_its_requests_alone(exported: Path, model: Any) -> No
         check_equal(tokens_of(component.stream(token_inputs([1], 5))), expect(model, [1], 5))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_does_not_start_again_lets_no_client_wait(exported: Path) -> None:
+    """A step fails, and OpenVINO does not read its folder any more: the model is not ready, and requests are ended."""
+    with open_engine(exported, SHIPPED) as component:
+        stream = component.stream(token_inputs([1], 900))
+        next(iter(stream))
+        component.engine._folder = exported / "nowhere"
+        component.engine._send = None
+        with pytest.raises(ShoalError, match=r"The model failed on this request\."):
+            list(stream)
+        wait_until(lambda: not component.is_ready())
+        with pytest.raises(ShoalError, match="The model is being unloaded"):
+            list(component.stream(token_inputs([1], 5)))
+
+
 def test_closing_ends_open_streams(exported: Path) -> None:
     with open_engine(exported, SHIPPED, slots="1") as component:
         streams = [component.stream(token_inputs([1], 900)) for _ in range(2)]

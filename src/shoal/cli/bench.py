@@ -20,6 +20,7 @@ from shoal.cli.console import (
     ApiKey,
     CaCert,
     ClientCert,
+    Columns,
     Json,
     Protocol,
     Url,
@@ -58,14 +59,7 @@ class BenchAsked:
     text_column: Annotated[
         str, typer.Option(help="The column of texts. Default: `text`, or the column of the input's name.")
     ] = ""
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="INPUT=NAME,...",
-            help="The column of an input, if it has another name; several columns form a vector. May be repeated.",
-        ),
-    ] = None
+    columns: Columns = None
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc"
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = ""
     callers: Annotated[

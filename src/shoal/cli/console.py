@@ -168,6 +168,14 @@ Placement = Annotated[
     ),
 ]
 Protocol: TypeAlias = Literal["grpc", "http"]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="INPUT=NAME,...",
+        help="The column of an input, if it has another name; several columns form a vector. May be repeated.",
+    ),
+]
 Url = Annotated[
     str,
     typer.Option(

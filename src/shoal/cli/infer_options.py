@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.cli.console import ApiKey, CaCert, ClientCert, Json, Protocol, Url, parse_pairs, refuse_ignored
+from shoal.cli.console import ApiKey, CaCert, ClientCert, Columns, Json, Protocol, Url, parse_pairs, refuse_ignored
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,14 +68,7 @@ class Asked:
         list[str] | None,
         typer.Option("--set", metavar="INPUT=VALUE", help="An input that is the same for every row; may be repeated."),
     ] = None
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="INPUT=NAME,...",
-            help="The column of an input, if it has another name; several columns form a vector. May be repeated.",
-        ),
-    ] = None
+    columns: Columns = None
     url: Url = ""
     api_key: ApiKey = ""
     ca_cert: CaCert = ""

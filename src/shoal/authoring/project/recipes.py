@@ -27,7 +27,7 @@ from shoal.authoring.project.importing.tasks import (
 )
 from shoal.authoring.project.scaffold.names import check_name
 from shoal.authoring.repository.config import CONFIG
-from shoal.authoring.repository.made import suggest_repository
+from shoal.authoring.repository.made import make_name, suggest_repository
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.model_folders import CATEGORIES, list_configs
 from shoal.errors import InputError
@@ -160,7 +160,7 @@ def name_model(path: Path) -> str:
         path = path.absolute().parents[1]
     whole = path.name if path.name.strip(".") else path.resolve().name
     stem = path.stem if path.suffix.lower() in {**KINDS, **FILES} else whole
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-").lstrip("0123456789_-")[:50] or "model"
+    return make_name(stem)
 
 
 def _check_kind(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from shoal.authoring.repository.call_graph import find_members
 from shoal.authoring.repository.config import CONFIG, ModelConfig, read_config
 from shoal.authoring.repository.default_model import find_top, list_tops
 from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.made import suggest_repository
+from shoal.authoring.repository.made import make_name, suggest_repository
 from shoal.authoring.repository.manifest import read_composed
 from shoal.authoring.repository.model_folders import CATEGORIES, list_configs, read_calls, read_configs
 from shoal.errors import ArtifactError, InputError, suggest
@@ -60,7 +59,7 @@ def _find_top(repository: Path) -> str:
     """Return the folder name of a repository's default model."""
     configs = read_configs(repository)
     if not configs:
-        name = re.sub(r"\W+", "_", repository.stem)
+        name = make_name(repository.stem)
         added, made = f"shoal add-model {shlex.quote(str(repository))} {name}", f"build/{name}/repository"
         fix = f"Name a repository, or the folder of a model in it. If it is a model, make the repository {made} of it:"
         raise ArtifactError(

@@ -92,8 +92,11 @@ class OpenVinoEngine:
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""
         with self._changing:
-            self._waiting.append((request, stream))
-            self._changing.notify()
+            if not self._is_closing:
+                self._waiting.append((request, stream))
+                self._changing.notify()
+                return
+        stream.end(_unloaded())
 
     def close(self) -> None:
         """End all streams with an error, and stop computing."""
@@ -115,15 +118,19 @@ class OpenVinoEngine:
     # --- the computing thread ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._take():
-            try:
-                self._pipeline.step()
-                self._running = [each for each in self._running if self._send(each)]
-            except Exception as error:
-                _log.exception("OpenVINO failed")
-                self._end(ShoalError(f"The model failed on this request: {error}", "Ask again."))
-                self._pipeline = self._load()  # the requests that it holds are lost
-        self._end(ShoalError("The model is being unloaded.", "Ask again later."))
+        try:
+            while self._take():
+                try:
+                    self._pipeline.step()
+                    self._running = [each for each in self._running if self._send(each)]
+                except Exception:
+                    _log.exception("OpenVINO failed")
+                    self._end(ShoalError("The model failed on this request.", "Ask again."))
+                    self._pipeline = self._load()  # the requests that it holds are lost
+        finally:  # also if it does not start again
+            with self._changing:
+                self._is_closing = True
+            self._end(_unloaded())
 
     def _take(self) -> bool:
         """Wait until there are requests, and give them to the library; return False if the engine is closed."""
@@ -138,8 +145,9 @@ class OpenVinoEngine:
                 ids = self._genai.openvino.Tensor(np.array([request.ids], np.int64))
                 handle = self._pipeline.add_request(next(self._numbers), ids, self._configure(request))
                 self._running.append(_Running(handle, answering))
-            except Exception as error:
-                stream.end(ShoalError(f"OpenVINO refuses this request: {error}", "Change its settings."))
+            except Exception:  # its text has paths of its sources
+                _log.exception("OpenVINO refuses a request")
+                stream.end(ShoalError("OpenVINO refuses this request.", "See the server's log."))
         return not self._is_closing
 
     def _configure(self, request: TokenRequest) -> Any:
@@ -183,3 +191,7 @@ class OpenVinoEngine:
             self._running, self._waiting = [], deque()
         for stream in streams:
             stream.end(error)
+
+
+def _unloaded() -> ShoalError:
+    return ShoalError("The model is being unloaded.", "Ask again later.")
