@@ -1,15 +1,16 @@
 """OpenAI's routes of `shoal serve` beside other servers with the same weights, in turns.
 
     python benchmarks/rivals.py embeddings ENCODER [--litserve PYTHON] [--vllm PYTHON] [--genai PYTHON] [--dtype bf16]
-    python benchmarks/rivals.py language PYTHON
+    python benchmarks/rivals.py language PYTHON [--weights FOLDER] [--engines llm-hf,llm-openvino:int8,...]
 
 Each PYTHON is that of an environment of its own: with litserve and sentence-transformers; with vLLM (and a NumPy below
 2, for its turn as an engine of shoal); with openvino-genai, openvino-tokenizers, transformers and aiohttp. ENCODER is a
 checkpoint's folder in the form of sentence-transformers, with mean pooling and embeddings of length 1. `embeddings`
 sends excerpts of the corpus in SHOAL_DATA_DIR, one in a request, from 16 callers; `language` asks `vllm bench serve` to
-judge. With `--dtype int8`, the others compute in BF16. Servers of embeddings have as many threads as the machine has
-cores, and share them with the callers; vLLM chooses its own, in both servers. The result, with hardware and versions,
-goes to benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
+judge; `--engines` are further engines of shoal, with the bits of their weights behind a colon. With `--dtype int8`, the
+others compute in BF16. Servers of embeddings have as many threads as the machine has cores, and share them with the
+callers; vLLM chooses its own, in both servers. The result, with hardware and versions, goes to
+benchmarks/results/rivals-embeddings-DTYPE-DATE.json or rivals-language-DATE.json.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from records import dumps, write_record
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.composition.environments import ALL
+from shoal.authoring.project.importing.add_model import add_model
 from shoal.lab.bench.load import closed_loop
 from shoal.lab.tiny_llm import make_tiny
 from shoal.readability.corpus import find_corpus
@@ -44,6 +46,7 @@ from shoal.system.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.service import Service
+from tests.support.storms import memory_mib
 
 ROOT = Path(__file__).parents[1]
 CORES = os.cpu_count() or 1
@@ -220,8 +223,8 @@ def load(port: str, texts: list[str], seconds: float) -> Any:
 
 
 @app.command()
-def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None = None) -> None:
-    """Chat with vLLM as engine, in the process of llm_bls and apart, beside `vllm serve`."""
+def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None = None, engines: str = "") -> None:
+    """Chat with vLLM as engine, in the process of llm_bls and apart, and other engines, beside `vllm serve`."""
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-rivals-")))
         weights = weights or make_tiny(folder / "weights", steps=150)
@@ -230,41 +233,57 @@ def language(vllm: str, rounds: int = 5, prompts: int = 40, weights: Path | None
         config = own / "config.pbtxt"
         text = config.read_text(encoding="utf-8").replace('"{}"', f"'{ARGUMENTS}'")
         config.write_text(text, encoding="utf-8")
-        place = Path(vllm).parents[1]
-        how: dict[str, Any] = {
-            "projects": [folder / "own"], "weights": weights, "swap": {"llm-hf": "llm-vllm"},
-            "environments": {ALL: place},
-        }  # fmt: skip
-        ports = {}
-        for name, is_together in {"shoal": True, "apart": False}.items():
-            repository = compose("llm_bls", folder / name, is_together=is_together, **how)
+        ports, sizes = dict[str, str](), dict[str, dict[str, float]]()
+        others = [each for each in engines.split(",") if each]
+        for name in ("shoal", *others, *(() if others else ("apart",))):
+            repository = compose_language(name, folder, weights, Path(vllm).parents[1])
+            begun = time.monotonic()
             service = held.enter_context(Service(repository, folder / f"{name}.log"))
+            pids = [service.process.pid, *(each.pid for each in (*service.servers(), *service.stubs()))]
+            sizes[name] = {"start_s": round(time.monotonic() - begun, 1), "mib": round(memory_mib(*pids))}
             ports[name] = service.http.rpartition(":")[2]
         asked = [
             "--enforce-eager", "--max-model-len", 1024, "--max-num-seqs", 16, "--served-model-name", "llm_bls",
             "--dtype", json.loads((weights / "config.json").read_text(encoding="utf-8"))["dtype"],  # as llm-vllm
         ]  # fmt: skip
+        begun = time.monotonic()
         ports["vllm"] = held.enter_context(
             run_server([*serve_vllm(vllm, weights), *asked], folder / "vllm.log")
         )  # fmt: skip
-        turns: dict[int, list[dict[str, Any]]] = {
-            streams: [
-                {name: judge(vllm, port, weights, streams, prompts, folder) for name, port in rotated(ports, k)}
-                for k in range(rounds)
-            ]
-            for streams in (1, 16)
-        }
+        sizes["vllm"] = {"start_s": round(time.monotonic() - begun, 1)}
+        turns: dict[int, list[dict[str, Any]]] = {}
+        for streams in (1, 16):
+            turns[streams] = []
+            for k in range(rounds):
+                turn = {name: judge(vllm, port, weights, streams, prompts, folder) for name, port in rotated(ports, k)}
+                turns[streams].append(turn)
+                print(streams, {name: round(found["output_throughput"], 1) for name, found in turn.items()}, flush=True)
     names = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms")
-    record = {
-        f"{streams} streams": {
-            **{name: {key: median(turn[name][key] for turn in found) for key in names} for name in ports},
-            "rate_ratio": median(turn["shoal"][names[0]] / turn["vllm"][names[0]] for turn in found),
-            "rate_ratio_apart": median(turn["shoal"][names[0]] / turn["apart"][names[0]] for turn in found),
-            "ttft_more_ms": median(turn["shoal"][names[1]] - turn["vllm"][names[1]] for turn in found),
+    record: dict[str, Any] = {"weights": weights.name, "sizes": sizes}
+    for streams, found in turns.items():
+        record[f"{streams} streams"] = {
+            name: {
+                **{key: median(turn[name][key] for turn in found) for key in names},
+                "rate_to_vllm": median(turn[name][names[0]] / turn["vllm"][names[0]] for turn in found),
+                "ttft_more_ms": median(turn[name][names[1]] - turn["vllm"][names[1]] for turn in found),
+            }
+            for name in ports
         }
-        for streams, found in turns.items()
-    }
-    finish("rivals-language", record, rounds, {"vllm": vllm})
+    finish("rivals-language" + ("-engines" if others else ""), record, rounds, {"vllm": vllm})
+
+
+def compose_language(name: str, folder: Path, weights: Path, vllm: Path) -> Path:
+    """Compose llm_bls with an engine in its process; "shoal" is vLLM, and "apart" the same in a process of its own."""
+    engine, _, bits = name.partition(":")
+    how: dict[str, Any] = {"projects": [folder / "own"], "weights": weights, "quantize": bits}
+    if engine in ("shoal", "apart"):
+        how |= {"swap": {"llm-hf": "llm-vllm"}, "environments": {ALL: vllm}}
+    elif engine != "llm-hf":
+        how["swap"] = {"llm-hf": engine}
+    if engine == "llm-onnx":
+        add_model(weights, "exported", task="generate", project=folder / "own")
+        how["weights"] = folder / "own" / "models" / "exported" / "1"
+    return compose("llm_bls", folder / name.replace(":", "-"), is_together=name != "apart", **how)
 
 
 ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
@@ -278,7 +297,7 @@ def judge(vllm: str, port: str, weights: Path, streams: int, prompts: int, folde
         "--base-url", f"http://127.0.0.1:{port}", "--model", "llm_bls", "--tokenizer", weights,
         "--dataset-name", "random", "--random-input-len", 64, "--random-output-len", 64,
         "--num-prompts", prompts if streams > 1 else prompts // 4, "--max-concurrency", streams,
-        "--save-result", "--save-detailed", "--result-filename", out, "--disable-tqdm",
+        "--ignore-eos", "--save-result", "--save-detailed", "--result-filename", out, "--disable-tqdm",
     ]  # fmt: skip
     run(command, env=ENVIRONMENT)
     found = dict(json.loads(out.read_text(encoding="utf-8")))

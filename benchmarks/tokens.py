@@ -7,8 +7,8 @@ The engine ``paced`` computes nothing: every ``pace`` seconds it gives each open
 with 0. The forms are the ensemble ``llm``, ``llm_bls``, and ``llm_bls`` with the engine in its process. Clients read
 bytes and look at nothing. ``--other`` is the Python of an environment with another version of shoal, which serves the
 ensemble, too. Another ``--engine`` computes, with the weights of a small model or those of ``--weights``. At the end of
-each turn, 256 streams take half a minute to end. The result, with hardware and versions, goes to
-benchmarks/results/tokens-ENGINE-DATE.json.
+each turn, 256 streams take half a minute to end. By gRPC, the Triton of the last form takes a turn without its gateway.
+The result, with hardware and versions, goes to benchmarks/results/tokens-ENGINE-DATE.json (``--pace 0``: tokens-full-).
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ from tests.support.storms import memory_mib
 ROOT = Path(__file__).parents[1]
 
 PACED = "paced"
+WITHOUT = "without gateway: "
+FINAL = b"triton_final_response\x12\x02\x08\x01"  # the parameter and its value, true
+DIRECT = f"{WITHOUT}together"
 TOKENS = 100  # of one request; the next one follows at once
 ENGINE = """
 import os, sys
@@ -141,24 +144,32 @@ def main(
         ways = {"/v1": ask_v1, "generate_stream": ask_generate, "gRPC": ask_grpc}
         for way, make in ways.items() if engine == PACED else [*ways.items()][:1]:
             for number in map(int, streams.split(",")):
-                turns: dict[str, list[Turn]] = {name: [] for name in services}
+                sides = [*services, *([DIRECT] if way == "gRPC" else [])]
+                turns: dict[str, list[Turn]] = {name: [] for name in sides}
                 for at in range(rounds):
-                    for name in list(services) if at % 2 else list(services)[::-1]:
+                    for name in sides if at % 2 else sides[::-1]:
                         while len(turns[name]) <= at:
-                            service = services[name]
-                            side = Side(service.http, service.grpc, find_pids(service))
+                            service, model = services[name.removeprefix(WITHOUT)], models[name.removeprefix(WITHOUT)]
+                            address = find_triton(service) if name == DIRECT else service.grpc
+                            side = Side(service.http, address, find_pids(service))
                             try:
-                                turn = asyncio.run(measure(side, make(models[name], side), number, seconds))
-                                turns[name].append(turn)
-                            except (AssertionError, OSError) as error:  # Triton has ended, and is started again
+                                turns[name].append(asyncio.run(measure(side, make(model, side), number, seconds)))
+                            except (AssertionError, OSError, grpc.aio.AioRpcError) as error:  # Triton is started again
                                 restarts += 1
                                 print(f"{name}, {way}, {number} streams: a turn is repeated ({error})", flush=True)
                                 time.sleep(15)
                 loads[f"{way}, {number} streams"] = summary(turns)
                 print(way, number, dumps(loads[f"{way}, {number} streams"]), flush=True)
+    name = "full" if engine == PACED and not pace else engine
     write_record(
-        f"tokens-{engine}", {**describe(rounds, loads), "pace_ms": 1e3 * pace, "sizes": sizes, "restarts": restarts}
+        f"tokens-{name}", {**describe(rounds, loads), "pace_ms": 1e3 * pace, "sizes": sizes, "restarts": restarts}
     )
+
+
+def find_triton(service: Service) -> str:
+    """Return the address of a service's Triton."""
+    words = next(iter(service.servers())).arguments()
+    return "127.0.0.1:" + next(word.removeprefix("--grpc-port=") for word in words if word.startswith("--grpc-port="))
 
 
 def find_pids(service: Service) -> dict[str, list[int]]:
@@ -235,9 +246,7 @@ def ask_grpc(model: str, side: Side) -> Callable[..., Any]:
                 content = await stream.read()
                 assert content is not grpc.aio.EOF
                 times.append(time.monotonic())
-                if b"triton_final_response" in content and content.split(b"triton_final_response")[1][:5].endswith(
-                    b"\x01"
-                ):
+                if FINAL in content:
                     break
             times += times[-1:] * (TOKENS - len(times) + start)
         await stream.done_writing()

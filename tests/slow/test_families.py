@@ -59,7 +59,7 @@ def test_decoders_in_onnx_give_the_tokens_of_generate_or_are_refused(name: str, 
     if name in NOT_EXPORTED:
         with pytest.raises(ShoalError, match=NOT_EXPORTED[name]) as error:
             add(tmp_path / "project", folder, "decoder", task="generate")
-        assert "Serve it with llm-hf" in error.value.fix
+        assert "Compose it with --engine hf" in error.value.fix
         return
     add(tmp_path / "project", folder, "decoder", task="generate")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()

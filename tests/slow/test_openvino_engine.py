@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import shoal
-from shoal.authoring.composition import openvino_weights
+from shoal.authoring.composition import engines, openvino_weights
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.engine_memory import find_engine_memory
+from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_folders import read_configs
+from shoal.authoring.repository.plan import Plan
 from shoal.errors import ArtifactError, InputError, ShoalError
 from tests.support.families import make_family
 from tests.support.generate import check_equal, expect
@@ -26,7 +29,7 @@ from tests.support.llm import find_trained, open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
 
 SHIPPED = ROOT / "models" / "llm-openvino"
-SWAP = {"llm-hf": "llm-openvino"}
+ON: dict[str, Any] = {"engine": "openvino"}
 LONG = 900  # tokens: two pieces of a prompt
 
 
@@ -39,7 +42,7 @@ def tiny() -> Path:
 @pytest.fixture(scope="module")
 def repository(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("openvino") / "repository"
-    return compose("llm_bls", folder, weights=tiny, swap=SWAP, is_together=True)
+    return compose("llm_bls", folder, weights=tiny, **ON, is_together=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 
 def test_mixed_lengths_equal_generate(component: Any, model: Any) -> None:
-    """Forty requests for four slots, two of them longer than a step's tokens; some begin alike, and share pages."""
+    """Forty requests for four slots, two of them longer than a step's tokens; some begin alike."""
     random = np.random.default_rng(0)
     sizes = random.choice([1, 2, 17, 60, 200], 40).tolist()
     sizes[3], sizes[11] = LONG, 513
@@ -81,6 +84,20 @@ def test_mixed_lengths_equal_generate(component: Any, model: Any) -> None:
     streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
     for stream, (ids, new) in zip(streams, asked, strict=True):
         check_equal(tokens_of(stream), expect(model, ids, new))
+
+
+def test_prompts_that_begin_alike_do_not_disturb_each_other(exported: Path, model: Any) -> None:
+    """Short ones, at the same time and again and again: with the library's prefix cache, some got others' tokens."""
+    ids = [4, 8, 15, 16, 23, 42, 99, 7]
+    prompts = [ids[: 1 + place % 8] for place in range(24)]
+    expected = [expect(model, each, 4 + place % 9) for place, each in enumerate(prompts)]
+    with open_engine(exported, SHIPPED) as component, ThreadPoolExecutor(16) as pool:
+        for _ in range(40):
+            streams = pool.map(
+                lambda place: tokens_of(component.stream(token_inputs(prompts[place], 4 + place % 9))), range(24)
+            )
+            for tokens, right in zip(streams, expected, strict=True):
+                check_equal(tokens, right)
 
 
 def test_leaving_frees_the_slot_and_disturbs_no_other_client(component: Any, model: Any) -> None:
@@ -199,7 +216,7 @@ def test_the_export_is_made_once_for_the_same_files(repository: Path, tiny: Path
     weights = shutil.copytree(tiny, tmp_path / "weights")
 
     def make(**more: Any) -> tuple[dict[str, Any], int]:
-        compose("llm_bls", tmp_path / "repository", weights=weights, swap=SWAP, is_together=True, **more)
+        compose("llm_bls", tmp_path / "repository", weights=weights, **ON, is_together=True, **more)
         folder = tmp_path / "repository-openvino"
         return json.loads((folder / "exported.json").read_text("utf-8")), (folder / "exported.json").stat().st_mtime_ns
 
@@ -212,6 +229,8 @@ def test_the_export_is_made_once_for_the_same_files(repository: Path, tiny: Path
     assert make()[1] > made
     record, _ = make(quantize="int8")
     assert record["asked"]["weights"] == "int8"
+    export = read_manifest(tmp_path / "repository")["weights"]["export"]
+    assert export == {"weights": "int8", **record["measured"]}
     assert 0 < record["measured"]["log_probs_differ_by"] < 0.2
     own = repository.with_name("repository-openvino")
     assert (tmp_path / "repository-openvino" / "openvino_model.bin").stat().st_size < (
@@ -220,7 +239,7 @@ def test_the_export_is_made_once_for_the_same_files(repository: Path, tiny: Path
 
 
 def test_weights_in_the_format_are_taken_as_they_are(exported: Path, tmp_path: Path) -> None:
-    repository = compose("llm_bls", tmp_path / "repository", weights=exported, swap=SWAP)
+    repository = compose("llm_bls", tmp_path / "repository", weights=exported, **ON)
     assert not (tmp_path / "repository-openvino").exists()
     config = read_configs(repository)["llm-openvino"]
     assert config.weights == str(exported)
@@ -229,7 +248,7 @@ def test_weights_in_the_format_are_taken_as_they_are(exported: Path, tmp_path: P
     assert memory.weights == (exported / "openvino_model.bin").stat().st_size
     assert memory.cache > 0
     with pytest.raises(InputError, match=r"--quantize int8 has no effect: .* is in OpenVINO's format already"):
-        compose("llm_bls", tmp_path / "again", weights=exported, swap=SWAP, quantize="int8")
+        compose("llm_bls", tmp_path / "again", weights=exported, **ON, quantize="int8")
     with pytest.raises(ArtifactError, match=r"has no openvino_model\.xml"), open_engine(find_trained(), SHIPPED):
         pass
 
@@ -250,13 +269,55 @@ def test_families_that_it_does_not_compute_are_refused(family: str, reason: str,
         config |= {"max_position_embeddings": 4096, "sliding_window": 2000}
         (weights / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(ShoalError, match=reason) as error:
-        compose("llm_bls", tmp_path / "repository", weights=weights, swap=SWAP)
-    assert error.value.fix == "Serve it with llm-hf."
+        compose("llm_bls", tmp_path / "repository", weights=weights, **ON)
+    assert error.value.fix == "Compose it with --engine hf."
     assert sorted(each.name for each in tmp_path.iterdir()) == ["weights"]
 
 
 def test_an_export_that_lost_too_much_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(openvino_weights._MOST, "int8", 1e-6)
     with pytest.raises(ArtifactError, match="format and int8 differs from transformers by") as error:
-        compose("llm_bls", tmp_path / "repository", weights=tiny, swap=SWAP, quantize="int8")
+        compose("llm_bls", tmp_path / "repository", weights=tiny, **ON, quantize="int8")
     assert error.value.fix == "Leave --quantize out."
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def engine_of(repository: Path) -> tuple[str, list[str]]:
+    """The model folder of the engine, and the notes that name it."""
+    manifest = read_manifest(repository)
+    return manifest["swap"].get("llm-hf", "llm-hf"), [note for note in manifest["notes"] if "engine" in note]
+
+
+def test_auto_takes_openvino_where_it_can(tiny: Path, exported: Path, tmp_path: Path) -> None:
+    bloom = make_family("bloom", tmp_path / "bloom")
+    found = {}
+    for name, weights, more in (
+        ("tiny", tiny, {}),
+        ("exported", exported, {}),
+        ("bloom", bloom, {}),
+        ("container", tiny, {"plan": Plan(target="26.06")}),
+        ("gpu", tiny, {"plan": Plan(placement="gpu")}),
+        ("hf", tiny, {"engine": "hf"}),
+        ("none", tiny, {"engine": ""}),
+    ):
+        given: dict[str, Any] = {"engine": "auto", "weights": weights, **more}
+        found[name] = engine_of(compose("llm", tmp_path / f"on-{name}", is_warmed_up=False, **given))
+    assert found["tiny"] == (
+        "llm-openvino",
+        ["The engine is llm-openvino: it is installed, and computes what transformers does"],
+    )
+    assert found["exported"] == ("llm-openvino", [])
+    assert [engine for engine, _ in found.values()][2:] == ["llm-hf"] * 5
+    assert "OpenVINO does not compute BloomForCausalLM" in found["bloom"][1][0]
+    assert "the server of 26.06 has no OpenVINO GenAI" in found["container"][1][0]
+    assert "it computes on a GPU" in found["gpu"][1][0]
+    assert found["hf"] == found["none"] == ("llm-hf", [])
+
+
+def test_auto_without_openvino(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda _: None)
+    engine, (note,) = engine_of(compose("llm", tmp_path / "r", weights=tiny, engine="auto", is_warmed_up=False))
+    assert engine == "llm-hf"
+    assert note == "The engine is llm-hf: OpenVINO is not installed: pip install 'shoal[openvino]'."

@@ -47,7 +47,7 @@ parameters { key: "engine_args" value { string_value: '{"enforce_eager": true}' 
 """
 CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n"
 CAUSAL = OURS.replace("engine_args", "cache_tokens").replace('{"enforce_eager": true}', "")
-QUANTIZED = CAUSAL.replace("cache_tokens", "quantize").replace('""', '"int8"').replace("''", "'int8'")
+QUANTIZED = CAUSAL.replace("cache_tokens", "quantize").replace('""', '"none"').replace("''", "'none'")
 DECODER: dict[str, Edit] = {
     "engine/1/decoder.onnx": b"",
     "engine/1/config.json": json.dumps(
@@ -130,7 +130,7 @@ PLANTS = (
     plant("two instances on one GPU", "vllm-instances", "KIND_GPU", {CONFIG: ("count: 1", "count: 2")},
           {CONFIG: TEXTS.replace("KIND_MODEL", "KIND_GPU gpus: [ 1 ]")}, file=CONFIG),
     # shoal's engines on transformers and ONNX Runtime.
-    ours("three bits", "engine-quantize", "int3", ("int8", "int3"), QUANTIZED),
+    ours("three bits", "engine-quantize", "int3", ("none", "int3"), QUANTIZED),
     ours("a cache beyond all memory", "engine-memory", "instance_group", ('"16"', '"1000000000000"'), CAUSAL, DECODER),
     # The parameter of shoal's engine.
     ours("two engines on one GPU", "vllm-instances", "KIND", ("kind: KIND_CPU", "count: 2 kind: KIND_GPU gpus: [ 1 ]")),

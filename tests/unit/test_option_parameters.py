@@ -179,7 +179,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
         "one", "two",
         {"TOKENS_BATCH": np.array([[[70, 71, 72]]], np.int32), "SEQUENCE_LENGTH": np.array([[3]], np.int32)},
     ),
-    ("llm-hf", "quantize"): Elsewhere("slow/test_quantised.py::test_an_answer_and_its_memory"),
+    ("llm-hf", "quantize"): Elsewhere("slow/test_quantised.py::test_tokens_are_those_of_the_same_models_generate"),
     ("tensorrt_llm_bls", "accumulate_tokens"): Elsewhere("slow/test_tensorrt_llm.py::test_accumulated_tokens"),
     ("tensorrt_llm_bls", "model"): Piece("one", "nowhere"),
     ("tensorrt_llm_bls", "multimodal_encoders_name"): Piece("", "encoders"),

@@ -54,7 +54,11 @@ TABLE: Table = {
     "plan --weights": Elsewhere("slow/test_quantised.py::test_plan_adds_up_and_refuses_what_does_not_fit"),
     "plan --quantize": Elsewhere("slow/test_quantised.py::test_plan_adds_up_and_refuses_what_does_not_fit"),
     "plan --gpu-memory": Elsewhere("slow/test_quantised.py::test_plan_adds_up_and_refuses_what_does_not_fit"),
-    "compose --quantize": Elsewhere("slow/test_quantised.py::test_an_answer_and_its_memory"),
+    "compose --quantize": Elsewhere("slow/test_openvino_engine.py::test_the_export_is_made_once_for_the_same_files"),
+    "compose --engine": Both(
+        "compose llm repository --weights tiny", "--engine hf", "--engine vllm", "*/llm/config.pbtxt"
+    ),
+    "plan --engine": Both("plan llm --weights tiny", "--engine hf", "--engine vllm"),
     "plan --json": Both(PLAN, "", "--json"),
     "compose --tuned": Elsewhere("slow/test_tune.py::test_the_plan_decides_for_auto"),
     "compose --accept-error": Elsewhere("slow/test_tune.py::test_a_large_or_unknown_error_is_refused"),

@@ -112,7 +112,7 @@ _FOR_ENGINES = {
     **dict.fromkeys(
         ("--backend", "--engine"),
         "Leave it out: the model's file says it. Another engine of a language model:"
-        f" {_COMPOSE_LLM} --swap llm-hf=llm-vllm, and serve that",
+        f" {_COMPOSE_LLM} --engine vllm, or openvino, and serve that",
     ),
     "--trust-remote-code": "Leave it out: code in a model's folder is not run",
 }

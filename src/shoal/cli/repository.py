@@ -98,6 +98,10 @@ class ComposeAsked:
         typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; may be repeated."),
     ] = None
     weights: Weights = None
+    engine: Annotated[
+        Literal["auto", "hf", "openvino", "vllm", "onnx"] | None,
+        typer.Option(help="A language model's engine; auto: openvino on a host where it can, otherwise hf."),
+    ] = None
     quantize: Quantize = None
     is_together: Annotated[
         bool,
@@ -154,6 +158,7 @@ def compose(context: typer.Context, asked: ComposeAsked) -> None:
         tuned=asked.tuned,
         accepts_error=asked.accepts_error,
         quantize=asked.quantize or "",
+        engine=asked.engine or "",
         is_together=asked.is_together,
     )
     for pid, url in find_services(path):
@@ -240,6 +245,9 @@ def plan(
     text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
     projects: Projects = None,
     weights: Weights = None,
+    engine: Annotated[
+        Literal["hf", "openvino", "vllm", "onnx"] | None, typer.Option(help="A language model's engine.")
+    ] = None,
     quantize: Quantize = None,
     gpu_memory: Annotated[
         float | None,
@@ -249,10 +257,10 @@ def plan(
 ) -> None:
     """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
     from shoal.authoring.check.targets import explain_cupy
+    from shoal.authoring.composition.engines import Wanted
     from shoal.authoring.composition.weights import find, give
     from shoal.authoring.composition.weights import quantize as quantize_all
     from shoal.authoring.environment.targets import EMBEDDED
-    from shoal.authoring.repository.call_graph import collect
     from shoal.authoring.repository.devices import gpus_of, is_in_client
     from shoal.authoring.repository.engine_memory import HOST, find_excess
     from shoal.authoring.repository.find_graph import find_model_folders
@@ -265,7 +273,9 @@ def plan(
     if placement == "cpu":
         refuse_ignored(context, "--reserve-requests", "without a GPU, whose memory it sizes")
     found = None if weights is None else find(weights)
-    collected = collect(ensemble, find_model_folders(_find_projects(projects, [ensemble])))
+    folders = find_model_folders(_find_projects(projects, [ensemble]))
+    wanted = Wanted([ensemble], folders, {}, None, "", Path())
+    collected = wanted.choose(engine or "", chosen).models
     given = collected if found is None else give(collected, found)
     models = place_all(quantize_all(given, quantize) if quantize else given, chosen)
     on_cupy = next((model.name for model in models if gpus_of(model) and is_in_client(model)), "")

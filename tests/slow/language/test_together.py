@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import OpenAI
@@ -41,15 +41,34 @@ def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
+@pytest.fixture(scope="module")
+def on_openvino(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    repository = tmp_path_factory.mktemp("openvino") / "repository"
+    compose(MODEL, repository, weights=folder, engine="openvino", is_together=True)
+    with Service(repository, repository.parent / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["together", "on_openvino"])
+def hosted(request: pytest.FixtureRequest) -> Service:
+    """A service whose pipeline hosts its engine: llm-hf, or llm-openvino."""
+    return cast("Service", request.getfixturevalue(request.param))
+
+
 Forms = tuple[Service, tuple[Service, str]]  # the engine hosted, and a service and its model with an engine apart
 
 
-@pytest.fixture(scope="module", params=["llm-hf", "llm-onnx", *verified("llm-vllm")])
+@pytest.fixture(scope="module", params=["llm-hf", "llm-onnx", "llm-openvino", *verified("llm-vllm")])
 def forms(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forms]:
     """Both forms on one engine."""
     ask_for, home = request.getfixturevalue, tmp_path_factory.mktemp(request.param)
     if request.param == "llm-hf":
         yield ask_for("together"), (ask_for("service"), MODEL)
+        return
+    if request.param == "llm-openvino":
+        repository = compose("llm", home / "repository", weights=folder, engine="openvino")
+        with Service(repository, home / "log") as apart:
+            yield ask_for("on_openvino"), (apart, "llm")
         return
     if request.param == "llm-onnx":
         apart, model, project = ask_for("service"), "llm_onnx", ask_for("repository").parent
@@ -62,10 +81,10 @@ def forms(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest
         yield running, (apart, model)
 
 
-def ask(client: Client, number: int, model: str = MODEL) -> tuple[Any, ...]:
+def ask(client: Client, number: int, model: str, settings: list[dict[str, Any]]) -> tuple[Any, ...]:
     """The answer, without the log probabilities' last digits, which depend on what is computed beside it."""
-    settings = SETTINGS[number % len(SETTINGS)]
-    pieces = Llm(client, model).stream(PROMPTS[number % len(PROMPTS)], max_tokens=count(number), **settings)
+    chosen = settings[number % len(settings)]
+    pieces = Llm(client, model).stream(PROMPTS[number % len(PROMPTS)], max_tokens=count(number), **chosen)
     *whole, total, places = join_pieces(list(pieces))
     ranks = [[(token, entry["rank"]) for token, entry in place.items()] for place in places]
     return (*whole, total and round(total, 3), ranks)
@@ -94,10 +113,13 @@ def test_answers_are_those_of_an_engine_apart(
     at_once: int, forms: Forms, generated: Callable[[int], str], scale: Scale, request: pytest.FixtureRequest
 ) -> None:
     full = 48 if "llm-vllm" in request.node.name else 200
+    settings = SETTINGS
+    if "llm-openvino" in request.node.name:  # which has no top_logprobs
+        settings = [*SETTINGS[:-1], {"return_logprobs": True}]
 
     def ask_all(at: Service, model: str) -> list[Any]:
         with Client(at.grpc, retries=0, timeout=120) as client, ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda number: ask(client, number, model), range(scale(24, full=full))))
+            return list(pool.map(lambda number: ask(client, number, model, settings), range(scale(24, full=full))))
 
     together, apart = forms
     answers = ask_all(together, MODEL)
@@ -133,9 +155,9 @@ def test_the_service_still_counts_tokens(together: Service, service: Service) ->
     assert tokenize(together) == tokenize(service)
 
 
-def test_a_client_that_leaves_ends_the_engines_work(together: Service) -> None:
+def test_a_client_that_leaves_ends_the_engines_work(hosted: Service) -> None:
     """All of the engine's places are taken by streams that are left; the next request is answered at once."""
-    with Client(together.grpc, retries=0, timeout=60) as client:
+    with Client(hosted.grpc, retries=0, timeout=60) as client:
         llm = Llm(client, MODEL)
         for _ in range(40):
             with closing(llm.stream("The cat", max_tokens=200)) as pieces:
@@ -145,8 +167,8 @@ def test_a_client_that_leaves_ends_the_engines_work(together: Service) -> None:
         assert time.monotonic() - begin < 10
 
 
-def test_errors_reach_their_client_alone(together: Service) -> None:
-    with Client(together.grpc, retries=0, timeout=60) as client:
+def test_errors_reach_their_client_alone(hosted: Service) -> None:
+    with Client(hosted.grpc, retries=0, timeout=60) as client:
         llm = Llm(client, MODEL)
         texts: list[str] = []
         beside = threading.Thread(target=lambda: texts.append(llm.generate("The cat", max_tokens=40).text))
@@ -157,10 +179,10 @@ def test_errors_reach_their_client_alone(together: Service) -> None:
         assert texts[0]
 
 
-def test_a_killed_process_is_replaced(together: Service) -> None:
-    with Client(together.grpc, retries=0, timeout=60) as client:
+def test_a_killed_process_is_replaced(hosted: Service) -> None:
+    with Client(hosted.grpc, retries=0, timeout=60) as client:
         expected = Llm(client, MODEL).generate("The cat", max_tokens=5)
-        for stub in together.stubs():
+        for stub in hosted.stubs():
             os.kill(stub.pid, signal.SIGKILL)
 
         def is_back() -> bool:

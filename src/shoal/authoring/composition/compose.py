@@ -9,10 +9,10 @@ from pathlib import Path
 
 from shoal.authoring.check.targets import check_backends
 from shoal.authoring.composition.artifacts import check_artifacts, check_present, choose_precisions, read_contents
+from shoal.authoring.composition.engines import Chosen, Wanted
 from shoal.authoring.composition.environments import find_environments
-from shoal.authoring.composition.openvino_weights import is_wanted, make_openvino
 from shoal.authoring.composition.together import find_hosts, pack
-from shoal.authoring.composition.transforms import Models, Order, gather, transform
+from shoal.authoring.composition.transforms import Order, transform
 from shoal.authoring.composition.tuned import read_tuned
 from shoal.authoring.composition.validation import check_made
 from shoal.authoring.composition.weights import find as find_weights
@@ -24,7 +24,6 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.plan import Plan, Tuning
 from shoal.errors import SetupError
-from shoal.kit.generation.weights import NONE
 from shoal.system.paths import aside, check_path_supported, check_replaceable, exchange
 
 
@@ -44,6 +43,7 @@ def compose(
     tuned: Path | str | None = None,
     accepts_error: bool = False,
     quantize: str = "",
+    engine: str = "",
     is_together: bool = False,
 ) -> Path:
     """Write the model repository that serves one or more ensembles; returns its absolute path.
@@ -61,7 +61,9 @@ def compose(
     ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
     weights, a file in GGUF, which is converted to the folder ``REPOSITORY-weights``, or ``OWNER/NAME[@REVISION]`` on
     the Hugging Face hub. The weights are not copied: models with an empty parameter ``model`` get the folder's path.
-    For ``llm-openvino``, they are exported once to the folder ``REPOSITORY-openvino``, in the form ``quantize``.
+    ``engine`` exchanges the engine ``llm-hf`` of a language model: ``hf`` (not), ``openvino``, ``vllm``, ``onnx``, or
+    ``auto``: OpenVINO on a host where it is installed and computes what transformers does, otherwise ``hf``.
+    For ``llm-openvino``, weights are exported once to the folder ``REPOSITORY-openvino``, in the form ``quantize``.
     ``tuning`` maps names of models to the settings of their instances and their dynamic batching. ``tuned`` is the plan
     file of ``shoal tune`` for the same encoders: its precision is the one for ``auto``, and it has the encoders for
     INT8; ``accepts_error`` allows any measured or unknown error of INT8. ``quantize``, ``int8`` or ``int4``, is the
@@ -80,19 +82,19 @@ def compose(
     target, names = Path(repository).resolve(), [ensembles] if isinstance(ensembles, str) else dict.fromkeys(ensembles)
     check_path_supported(target)
     folders = find_model_folders(projects)
-    models = gather([*names], folders, swap or {})
+    plan = replace(plan, tuning={**plan.tuning, **(tuning or {})})
     found = None if weights is None else find_weights(str(weights), target)
-    if found is not None and is_wanted(models):
-        found, quantize = make_openvino(found, target.with_name(f"{target.name}-openvino"), quantize or NONE), ""
+    wanted = Wanted([*names], folders, swap or {}, found, quantize, target)
+    chosen = wanted.choose(engine, plan, has_environments=bool(environments))
     order = Order(
-        plan=replace(plan, tuning={**plan.tuning, **(tuning or {})}),
+        plan=plan,
         artifacts=None if artifacts is None else Path(artifacts),
-        weights=found,
+        weights=chosen.weights,
         tuned=None if tuned is None else read_tuned(Path(tuned)),
         accepts_error=accepts_error,
-        quantize=quantize,
+        quantize=chosen.quantize,
     )
-    made = _draft([*names], folders, models, swap or {}, order)
+    made = _draft([*names], folders, chosen, order)
     hosts = find_hosts(made.models, made.order.plan.tuning, environments or {}) if is_together else {}
     with _naming(target):
         check_replaceable(target, MANIFEST)
@@ -105,18 +107,16 @@ def compose(
     return target
 
 
-def _draft(
-    names: list[str], before: Mapping[str, ModelConfig], models: Models, swap: Mapping[str, str], order: Order
-) -> Composition:
+def _draft(names: list[str], before: Mapping[str, ModelConfig], chosen: Chosen, order: Order) -> Composition:
     """Return the models for ``names`` after all transforms."""
-    plan, said = order.settle(models)
+    plan, said = order.settle(chosen.models)
     order = replace(order, plan=plan)
-    models, notes = transform(models, order)
+    models, notes = transform(chosen.models, order)
     members = {model.name: model for model in models}
     used = {*names, *(step.model for model in models for step in model.steps)}
     called = dict.fromkeys(name for model in models for name in model.calls if name not in used)
     graphs = [Graph.build(members[name], members) for name in [*names, *called]]
-    return Composition(names, models, before, swap, order, [*said, *notes], graphs)
+    return Composition(names, models, before, chosen.swap, order, [*chosen.notes, *said, *notes], graphs)
 
 
 def _check(made: Composition, environments: Mapping[str, Path], stubs: Mapping[str, Path]) -> Composition:

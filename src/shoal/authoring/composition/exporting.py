@@ -65,7 +65,7 @@ class CachedDecoder(torch.nn.Module):
             reason = "" if isinstance(error, IndexError | InputError) else f" ({str(error).partition(chr(10))[0]})"
             raise InputError(
                 f"{kind} keeps another state than a cache of keys and values in each layer{reason}.",
-                "Serve it with llm-hf.",
+                "Compose it with --engine hf.",
             ) from error
         return (ids[:, 5:], mask, positions[:, 5:], *past)
 
@@ -94,7 +94,7 @@ def export_openvino(model: Any, weights: Weights, path: Path, kind: str) -> None
         except Exception as error:  # of many kinds, by model
             raise ArtifactError(
                 f"{type(model).__name__} cannot be converted to OpenVINO: {' '.join(str(error).split())[:300]}",
-                "Serve it with llm-hf.",
+                "Compose it with --engine hf.",
             ) from error
     model.set_experts_implementation(own)
     if kind != NONE:

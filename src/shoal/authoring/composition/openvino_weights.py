@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import shoal
-from shoal.authoring.composition.weights import Found, find
+from shoal.authoring.composition.weights import OPENVINO_ENGINE, Found, find
 from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.model_code import read_code
 from shoal.errors import ArtifactError, InputError, needs
@@ -21,7 +22,6 @@ from shoal.system.files import MAX_LARGE_TEXT, read_bytes
 from shoal.system.machine import library_versions
 from shoal.system.paths import aside, check_replaceable, exchange
 
-_ENGINE = "shoal.kit.generation.engines.openvino"  # in the code of a model that runs such weights
 _MARK = "exported.json"  # in a folder that was made here, and may be replaced
 _SMALL = """tokenizer_config.json generation_config.json chat_template.jinja special_tokens_map.json
     added_tokens.json""".split()  # copied if they exist
@@ -36,7 +36,7 @@ _MOST = {NONE: 1e-3, INT8: 0.2, INT4: 0.5}
 
 def is_wanted(models: Iterable[ModelConfig]) -> bool:
     """Whether one of the models runs weights in OpenVINO's format."""
-    return any(_ENGINE in read_code(model) for model in models if model.backend == "python")
+    return any(OPENVINO_ENGINE in read_code(model) for model in models if model.backend == "python")
 
 
 def make_openvino(found: Found, folder: Path, kind: str) -> Found:
@@ -61,7 +61,8 @@ def make_openvino(found: Found, folder: Path, kind: str) -> Found:
     if not (folder / _MARK).is_file() or read_json(folder / _MARK, "record of an export").get("asked") != wanted:
         with needs("openvino"), needs("llm"):
             _export(find_weights(found.folder), folder, kind, wanted)
-    return find(str(folder))
+    measured = read_json(folder / _MARK, "record of an export")["measured"]
+    return replace(find(str(folder)), export={"weights": kind, **measured})
 
 
 def _identify(found: Found) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _export(weights: Weights, folder: Path, kind: str, wanted: dict[str, Any]) -
             raise ArtifactError(
                 f"{type(model).__name__} in OpenVINO's format{'' if kind == NONE else f' and {kind}'} differs from"
                 f" transformers by {worst:.2g} in log probabilities; allowed: {_MOST[kind]:g}.",
-                "Serve it with llm-hf." if kind == NONE else "Leave --quantize out.",
+                "Compose it with --engine hf." if kind == NONE else "Leave --quantize out.",
             )
         files = sorted(each.name for each in made.iterdir())
         measured = {"tokens": len(difference), "log_probs_differ_by": float(f"{worst:.2g}"), "same_tokens": same}
@@ -111,7 +112,7 @@ def _find_changes(model: Any, context: int) -> list[int]:
     if far := [size for size in changes if size > _LONGEST]:
         raise ArtifactError(
             f"{type(model).__name__} computes differently after {far[0]} tokens, which is not known of OpenVINO.",
-            "Serve it with llm-hf.",
+            "Compose it with --engine hf.",
         )
     return changes
 
@@ -143,7 +144,7 @@ def _compare(model: Any, weights: Weights, made: Path, genai: Any) -> tuple[np.n
     except Exception as error:  # RuntimeError for everything
         raise ArtifactError(
             f"OpenVINO does not compute {type(model).__name__}: {' '.join(str(error).split())[:300]}",
-            "Serve it with llm-hf.",
+            "Compose it with --engine hf.",
         ) from error
     differences, same = [], []
     for ids, answer in zip(prompts, answers, strict=True):

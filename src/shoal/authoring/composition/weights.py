@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shoal.authoring.check.config.engines import FILE
 from shoal.authoring.composition.gguf import GGUF, convert
@@ -23,6 +24,7 @@ PARAMETER = "model"  # of models that need weights: the absolute path of their f
 _QUANTIZE = "quantize"  # of llm-hf: see shoal.kit.generation.engines.quantising
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
 _ONNX_ENGINE = "shoal.kit.generation.engines.onnx"  # in the code of a model that runs a decoder
+OPENVINO_ENGINE = "shoal.kit.generation.engines.openvino"  # in that of a model that runs weights in OpenVINO's format
 _LLMAPI_FILE = "model.yaml"  # of TensorRT-LLM's LLM API
 _SMALL = ("*.json", "*.jinja")  # hashed; weights are too large for that at each start
 
@@ -31,12 +33,14 @@ _SMALL = ("*.json", "*.jinja")  # hashed; weights are too large for that at each
 class Found:
     """Weights of a language model: their absolute ``folder``, their ``revision``, and digests of their small ``files``.
 
-    ``revision`` is the commit on the Hugging Face hub, empty for weights in a local folder.
+    ``revision`` is the commit on the Hugging Face hub, empty for weights in a local folder. ``export`` has, for weights
+    that were exported here, their form and how far they are from what they were made of.
     """
 
     folder: Path
     revision: str
     files: dict[str, str]
+    export: dict[str, Any] = field(default_factory=dict)
 
 
 def find(weights: str, repository: Path | None = None) -> Found:
@@ -129,19 +133,21 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
 
 
 def quantize(models: Iterable[ModelConfig], kind: str) -> list[ModelConfig]:
-    """Return the models; each one with the parameter ``quantize`` gets this value, ``int8`` or ``int4``.
+    """Return the models; each one that can have such weights gets the parameter ``quantize``: ``int8`` or ``int4``.
 
     Raises:
         InputError: no model has the parameter.
     """
     given, is_taken = [], False
     for model in models:
-        if _QUANTIZE in model.spec.parameters:
+        on_openvino = OPENVINO_ENGINE in read_code(model)  # whose weights are exported so
+        if _QUANTIZE in model.spec.parameters or on_openvino:
             is_taken = True
             message = type(model.message)()
             message.CopyFrom(model.message)
             message.parameters[_QUANTIZE].string_value = kind
-            message.parameters["requires"].string_value = " ".join([*model.requires, "torchao"])
+            if not on_openvino:
+                message.parameters["requires"].string_value = " ".join([*model.requires, "torchao"])
             model = as_config(message, model.folder)
         given.append(model)
     if not is_taken:

@@ -126,7 +126,7 @@ def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _weight_bytes(weights: Weights, item: int, kind: str) -> int:
-    """Return the bytes of the weights; see ``quantising.py`` for what int8 and int4 do."""
+    """Return the bytes of the weights; see ``quantising.py`` for what int8 and int4 do. OpenVINO's differ little."""
     shapes = {name: shape for file in weights.shards for name, shape in _read_shapes(weights.folder / file).items()}
     if kind == NONE:
         return sum(prod(shape) for shape in shapes.values()) * item

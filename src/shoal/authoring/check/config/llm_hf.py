@@ -30,9 +30,10 @@ def _quantize(model: Model) -> Findings:
     if kind not in QUANTIZED:
         known = " or ".join(QUANTIZED)
         yield QUANTIZE.at(place, f"quantize of {model.name} is {kind!r}, expected {known}.", "Write int8.")
-    elif kind == INT4 and any(group.kind == group.KIND_CPU for group in groups):
-        what = f"{model.name} is on the host, and int4 needs an NVIDIA GPU: torchao computes in 4 bits on no processor."
-        yield QUANTIZE.at(place, what, "Write int8, or compose with --placement gpu.")
+    elif kind != NONE and any(group.kind == group.KIND_CPU for group in groups):
+        slow = {INT4: "computes in 4 bits on no processor"}.get(kind, "is slower there in 8 bits than in FP32")
+        what = f"{model.name} is on the host, and its weights in {kind} are for an NVIDIA GPU: torchao {slow}."
+        yield QUANTIZE.at(place, what, f"Compose with --engine openvino --quantize {kind}, or with --placement gpu.")
 
 
 def _memory(model: Model, repository: Repository) -> Findings:

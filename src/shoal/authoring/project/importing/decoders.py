@@ -73,7 +73,7 @@ def draft_decoder(
         except Exception as error:  # of ONNX Runtime, where the trace holds for its own sizes alone
             raise ArtifactError(
                 f"{type(model).__name__} does not compute as ONNX: {str(error).partition(chr(10))[0]}",
-                "Serve it with llm-hf.",
+                "Compose it with --engine hf.",
             ) from error
     leaf = shipped_root() / _LEAF
     message = read_config(leaf).message
@@ -115,7 +115,7 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
         axes = {name: rows | {1: "all" if name == INPUTS[1] else "new"} for name in INPUTS}
         axes |= {"logits": rows, **dict.fromkeys(before, rows | cached), **{name: rows | {2: "all"} for name in after}}
         shown = {"input_names": [*INPUTS, *before], "output_names": ["logits", *after], "dynamic_axes": axes}
-        export_onnx(decoder, given, path, type(model).__name__, "Serve it with llm-hf.", **shown)
+        export_onnx(decoder, given, path, type(model).__name__, "Compose it with --engine hf.", **shown)
 
 
 def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:
@@ -144,7 +144,7 @@ def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:
         if not worst <= TOLERANCE or lead.max() > TOLERANCE:
             raise ArtifactError(
                 f"{DECODER} differs from {type(model).__name__} by {worst:g} of the greatest logit.",
-                f"Allowed: {TOLERANCE:g}. Serve it with llm-hf.",
+                f"Allowed: {TOLERANCE:g}. Compose it with --engine hf.",
             )
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)

@@ -43,8 +43,8 @@ class OpenVinoEngine:
 
     ``limits.slots`` requests are computed at the same time, further requests wait in order. ``dtype`` is the one that
     is computed in; ``auto`` is the weights' own, but FP32 on a host that does not compute in it. Keys and values are
-    FP32, or FP16 if ``dtype`` has 16 bits. ``cache_tokens`` is as in ``HfEngine``; prompts that begin alike share
-    pages. Log probabilities are given of the chosen tokens alone.
+    FP32, or FP16 if ``dtype`` has 16 bits. ``cache_tokens`` is as in ``HfEngine``. Log probabilities are given of
+    the chosen tokens alone.
 
     Raises:
         SetupError: openvino_genai is not installed, or the cache does not fit into memory.
@@ -57,7 +57,7 @@ class OpenVinoEngine:
     def __init__(self, weights: Weights, limits: Limits, *, dtype: str, cache_tokens: int, threads: int | None) -> None:
         if not (weights.folder / OPENVINO).is_file():
             raise ArtifactError(
-                f"{weights.folder} has no {OPENVINO}.", "Compose it: shoal compose ... --swap llm-hf=llm-openvino"
+                f"{weights.folder} has no {OPENVINO}.", "Compose it: shoal compose ... --engine openvino"
             )
         pages = count_cache_pages(limits.slots, limits.context, cache_tokens)
         context = min(limits.context, (pages - limits.slots) * PAGE)
@@ -69,7 +69,9 @@ class OpenVinoEngine:
         self._scheduling.num_kv_blocks = pages
         self._scheduling.max_num_seqs = limits.slots
         self._scheduling.max_num_batched_tokens = max(_STEP_TOKENS, limits.slots)
-        self._scheduling.enable_prefix_caching = self._scheduling.dynamic_split_fuse = True
+        self._scheduling.dynamic_split_fuse = True
+        # In 2026.4.1, prompts that are the same, or begin so, and come at the same time get wrong tokens with it.
+        self._scheduling.enable_prefix_caching = False
         precision = _PRECISIONS[choose_dtype(weights, dtype, on_gpu=False)]
         cache = "f32" if precision == "f32" else "f16"  # without AVX-512, a cache in BF16 is refused
         self._properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache}
