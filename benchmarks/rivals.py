@@ -286,7 +286,7 @@ def compose_language(name: str, folder: Path, weights: Path, vllm: Path) -> Path
     return compose("llm_bls", folder / name.replace(":", "-"), is_together=name != "apart", **how)
 
 
-ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
+ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 1073741824}'
 
 
 def judge(vllm: str, port: str, weights: Path, streams: int, prompts: int, folder: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ Weights = Annotated[
 ]
 Quantize = Annotated[
     Literal["int8", "int4"] | None,
-    typer.Option(help="Bits of a weight: in llm-hf by torchao, where int4 needs a GPU; in llm-openvino by NNCF."),
+    typer.Option(help="Bits of a weight: on a host with --engine openvino, by NNCF; in llm-hf on a GPU, by torchao."),
 ]
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
