@@ -4,7 +4,8 @@
 
 A kind is an engine's model folder, or openvino-genai, which is that library in a loop; behind a colon are the bits of
 the weights. Each request has a prompt of 32 random tokens and gets 64 new ones, the most probable. Engines have as many
-threads as the machine has cores, and no Triton and no client beside them. The result, with hardware and versions, goes to benchmarks/results/language-engines-DATE.json.
+threads as the machine has cores, and no Triton and no client beside them. The result, with hardware and versions, goes
+to benchmarks/results/language-engines-DATE.json.
 """
 
 from __future__ import annotations

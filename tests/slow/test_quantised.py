@@ -165,6 +165,9 @@ def test_plan_adds_up_and_refuses_what_does_not_fit(folder: Path) -> None:
     plan = ["plan", "llm", "--weights", folder, "--placement", "gpu", "--json"]
     whole, small = (json.loads(run(*plan, *more).stdout)["engines"]["GPU 0"] for more in ([], ["--quantize", "int8"]))
     assert small < whole
+    plan = ["plan", "llm", "--weights", folder, "--engine", "openvino", "--json"]  # nothing is exported for it
+    whole, small = (json.loads(run(*plan, *more).stdout)["engines"]["host"] for more in ([], ["--quantize", "int8"]))
+    assert small < whole
 
 
 def test_the_memory_of_other_machines_gpus(folder: Path, tmp_path: Path) -> None:

@@ -175,6 +175,13 @@ def test_a_name_on_the_hub_with_its_task() -> None:
     assert recipe.commands[-1][-3:] == ("--weights", "owner/model", "--together")
 
 
+@pytest.mark.parametrize("name", ["openvino_model.xml", "decoder.onnx"])
+def test_exported_weights_get_their_engine(name: str) -> None:
+    folder = write_model(Path("m"), "LlamaForCausalLM")
+    (folder / name).touch()
+    assert find_recipe("m").commands[-1][-5:] == ("--weights", "m", "--together", "--engine", "auto")
+
+
 def test_what_was_made_is_found_again_until_something_changes() -> None:
     Path("net.onnx").touch()
     recipe = find_recipe("net.onnx")

@@ -31,10 +31,12 @@ from shoal.authoring.repository.made import make_name, suggest_repository
 from shoal.authoring.repository.manifest import MANIFEST
 from shoal.authoring.repository.model_folders import CATEGORIES, list_configs
 from shoal.errors import InputError
+from shoal.kit.generation.weights import DECODER, OPENVINO
 from shoal.system.files import read_json
 
 RECORD = "made-from.json"  # in the folder of a recipe: what the repository was made from
 _LANGUAGE = "llm_bls"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".h5", ".msgpack")
 _OF_MUCH_ELSE = {".json", ".txt", ".py"}  # suffixes that do not make a file in a folder its model
 
 
@@ -135,7 +137,9 @@ def find_recipe(thing: str, *, task: str = "", name: str = "") -> Recipe:
     compose = ("compose", name, str(repository), *project)
     commands: list[tuple[str, ...]]
     if found == GENERATE:
-        weights = ("--weights", thing, "--together")
+        weights: tuple[str, ...] = ("--weights", thing, "--together")
+        if any((path / each).is_file() for each in (DECODER, OPENVINO)):  # these have engines of their own
+            weights += ("--engine", "auto")
         commands = [("new", "component", name, "--like", _LANGUAGE, *project), (*compose, *weights)]
     elif path.is_file():
         commands = [("add-model", thing, name, *project), compose]
@@ -200,10 +204,10 @@ def _check_whole(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Refuse a folder of Hugging Face's layout whose weights are those of ONNX Runtime alone."""
+    """Refuse a folder of Hugging Face's layout that holds a graph of ONNX alone, but for a decoder of shoal's."""
     files = sorted(each.relative_to(folder) for each in folder.rglob("*") if each.is_file())
     graphs = [each for each in files if each.suffix == ".onnx"]
-    if graphs and not any(each.suffix in (".safetensors", ".bin", ".pt", ".h5", ".msgpack") for each in files):
+    if graphs[:1] not in ([], [Path(DECODER)]) and not any(each.suffix in _WEIGHTS for each in files):
         raise InputError(
             f"{folder} holds {graphs[0]} and no weights of PyTorch.",
             f"For its tensors alone: shoal serve {folder / graphs[0]}. For texts: a folder with weights.",
