@@ -63,6 +63,7 @@ def token_inputs(ids: list[int], new: int, **more: Any) -> dict[str, Any]:
     """The inputs of one request, greedy unless ``more`` says otherwise, without an end token."""
     dtypes: dict[str, Any] = {row.tensor: DTYPES[f"TYPE_{row.dtype}"] for row in NUMBERS}
     dtypes |= {"streaming": np.bool_, "stop": np.bool_, "return_log_probs": np.bool_, "carry": np.object_}
+    dtypes["guide"] = np.object_
     given = {"input_lengths": len(ids), "request_output_len": new, "end_id": -1, "temperature": 0.0} | more
     arrays = {
         name: np.asarray(value, dtypes.get(name, np.int32)).reshape((1, *(np.shape(value) or (1,))))

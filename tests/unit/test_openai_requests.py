@@ -68,8 +68,6 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("chat", {"tool_choice": "required"}, "tool_choice"),
     ("chat", {"functions": []}, "functions"),
     ("chat", {"n": 2}, "n"),
-    ("chat", {"response_format": {"type": "json_object"}}, "response_format.type"),
-    ("chat", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
     ("chat", {"logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"modalities": ["audio"]}, "modalities[0]"),
     ("chat", {"audio": {"voice": "a"}}, "audio"),
@@ -87,7 +85,6 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("response", {"previous_response_id": "a"}, "previous_response_id"),
     ("response", {"background": True}, "background"),
     ("response", {"tools": [{"type": "web_search"}]}, "tools"),
-    ("response", {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
     ("response", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ("response", {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     ("response", {"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -95,7 +92,8 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("response", {"image": {}}, "image"),
     ("chat", {"moderation": {"model": "a"}}, "moderation"),
     ("message", {"container": "a"}, "container"),
-    ("message", {"output_config": {"effort": "low"}}, "output_config"),
+    ("message", {"output_config": {"effort": "low"}}, "output_config.effort"),
+    ("message", {"output_format": {"type": "json_schema"}}, "output_format"),
     ("message", {"mcp_servers": []}, "mcp_servers"),
     ("message", {"speed": "fast"}, "speed"),
     ("message", {"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.type"),
@@ -108,6 +106,53 @@ def test_what_is_not_served_is_refused_by_name(kind: str, changed: dict[str, Any
     refused = refuse(kind, changed)
     assert (refused.code, refused.param) == (NOT_SERVED, place), refused
     assert f"{place} is not supported: " in refused.message
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+FORMS: list[tuple[str, dict[str, Any], Any]] = [  # of answers, and the setting of language models
+    ("chat", {"response_format": {"type": "text"}}, None),
+    ("chat", {"response_format": {"type": "json_object"}}, {"json_object": True}),
+    (
+        "chat",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
+        {"json": SCHEMA},
+    ),
+    ("chat", {"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+    ("completion", {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+    ("response", {"text": {"format": {"type": "text"}}}, None),
+    ("response", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}, {"json": SCHEMA}),
+    ("message", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"json": SCHEMA}),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "guide"), FORMS)
+def test_forms_of_answers_are_guides(kind: str, given: dict[str, Any], guide: Any) -> None:
+    assert ask(kind, given).settings().get("guide") == guide
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "message"),
+    [
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "Invalid value 'xml'. Valid: 'text', 'json_object', 'json_schema'.",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "has no"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}}, None, "schema"),
+        ({"structured_outputs": {"lark": "a"}}, "structured_outputs.lark", "lark"),
+    ],
+)
+def test_forms_that_cannot_be_read(given: dict[str, Any], place: str | None, message: str) -> None:
+    refused = refuse("chat", given)
+    assert message in refused.message
+    assert place in (None, refused.param)
+
+
+def test_two_forms_are_refused() -> None:
+    asked = ask("chat", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}})
+    with pytest.raises(ApiError, match="The request has response_format and structured_outputs"):
+        asked.settings()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -205,6 +205,8 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
                 raise InputError(f"--set {name}=... is given twice.", "Give it once.")
             elif row is None:
                 settings[name] = read_variables(value)
+            elif row.dtype == "STRING":
+                settings[name] = value
             else:
                 settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:

@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import numpy as np
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
 from shoal.clients.client.client import Client
@@ -376,6 +377,46 @@ def test_rankings(service: Service) -> None:
     assert (status, found["error"]["param"]) == (400, "text_1")
 
 
+# --- forms ----------------------------------------------------------------------------------------------------------
+
+
+class Animal(BaseModel):
+    """What an answer is to have."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=6)
+    legs: int = Field(ge=0, le=8)
+    kind: Literal["cat", "fish"]
+
+
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_answers_in_a_form(model: str, service: Service, client: openai.OpenAI) -> None:
+    """OpenAI's and Anthropic's own ways to a form; the tiny model knows nothing about animals."""
+    asked: dict[str, Any] = {"model": model, **chat("An animal, please."), "max_tokens": 99, "temperature": 1}
+    found = client.chat.completions.parse(**asked, response_format=Animal).choices[0]
+    assert found.finish_reason == "stop"
+    assert isinstance(found.message.parsed, Animal)
+    with client.chat.completions.stream(**asked, response_format=Animal) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Animal)
+    answer = client.responses.parse(model=model, input="An animal.", text_format=Animal)
+    assert isinstance(answer.output_parsed, Animal)
+    assert answer.text is not None
+    assert answer.text.format is not None
+    assert answer.text.format.type == "json_schema"
+    choices = {"structured_outputs": {"choice": ["a cat", "a fish"]}}
+    text = client.completions.create(model=model, prompt="An animal:", extra_body=choices).choices[0].text
+    assert text in ("a cat", "a fish")
+    with anthropic.Anthropic(base_url=f"http://{service.http}", api_key="none", max_retries=0) as other:
+        form = {"output_config": {"format": {"type": "json_schema", "schema": Animal.model_json_schema()}}}
+        said = other.messages.create(
+            model=model, messages=[{"role": "user", "content": "An animal."}], max_tokens=99, extra_body=form
+        )
+    assert said.content[0].type == "text"
+    Animal.model_validate_json(said.content[0].text)
+    with pytest.raises(openai.BadRequestError, match=r"guide\.regex is refused: .*unclosed group"):
+        client.completions.create(model=model, prompt="a", extra_body={"structured_outputs": {"regex": "(a"}})
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {  # what is asked, and the code and the place of the refusal
@@ -388,7 +429,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {  # what is asked, and th
         "unsupported_parameter", "messages[0].content[0].type",
     ),
     "tools": ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "unsupported_parameter", "tools"),
-    "form": ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format.type"),
+    "form": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+        "invalid_value", "response_format",
+    ),
     "several": ({"n": 2}, "unsupported_parameter", "n"),
     "store": ({"store": True}, "unsupported_parameter", "store"),
     "temperature": ({"temperature": -1}, "invalid_value", "temperature"),

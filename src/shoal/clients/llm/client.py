@@ -38,6 +38,7 @@ class GenerationSettings(TypedDict, total=False):
     top_logprobs: int
     stop_words: Sequence[str]
     bad_words: Sequence[str]
+    guide: Mapping[str, Any]
     # end of settings
     return_cumulative_logprob: bool
     return_logprobs: bool

@@ -91,8 +91,8 @@ class Vllm(Dialect):
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
-        if _VARIABLES in given:
-            raise InputError(f"NVIDIA's vLLM backend takes texts alone, without {_VARIABLES}.", "Leave it out.")
+        if own := given.keys() & {_VARIABLES, "guide"}:
+            raise InputError(f"NVIDIA's vLLM backend takes texts alone, without {min(own)}.", "Leave it out.")
         log_probs = {name: given.pop(name) for name in _LOG_PROBS if name in given}
         sampling = {_VLLM.get(name, name): value for name, value in given.items()}
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]

@@ -15,6 +15,7 @@ from shoal.errors import ServerError
 from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answers import LogProbs, new_stream_id, pack_answer, pack_log_probs
 from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.guides import COMPLETE, ENDED, GOES_ON
 from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 
 MANY = 8  # answers at a time from which on a token waits for the next one: less work for each, in all processes
@@ -39,21 +40,22 @@ class Answering:
             (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
         )
 
-    def add(self, token: int, log_probs: LogProbs | None = None, *, beside: int = 1) -> bool:
+    def add(self, token: int, log_probs: LogProbs | None = None, *, beside: int = 1, guided: str = GOES_ON) -> bool:
         """Take the next token; return whether the request needs more tokens.
 
         ``log_probs`` has its log probabilities, if the request asks for them. ``beside`` is the number of answers that
         the engine works on: from ``MANY`` on, every second token is sent with the next one, but never the first.
+        ``guided`` says whether the request's guide ends with this token, whatever other settings say.
         """
         request, ids = self.request, self.ids
         ids.append(token)
         may_end = len(ids) > request.sampling.min_tokens
-        if may_end and token in request.end_ids:
+        if guided == ENDED or (may_end and token in request.end_ids):
             return self._finish("stop")
         self._waiting.append(token)
         if log_probs is not None:
             self._log_probs.append(log_probs)
-        if may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops):
+        if guided == COMPLETE or (may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops)):
             return self._finish("stop")
         if len(ids) == request.max_tokens:
             return self._finish("length")
@@ -99,9 +101,11 @@ class RunningSequence:
         An error ends the stream of this request; it is not raised, so the engine goes on with the other requests.
         """
         try:
+            follower = self.request.follower
             if token < 0:
-                raise ServerError(*NOT_FINITE)
-            self.is_done = not self._answering.add(token, log_probs, beside=beside)
+                raise ServerError(*NOT_FINITE) if follower is None else follower.explain()
+            guided = GOES_ON if follower is None else follower.take(token)
+            self.is_done = not self._answering.add(token, log_probs, beside=beside, guided=guided)
         except Exception as error:
             self.is_done = True
             self.stream.end(error)

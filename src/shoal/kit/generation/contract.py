@@ -1,7 +1,8 @@
 """Tensors of engines (language models that continue token ids): reading requests, and packing answers.
 
 A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1].
-Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``stop_words_list`` and
+Optional are ``end_id`` and ``pad_id`` INT32 [1], the settings in ``sampling.NUMBERS`` [1], ``guide`` STRING [1] (what
+the answer follows: ``guides.read_guide``), ``stop_words_list`` and
 ``bad_words_list`` INT32 [2, -1], ``embedding_bias`` FP32 [-1] (what is added to the logits of tokens 0, 1, ..., before
 penalties), ``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer.
 ``answers.pack_answer`` describes the outputs.
@@ -29,6 +30,7 @@ import numpy as np
 
 from shoal.errors import InputError
 from shoal.kit.component.spec import Arrays
+from shoal.kit.generation.guides import GUIDE, Follower, Guide, read_guide
 from shoal.kit.generation.sampling import MOST_TOP, NUMBERS, Sampling
 
 MOST_PASSTHROUGH = 4096  # bytes
@@ -105,7 +107,7 @@ _CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_to
 LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
 LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
 _OWN = """input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias carry
-    streaming stop exclude_input_in_output"""
+    streaming stop exclude_input_in_output guide"""
 # Inputs that a model may declare.
 INPUTS = frozenset(_OWN.split()).union(_IDLE, ALIASES, NEUTRAL, REFUSED, LOG_PROBS, (row.tensor for row in NUMBERS))
 
@@ -132,7 +134,8 @@ class TokenRequest:
 
     ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
     first ``min_tokens`` tokens; a banned sequence does not occur in the answer. ``returns`` are the outputs of log
-    probabilities that the answers have. ``bias`` has tokens, and what is added to their logits.
+    probabilities that the answers have. ``bias`` has tokens, and what is added to their logits. Engines that choose
+    tokens with ``Sampler`` have, beside the ``guide``, its ``follower``.
     """
 
     ids: tuple[int, ...]
@@ -146,6 +149,8 @@ class TokenRequest:
     dtype: Any = np.int32  # of the ids, in requests and answers
     returns: tuple[str, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
+    guide: Guide | None = None
+    follower: Follower | None = None
 
     def check_applied(self, applied: Container[str]) -> None:
         """Check that an engine that applies the settings ``applied`` applies all that the request has.
@@ -154,7 +159,11 @@ class TokenRequest:
             InputError: the engine does not apply a setting; the message has the engine's name of the setting.
         """
         self.sampling.check_applied(applied)
-        words = ("bad_words", "bad_words_list", self.bans), ("embedding_bias", "embedding_bias", self.bias)
+        words = (
+            ("bad_words", "bad_words_list", self.bans),
+            ("embedding_bias", "embedding_bias", self.bias),
+            (GUIDE, GUIDE, self.guide),
+        )
         for name, tensor, given in words:
             if given and name not in applied:
                 raise InputError(f"The request has {tensor}; this model's engine does not apply it.", "Leave it out.")
@@ -200,6 +209,7 @@ class TokenRequest:
             dtype=np.asarray(inputs["input_ids"]).dtype,
             returns=_returns(inputs, limits, outputs),
             bias=_bias(inputs, limits.vocabulary),
+            guide=read_guide(_single(inputs, GUIDE, b"")),
         )
 
 

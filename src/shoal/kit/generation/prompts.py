@@ -18,6 +18,7 @@ from shoal.kit.component.spec import DTYPES, Array, Arrays
 from shoal.kit.generation.chats import Message, llama2, read_messages
 from shoal.kit.generation.completions import RETURNS
 from shoal.kit.generation.contract import MAX_WORDS, MOST_PASSTHROUGH, as_python, naming_row, pack_words
+from shoal.kit.generation.guides import GUIDE, read_guide
 from shoal.kit.generation.sampling import CONTINUES, NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.kit.generation.templates import ChatTemplate
 from shoal.kit.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
@@ -224,7 +225,13 @@ class Prompts:
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "embedding_bias": self._bias(row),
             "carry": text,
+            GUIDE: self._guide(row),
         }
+
+    def _guide(self, row: Mapping[str, Any]) -> bytes:
+        """Return the guide as the engine takes it."""
+        read_guide(given := row.get(GUIDE, b""))
+        return bytes(given)
 
     def requests(self, inputs: Arrays) -> dict[str, Array]:
         """Return an engine's inputs for the rows of a request, ``[rows, *dims]``; see ``request``, ``rows``, ``stack``.
@@ -416,7 +423,7 @@ def _compile_template(folder: Path, source: str | None, place: Path) -> ChatTemp
 _DTYPES = {
     **dict.fromkeys(("input_lengths", "request_output_len"), np.int32),
     **dict.fromkeys(("streaming", "return_log_probs"), np.bool_),
-    "carry": np.object_,
+    **dict.fromkeys(("carry", GUIDE), np.object_),
     **{number.tensor: DTYPES[f"TYPE_{number.dtype}"] for number in NUMBERS},
 }
 

@@ -33,7 +33,7 @@ def main() -> None:
     sys.path[:] = settings["path"]
     for name in ("jinja2.ext", "jinja2.meta", "jinja2.sandbox"):  # before memory is limited
         importlib.import_module(name)
-    _limit_memory(settings["memory"])
+    limit_memory(settings["memory"])
     template = _answer(answers, settings["seconds"], partial(_compile, settings["source"]))
     if template is not None:
         for line in requests:
@@ -51,7 +51,7 @@ def _render(template: Any, request: dict[str, Any], max_chars: int) -> tuple[Non
     return None, "".join(parts)
 
 
-def _limit_memory(num_bytes: int) -> None:
+def limit_memory(num_bytes: int) -> None:
     """Limit this process's address space to ``num_bytes`` above its present size."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + num_bytes

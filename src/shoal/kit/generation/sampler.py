@@ -34,7 +34,7 @@ class Sampler:
 
     SETTINGS = frozenset(  # those that this module applies
         """temperature top_k top_p repetition_penalty seed min_tokens frequency_penalty presence_penalty
-        top_logprobs bad_words embedding_bias""".split()
+        top_logprobs bad_words embedding_bias guide""".split()
     )
 
     # In trials: what returns the token to take, whatever the logits [vocabulary] are, from these and the new tokens.
@@ -47,7 +47,7 @@ class Sampler:
         self._bans = [word for word in request.bans if len(word) > 1 or word[0] not in request.end_ids]
 
     def adjust(self, scores: Any, ids: list[int], ops: _Host) -> None:
-        """Apply the bias, the penalties, the banned words and ``min_tokens`` to ``scores`` [vocabulary], in place."""
+        """Apply bias, penalties, banned words, ``min_tokens`` and the guide to ``scores`` [vocabulary], in place."""
         sampling, request = self.sampling, self.request
         seen = [*request.ids, *ids] if self._bans or sampling.repetition_penalty != 1 else []
         if request.bias:
@@ -64,9 +64,12 @@ class Sampler:
             scores[places] -= ops.put(np.float32(sampling.frequency_penalty) * counts.astype(np.float32))
             scores[places] -= float(np.float32(sampling.presence_penalty))
         banned = [last for *begin, last in self._bans if seen[len(seen) - len(begin) :] == begin]
-        banned += request.end_ids if len(ids) < sampling.min_tokens else ()
+        if len(ids) < sampling.min_tokens and request.guide is None:  # what a guide leaves may be the end alone
+            banned += request.end_ids
         if banned:
             scores[ops.put(banned)] = -np.inf
+        if request.follower is not None:
+            scores[ops.put(request.follower.find_banned())] = -np.inf
 
     def draw_settings(self, vocabulary: int) -> tuple[float, int, float, float]:
         """Return temperature, ``top_k`` (0: all), ``top_p`` and the next random number."""
@@ -79,7 +82,8 @@ class Sampler:
         sampling = self.sampling
         is_early = bool(self.request.end_ids) and len(ids) < sampling.min_tokens
         is_penalized = bool(sampling.frequency_penalty or sampling.presence_penalty)
-        return sampling.repetition_penalty != 1 or is_penalized or bool(self._bans or self.request.bias) or is_early
+        is_changed = bool(self._bans or self.request.bias) or self.request.follower is not None
+        return sampling.repetition_penalty != 1 or is_penalized or is_changed or is_early
 
 
 class _Host:

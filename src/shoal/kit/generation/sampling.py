@@ -28,9 +28,10 @@ _MOST_SEED = 2**64 - 1
 class Setting:
     """One row of the table: an input of ``llm``, called ``name``, and its form as the input ``tensor`` of engines.
 
-    ``dtype`` is Triton's, without ``TYPE_``; the settings of dtype STRING are lists of texts, all others one number.
+    ``dtype`` is Triton's, without ``TYPE_``; the settings of dtype STRING are texts, all others one number.
     ``allowed`` says in words what ``is_valid`` checks; it is None if the component `prompt` has a check of its own.
-    ``openai`` and ``vllm`` are the names there, empty if there is no such setting.
+    ``openai`` and ``vllm`` are the names there, empty if there is no such setting. The value is a list of texts if
+    ``is_list``.
     """
 
     name: str
@@ -42,11 +43,7 @@ class Setting:
     openai: str = ""
     vllm: str = ""
     is_valid: Callable[[Any], bool] | None = None
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the value is a list of texts."""
-        return self.dtype == "STRING"
+    is_list: bool = False
 
 
 def setting(default: Any, dtype: str, is_valid: Callable[[Any], bool], allowed: str, says: str, **names: str) -> Any:
@@ -166,13 +163,19 @@ _WORDS = (
     Setting(
         "stop_words", "STRING", "at most 64, 4,096 bytes as JSON; empty ones do not count",
         "Texts that end the answer, and are not a part of it.", "none", "stop_words_list", "stop", "stop",
+        is_list=True,
     ),
     Setting(
         "bad_words", "STRING", "at most 64; the model's tokens can write them; empty ones do not count",
         "Texts that do not occur in the answer.", "none", "bad_words_list", "", "bad_words",
+        is_list=True,
     ),
 )  # fmt: skip
-SETTINGS = (_MAX_TOKENS, *NUMBERS, *_WORDS)
+_GUIDE = Setting(
+    "guide", "STRING", "an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`; 131,072 bytes",
+    "What the answer follows, as JSON.", "none", "guide", "response_format", "structured_outputs",
+)  # fmt: skip
+SETTINGS = (_MAX_TOKENS, *NUMBERS, *_WORDS, _GUIDE)
 
 
 def read_variables(text: str) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.errors import InputError, SetupError
+from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
@@ -23,7 +24,9 @@ from shoal.kit.generation.contract import (
     TokenRequest,
     read_streaming,
 )
+from shoal.kit.generation.guides import Guides
 from shoal.kit.generation.row_batches import RowBatch, StreamedRowBatch, read_rows
+from shoal.kit.generation.tokenizer import read_model_tokenizer
 from shoal.kit.generation.weights import DECODER, Weights, find_weights, read_folder
 
 _IDS = ("input_ids", "output_ids", "sequence_length")
@@ -90,6 +93,8 @@ class EngineComponent(StreamingComponent):
             )
         ids = _check_tensors(context.spec)
         self.outputs = {tensor.name for tensor in context.spec.outputs}
+        self._compilers = ThreadPoolExecutor(2, "shoal-guides")
+        self.guides = Guides(lambda: read_model_tokenizer(weights.folder), weights.vocabulary, weights.end_ids)
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
         number = min(1, self.engine.limits.top_logprobs)
@@ -119,7 +124,21 @@ class EngineComponent(StreamingComponent):
         answers = (RowBatch if is_whole else StreamedRowBatch)(self, rows, stream)
         for row, each in zip(rows, answers.streams, strict=True):
             # one token at a time, so that a whole answer that is stopped has its tokens so far
-            engine.admit(replace(row.request, is_streaming=True) if is_whole else row.request, each)
+            request = replace(row.request, is_streaming=True) if is_whole else row.request
+            if request.guide is None:
+                engine.admit(request, each)
+            else:
+                self._compilers.submit(self._admit_guided, request, each)
+
+    def _admit_guided(self, request: TokenRequest, stream: Stream) -> None:
+        """Compile the request's guide, which may take two seconds, in which no other request waits."""
+        try:
+            assert request.guide is not None
+            self.engine.admit(replace(request, follower=self.guides.follow(request.guide)), stream)
+        except ShoalError as error:
+            stream.end(error)
+        except Exception as error:
+            stream.end(ShoalError(f"The guide cannot be read: {error}"))
 
     def is_ready(self) -> bool:
         """Whether the engine computes."""
@@ -127,6 +146,7 @@ class EngineComponent(StreamingComponent):
 
     def close(self) -> None:
         """Close the engine."""
+        self._compilers.shutdown()  # each request that waits for its guide is admitted, and then ended
         self.engine.close()
 
 

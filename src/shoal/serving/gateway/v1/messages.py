@@ -12,6 +12,7 @@ from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.sampling import CONTINUES, VARIABLES
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.refusals import RefusedError
+from shoal.serving.gateway.v1.forms import SchemaForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
@@ -59,6 +60,13 @@ class Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["disabled"]
 
 
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """Form of the answer."""
+
+    format: SchemaForm | None = None
+    effort: None = None
+
+
 class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of ``POST /v1/messages/count_tokens``."""
 
@@ -68,7 +76,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
     tool_choice: None = None
-    output_config: None = None
+    output_config: OutputConfig | None = None
     speed: Literal["standard"] | None = None
     cache_control: dict[str, str] | None = None
     user_profile_id: str | None = None
@@ -77,7 +85,8 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
-        return FieldNames(settings={"stop_words": "stop_sequences"}, before="system" if self.system else "")
+        names = {"stop_words": "stop_sequences", "guide": "output_config.format"}
+        return FieldNames(settings=names, before="system" if self.system else "")
 
     @property
     def conversation(self) -> list[dict[str, str]]:
@@ -113,7 +122,9 @@ class MessageRequest(CountRequest, kw_only=True):
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
-        found = read_settings(self) | {"stop_words": self.stop_sequences or None, VARIABLES: self.variables or None}
+        form = find_guide(**{"output_config.format": self.output_config.format if self.output_config else None})
+        own = {"stop_words": self.stop_sequences or None, VARIABLES: self.variables or None}
+        found = read_settings(self) | form | own
         return {name: value for name, value in found.items() if value is not None}
 
 

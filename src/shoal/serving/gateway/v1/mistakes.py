@@ -60,6 +60,8 @@ def _find_values(kind: type[Struct], place: str) -> list[Any]:
 
     found: list[Any] = [msgspec.inspect.type_info(kind)]
     for name in re.findall(r"(\w+)|\[[^]]*\]", place):
+        if tags := [each.tag for each in divide(found) if name and getattr(each, "tag_field", None) == name]:
+            return tags
         if name:
             fields = [field for each in divide(found) for field in getattr(each, "fields", ())]
             found = [field.type for field in fields if field.encode_name == name]
@@ -70,5 +72,7 @@ def _find_values(kind: type[Struct], place: str) -> list[Any]:
 
 def _find_reason(place: str, reasons: Mapping[str, str]) -> str:
     """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
+    if place.endswith("format.type"):  # of an answer; the others are of what is sent
+        return ""
     names = (name.partition("[")[0] for name in place.split("."))
     return next((reasons[name] for name in names if name in reasons), "")

@@ -7,20 +7,22 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
+from shoal.serving.gateway.v1.forms import Form, TextForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, TextFormat, read_settings
+from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 
 _NOTHING: dict[str, Any] = {  # of what is not served
     "background": False, "error": None, "max_tool_calls": None, "metadata": {}, "parallel_tool_calls": False,
     "previous_response_id": None, "prompt_cache_key": None, "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None, "service_tier": "default", "store": False, "text": {"format": {"type": "text"}},
+    "safety_identifier": None, "service_tier": "default", "store": False,
     "tool_choice": "auto", "tools": [], "truncation": "disabled",
 }  # fmt: skip
 
@@ -49,7 +51,7 @@ class Item(Struct, forbid_unknown_fields=True):
 class ResponseText(Struct, forbid_unknown_fields=True):
     """Form of the answer."""
 
-    format: TextFormat | None = None
+    format: Form | None = None
     verbosity: None = None
 
 
@@ -113,11 +115,13 @@ class ResponseRequest(Body, kw_only=True):
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         before, is_list = "instructions" if self.instructions else "", not isinstance(self.input, str)
-        return FieldNames("input", {"max_tokens": "max_output_tokens"}, before, is_list)
+        names = {"max_tokens": "max_output_tokens", "guide": "text.format"}
+        return FieldNames("input", names, before, is_list)
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
-        found = read_settings(self) | {"max_tokens": self.max_output_tokens}
+        form = find_guide(**{"text.format": self.text.format if self.text else None})
+        found = read_settings(self) | form | {"max_tokens": self.max_output_tokens}
         if self.include or self.top_logprobs:
             found |= {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return {name: value for name, value in found.items() if value is not None}
@@ -138,6 +142,7 @@ class _Response(ResponseFormat):
     def __init__(self, asked: ResponseRequest) -> None:
         super().__init__(asked.model)
         self._asked, self._item_id, self._num_events = asked, f"msg_{secrets.token_hex(12)}", 0
+        self._form = (asked.text and asked.text.format) or TextForm()
         self._texts: list[str] = []
         self._places: list[Json] = []
         self._last: Piece | None = None
@@ -228,6 +233,7 @@ class _Response(ResponseFormat):
             **_NOTHING, "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
             "status": status, "completed_at": int(time.time()) if is_over and not is_cut else None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "text": {"format": msgspec.to_builtins(self._form)},
             "instructions": asked.instructions, "max_output_tokens": asked.max_output_tokens,
             "output": [self._item(status)] if output is None else output,
             "temperature": default if asked.temperature is None else asked.temperature,

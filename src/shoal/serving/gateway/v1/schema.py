@@ -17,6 +17,7 @@ from shoal.kit.generation.sampling import SETTINGS, VARIABLES
 from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.forms import ChatForm, StructuredOutputs, TextForm, find_guide
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
@@ -31,26 +32,26 @@ IDLE = tuple(_IDLE.split())
 _TOOLS, _TEXTS = "tools are not served", "contents are texts"
 _ONE = "each request has one answer (send several, each with a seed)"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
-_FORMS = "answers follow no grammar"
+_FORMS = "output_config.format has it"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
 _FREE = "nothing is billed"
 _UNSUPPORTED = {
     "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
     "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
-    "response_format": _FORMS, "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
+    "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
     "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
     "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
     "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
-    "truncation": "prompts are never cut", "format": _FORMS,
+    "truncation": "prompts are never cut",
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
     "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
     "background_options": _NO_STATE,
     "moderation": "nothing is moderated", "image": _TEXTS, "context_management": _WHOLE, "compaction": _WHOLE,
     "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _TOOLS,
-    "mcp_servers": _TOOLS, "output_config": _FORMS, "output_format": _FORMS, "thread": _NO_STATE,
+    "mcp_servers": _TOOLS, "output_format": _FORMS, "effort": _NO_REASONING, "thread": _NO_STATE,
     "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
     "fallback_credit_token": _FREE, "billing_policy": _FREE,
 }  # fmt: skip
@@ -121,12 +122,6 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class TextFormat(Struct, forbid_unknown_fields=True):
-    """The only form of answers."""
-
-    type: Literal["text"]
-
-
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of each request of OpenAI's. Without ``model``, it is for the only model that serves the path."""
 
@@ -144,8 +139,8 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 class GenerationBody(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
-    ``top_k``, ``repetition_penalty``, ``min_tokens`` and ``ignore_eos`` are vLLM's additions, as is
-    ``chat_template_kwargs`` of chats.
+    ``top_k``, ``repetition_penalty``, ``min_tokens``, ``ignore_eos`` and ``structured_outputs`` are vLLM's additions,
+    as is ``chat_template_kwargs`` of chats.
     """
 
     max_tokens: Count | None = None
@@ -163,6 +158,7 @@ class GenerationBody(Body, kw_only=True):
     ignore_eos: bool | None = None
     n: Literal[1] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def is_streaming(self) -> bool:
@@ -190,7 +186,9 @@ class GenerationBody(Body, kw_only=True):
         if self.ignore_eos and (words or self.longest is None):
             raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
         given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
-        found = {**given, "max_tokens": self.longest, "stop_words": words or None}
+        form: TextForm | None = getattr(self, "response_format", None)
+        guide = find_guide(response_format=form, structured_outputs=self.structured_outputs)
+        found = {**given, **guide, "max_tokens": self.longest, "stop_words": words or None}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -201,7 +199,7 @@ class ChatRequest(GenerationBody, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Number | None = None
-    response_format: TextFormat | None = None
+    response_format: ChatForm | None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: None = None
@@ -226,7 +224,8 @@ class ChatRequest(GenerationBody, kw_only=True):
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
-        return FieldNames(settings={"stop_words": "stop", "max_tokens": longest})
+        form = "response_format" if self.structured_outputs is None else "structured_outputs"
+        return FieldNames(settings={"stop_words": "stop", "max_tokens": longest, "guide": form})
 
     @property
     def longest(self) -> int | None:
@@ -264,7 +263,8 @@ class CompletionRequest(GenerationBody, kw_only=True):
     @property
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
-        return FieldNames("prompt", {"stop_words": "stop", "top_logprobs": "logprobs"})
+        names = {"stop_words": "stop", "top_logprobs": "logprobs", "guide": "structured_outputs"}
+        return FieldNames("prompt", names)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
