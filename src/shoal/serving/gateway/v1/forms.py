@@ -16,7 +16,7 @@ class TextForm(Struct, forbid_unknown_fields=True, tag_field="type", tag="text")
 
     @property
     def guide(self) -> dict[str, Any] | None:
-        """What the answer follows; None for any text."""
+        """The model's setting; None for any text."""
         return None
 
 
@@ -62,7 +62,7 @@ class ChatSchemaForm(TextForm, forbid_unknown_fields=True, tag_field="type", tag
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """What an answer follows, as in vLLM: one of these."""
+    """Grammar of an answer, as in vLLM: one of these."""
 
     json: Schema | str | None = None
     json_object: bool | None = None
@@ -72,7 +72,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
     @property
     def guide(self) -> dict[str, Any]:
-        """What the answer follows."""
+        """The model's setting."""
         names = (name for name in self.__struct_fields__ if getattr(self, name) is not None)
         return {name: getattr(self, name) for name in names}
 
