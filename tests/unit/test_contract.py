@@ -149,8 +149,8 @@ def test_every_tensor_of_nvidias_configurations_is_known() -> None:
 )
 def test_each_input_is_obeyed_or_refused(name: str) -> None:
     """Or known to change nothing: another value gives another request, or an error that names the input."""
-    others: dict[str, Any] = {"temperature": 0.5, "runtime_top_p": 0.5, "runtime_top_k": 9, "repetition_penalty": 1.5, "end_id": 9,
-              "guide": b'{"regex": "a"}'}  # fmt: skip
+    others: dict[str, Any] = {"temperature": 0.5, "runtime_top_p": 0.5, "runtime_top_k": 9, "repetition_penalty": 1.5}
+    others |= {"end_id": 9, "guide": b'{"regex": "a"}'}
     words: Any = pack_words([[8]]) if name.endswith("_words_list") else others.get(name, 1)
     if name in REFUSED:
         with pytest.raises(InputError, match=f"The request has {name}, and {REFUSED[name]}. Leave it out."):
