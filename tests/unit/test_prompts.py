@@ -133,7 +133,8 @@ def test_what_cannot_be_continued(tokenizer: Tokenizer) -> None:
         ('[{"role": "user", "content": "x"}, {"role": "user", "content": ""}]', r"messages\[1\] has an empty content"),
         ('[{"role": "user", "content": null}]', "has the content None, expected a text"),
         ('[{"role": "user", "content": [{"type": "text"}]}]', r"has the content \[\{'type': 'text'\}\], expected"),
-        ('[{"role": "user", "content": "x", "tool_calls": []}]', "has 'tool_calls', expected role and content alone"),
+        ('[{"role": "user", "content": "x", "tool_calls": []}]', "has 'tool_calls', expected role and content, and"),
+        ('[{"role": "user", "content": "x", "name": 5}]', "has the name 5, expected a text"),
         (r'[{"role": "user", "content": "a\ud83d"}]', "half of a surrogate pair"),
     ],
 )
@@ -141,6 +142,17 @@ def test_other_messages_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as refused:
         read_messages(text)
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_a_template_may_read_a_participants_name() -> None:
+    chat = read_messages('[{"role": "user", "content": "x", "name": "Ann"}, {"role": "user", "content": "y"}]')
+    source = "{% for each in messages %}{{ each.name or 'someone' }}: {{ each.content }};{% endfor %}"
+    template = ChatTemplate(source)
+    try:
+        assert template.render(chat) == "Ann: x;someone: y;"
+    finally:
+        template.close()
 
 
 def test_llama2_is_as_published() -> None:

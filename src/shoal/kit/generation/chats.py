@@ -18,6 +18,8 @@ Message = dict[str, str]
 def read_messages(text: str, name: str = "messages") -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
 
+    A message may have the ``name`` of its participant, which some templates read.
+
     ``name`` is the input's, for error messages.
 
     Raises:
@@ -42,17 +44,19 @@ def _find_fault(message: Any) -> str:
     missing = [name for name in ("role", "content") if name not in message]
     if missing:
         return f"has no {missing[0]}"
-    other = [name for name in message if name not in ("role", "content")]
+    other = [name for name in message if name not in ("role", "content", "name")]
     if other:
-        return f"has {shorten(other[0])}, expected role and content alone"
-    role, content = message["role"], message["content"]
+        return f"has {shorten(other[0])}, expected role and content, and at most a name beside them"
+    role, content, own = message["role"], message["content"], message.get("name", "")
     if role not in ROLES:
         return f"has the role {shorten(role)}, expected one of {', '.join(ROLES)}"
     if not isinstance(content, str):
         return f"has the content {shorten(content)}, expected a text"
+    if not isinstance(own, str):
+        return f"has the name {shorten(own)}, expected a text"
     if not content and role != "assistant":  # models give empty answers, and clients send them back
         return "has an empty content"
-    if content.encode(errors="ignore").decode() != content:
+    if (content + own).encode(errors="ignore").decode() != content + own:
         return "has a content that UTF-8 cannot hold: half of a surrogate pair"
     return ""
 

@@ -40,7 +40,12 @@ def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> Api
         missing = what.removeprefix(_MISSING).removesuffix("`")
         place = f"{place}.{missing}" if place else missing
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
-    reason = reasons["tools"] if place.endswith(".role") and _OF_TOOLS.search(what) else _find_reason(place, reasons)
+    if "'item_reference'" in what:  # to a response that would be kept
+        reason = reasons["store"]
+    elif place.endswith(".role") and _OF_TOOLS.search(what):
+        reason = reasons["tools"]
+    else:
+        reason = _find_reason(place, reasons)
     if reason or what.startswith("Expected `null`"):
         what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
         return ApiError(f"{place} {what}", place, "unsupported_parameter")

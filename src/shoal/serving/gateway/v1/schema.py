@@ -43,7 +43,7 @@ _UNSUPPORTED = {
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
     "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
     "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
-    "name": "participants have no names", "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
+    "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
     "truncation": "prompts are never cut",
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
@@ -101,7 +101,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
     role: Literal["developer", "system", "user", "assistant"]
     content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
-    name: None = None
+    name: Annotated[str, Meta(max_length=256)] | None = None
     refusal: None = None
     tool_calls: None = None
     function_call: None = None
@@ -109,9 +109,10 @@ class Message(Struct, forbid_unknown_fields=True):
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
     def to_plain(self) -> dict[str, str]:
-        """Return the message as language models take it; parts are lines."""
+        """Return the message as language models take it; parts are lines. Some templates read a participant's name."""
         content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        own = {"name": self.name} if self.name else {}
+        return {"role": "system" if self.role == "developer" else self.role, "content": content, **own}
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
