@@ -101,9 +101,10 @@ def test_every_block_about_classifiers_works(newcomer: Reader, tiny_bert: Path) 
 def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None:
     cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
     hello = "Hello! I am a very small language model."
-    quickstart, _, _, asked, in_python, served, rows, probable, whole, together, on_onnx, static = (
+    quickstart, _, _, asked, in_python, served, guided, rows, probable, whole, together, on_onnx, static = (
         newcomer.type(language, block) for language, block in LANGUAGE_MODELS
     )
+    assert guided.split()[-1] in ("red", "green")
     assert "Fish swim in the sea in large shoals" in quickstart
     assert cats in asked
     assert '"text": "A cat sat on the warm stone "' in asked
