@@ -17,7 +17,7 @@ def ask(
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(f"http://{service.http}{path}", data=body, headers=named, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, reply.headers, reply.read()
     except urllib.error.HTTPError as error:
         with error:
