@@ -1,4 +1,4 @@
-"""What 8 and 4 bits of weights cost a language model on OpenVINO: memory, agreement, perplexity.
+"""Cost of weights in 8 and 4 bits to a language model on OpenVINO: memory, agreement, perplexity.
 
     python benchmarks/quantised.py WEIGHTS
 

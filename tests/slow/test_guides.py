@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.authoring.project.importing.add_model import add_model
-from shoal.errors import InputError
+from shoal.errors import InputError, ShoalError
 from shoal.lab.tiny_llm import make_tiny
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT
@@ -165,3 +165,16 @@ def test_a_guide_without_end_costs_its_request_alone(weights: Path) -> None:
         with pytest.raises(InputError, match=r"guide\.json is refused: it takes more than 2 s to read"):
             found.result()
         assert others > 5
+
+
+def test_a_fault_of_the_engine_tells_no_path(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise OSError("no /srv/secret/tokenizer.json")
+
+    with open_engine(weights) as engine:
+        monkeypatch.setattr(engine.guides, "_read", fail)
+        with pytest.raises(ShoalError) as error:
+            ask(engine, {"regex": "a"})
+        assert "secret" not in str(error.value)
+        monkeypatch.undo()
+        assert ask(engine, {"regex": "a"})[1] == "stop"

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import shoal
 from shoal.authoring.composition import engines, openvino_weights
 from shoal.authoring.composition.compose import compose
+from shoal.authoring.composition.weights import find
 from shoal.authoring.repository.engine_memory import find_engine_memory
+from shoal.authoring.repository.find_graph import find_model_folders
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.authoring.repository.plan import Plan
@@ -321,3 +323,12 @@ def test_auto_without_openvino(tiny: Path, tmp_path: Path, monkeypatch: pytest.M
     engine, (note,) = engine_of(compose("llm", tmp_path / "r", weights=tiny, engine="auto", is_warmed_up=False))
     assert engine == "llm-hf"
     assert note == "The engine is llm-hf: OpenVINO is not installed: pip install 'shoal[openvino]'."
+
+
+def test_engines_that_are_not_chosen(tiny: Path, tmp_path: Path) -> None:
+    wanted = engines.Wanted(["llm"], find_model_folders([]), {}, find(str(tiny)), "", tmp_path / "r")
+    chosen = wanted.choose("auto", Plan(), has_environments=True)
+    assert not chosen.swap
+    assert chosen.notes[0].startswith("The engine is llm-hf: --env names the environment.")
+    with pytest.raises(InputError, match=r"Unknown engine 'mlx'\. Known: auto, hf, openvino, vllm, onnx"):
+        wanted.choose("mlx", Plan())

@@ -21,7 +21,7 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 
 
 class Animal(BaseModel):
-    """What an answer is to have."""
+    """Form of an answer."""
 
     model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=6)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.errors import InputError, SetupError, ShoalError
+from shoal.errors import InputError, SetupError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
@@ -135,10 +135,8 @@ class EngineComponent(StreamingComponent):
         try:
             assert request.guide is not None
             self.engine.admit(replace(request, follower=self.guides.follow(request.guide)), stream)
-        except ShoalError as error:
+        except Exception as error:  # which the component puts into words for the client, without paths
             stream.end(error)
-        except Exception as error:
-            stream.end(ShoalError(f"The guide cannot be read: {error}"))
 
     def is_ready(self) -> bool:
         """Whether the engine computes."""

@@ -176,6 +176,11 @@ class GenerationBody(Body, kw_only=True):
         """Greatest number of tokens of the answer."""
         return self.max_tokens
 
+    @property
+    def forms(self) -> dict[str, TextForm | StructuredOutputs | None]:
+        """The fields that may have a form of the answer."""
+        return {"structured_outputs": self.structured_outputs}
+
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
         if self.stream_options is not None and not self.stream:
@@ -187,9 +192,7 @@ class GenerationBody(Body, kw_only=True):
         if self.ignore_eos and (words or self.longest is None):
             raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
         given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
-        form: TextForm | None = getattr(self, "response_format", None)
-        guide = find_guide(response_format=form, structured_outputs=self.structured_outputs)
-        found = {**given, **guide, "max_tokens": self.longest, "stop_words": words or None}
+        found = {**given, **find_guide(**self.forms), "max_tokens": self.longest, "stop_words": words or None}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -227,6 +230,11 @@ class ChatRequest(GenerationBody, kw_only=True):
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         form = "response_format" if self.structured_outputs is None else "structured_outputs"
         return FieldNames(settings={"stop_words": "stop", "max_tokens": longest, "guide": form})
+
+    @property
+    def forms(self) -> dict[str, TextForm | StructuredOutputs | None]:
+        """The fields that may have a form of the answer."""
+        return {"response_format": self.response_format, **super().forms}
 
     @property
     def longest(self) -> int | None:
