@@ -1,221 +1,146 @@
-"""Composition of models that code calls, and replacement of one model by another."""
+"""Calls of tools in texts: each form, cut anywhere; texts that are none."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import json
+import random
+from collections.abc import Iterable, Iterator
 
 import pytest
-from typer.testing import CliRunner
 
-from shoal import cli
-from shoal.authoring.composition.compose import compose
-from shoal.authoring.repository.call_graph import collect
-from shoal.authoring.repository.config import read_config
-from shoal.authoring.repository.find_graph import find_graph, find_model_folders
-from shoal.authoring.repository.graph import Graph
-from shoal.authoring.repository.manifest import read_manifest
-from shoal.errors import ArtifactError, InputError, ShoalError
-from tests.support.streams import DECOUPLED, FILES, write_project, write_twin
+from shoal.kit.generation.calls import CallPiece, CallReader
+
+NAMES = ("get_weather", "add")
+# Arguments with whatever ends a call in one of the forms.
+HARD = {"city": 'Paris "x" \\ </tool_call> ]; }) [TOOL_CALLS] ü\n', "n": [1, {"a": None, "b": [True, -1.5]}], "s": "'"}
+EASY: dict[str, object] = {}
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    return write_project(tmp_path / "project")
+def write(form: str, calls: list[tuple[str, dict[str, object]]]) -> str:
+    """Return calls as a model writes them."""
+    texts = [json.dumps(arguments, ensure_ascii=False) for _, arguments in calls]
+    named = [(name, text) for (name, _), text in zip(calls, texts, strict=True)]
+    objects = [f'{{"name": "{name}", "arguments": {text}}}' for name, text in named]
+    if form == "hermes":
+        return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    if form == "reversed":  # the name at the end
+        return "".join(f'<tool_call>{{"arguments":{text},"name":"{name}"}}</tool_call>' for name, text in named)
+    if form == "llama3":
+        return "; ".join(f'{{"name": "{name}", "parameters": {text}}}' for name, text in named)
+    if form == "tagged":
+        return "<|python_tag|>" + "; ".join(
+            f'{{"type": "function", "name": "{name}", "parameters": {text}}}' for name, text in named
+        )
+    if form == "mistral":
+        return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    if form == "mistral_args":
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in named)
+    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"[{', '.join(written)}]"
 
 
-def models(repository: Path) -> list[str]:
-    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+FORMS = ("hermes", "reversed", "llama3", "tagged", "mistral", "mistral_args", "pythonic")
+WITH_TEXT = ("hermes", "reversed", "mistral", "mistral_args")
 
 
-def call(project: Path, model: str, called: str) -> None:
-    path = next(project.glob(f"*/{model}/config.pbtxt"))
-    text = re.sub(r'parameters \{ key: "calls".*\n', "", path.read_text(encoding="utf-8"))
-    path.write_text(f'{text}parameters {{ key: "calls" value {{ string_value: "{called}" }} }}\n', encoding="utf-8")
+def read(pieces: Iterable[str], most: int | None = None) -> tuple[str, list[tuple[str, str]], bool]:
+    """Return the text and the calls of an answer in pieces; each call is named once, and first."""
+    reader = CallReader(NAMES, most)
+    found = [part for piece in pieces for part in reader.step(piece)] + reader.step("", last=True)
+    calls: list[list[str]] = []
+    for part in found:
+        if isinstance(part, CallPiece):
+            if part.name:
+                calls.append([part.name, ""])
+            assert part.number == len(calls) - 1
+            calls[-1][1] += part.arguments
+    text = "".join(part for part in found if isinstance(part, str))
+    return text, [(name, arguments) for name, arguments in calls], reader.has_calls
 
 
-def test_called_models_are_composed_too(project: Path) -> None:
-    call(project, "asks", "sums  bert-large")  # an ensemble, whose steps come too, and a model of shoal's own
-    call(project, "adds", "softmax")
-    found = [config.name for config in collect("asks", find_model_folders([project]))]
-    assert found == ["counts", "softmax", "adds", "sums", "bert-large", "asks"]
+def cut(text: str, seed: int) -> Iterator[str]:
+    """Divide a text: at every character with the seed 0, else at random."""
+    numbers, at = random.Random(seed), 0
+    while at < len(text):
+        size = numbers.randint(1, 9) if seed else 1
+        yield text[at : at + size]
+        at += size
 
 
-def test_a_composed_repository_has_what_its_code_calls(project: Path, tmp_path: Path) -> None:
-    repository = compose("asks", tmp_path / "repository", projects=[project])
-    assert models(repository) == ["asks", "counts"]
-    calling = [path.parents[4].name for path in repository.glob("*/1/shoal/kit/component/callees.py")]
-    assert calling == ["asks"]
-    assert (repository / "counts" / "1" / "model.py").is_file()
-    assert read_config(repository / "counts").spec.parameters["shoal_repository"]
-    manifest = read_manifest(repository)
-    assert (manifest["ensembles"], manifest["swap"], manifest["load_seconds"]) == (["asks"], {}, 90)
-    assert sorted(find_graph(repository).members) == sorted(find_graph(project / "postprocess" / "asks").members)
-    assert find_graph(repository).calls() == [("asks", "counts")]
-    plan = CliRunner().invoke(cli.app, ["plan", "asks", "--project", str(project)])
-    assert "counts: host" in plan.output
-    assert Graph.load(repository / "asks").repeats(0)
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_joined_are_the_call(form: str) -> None:
+    """However the answer is divided: text before, one call or three, hard and easy arguments."""
+    for before in ("", "I look.\n\n") if form in WITH_TEXT else ("",):
+        for given in ([("get_weather", HARD)], [("add", EASY), ("get_weather", HARD), ("add", {"a": 1})]):
+            text = before + write(form, given)
+            reader = CallReader(NAMES)
+            whole = reader.step(text, last=True)
+            calls = [part for part in whole if isinstance(part, CallPiece)]
+            assert [(part.name, json.loads(part.arguments)) for part in calls] == given
+            assert "".join(part for part in whole if isinstance(part, str)) == before.rstrip()
+            expected = before.rstrip(), [(part.name, part.arguments) for part in calls], True
+            for seed in range(40):
+                assert read(cut(text, seed)) == expected
+            assert read([text], most=1)[1] == expected[1][:1]
 
 
-def test_the_current_folder_is_the_default_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    assert "counts: host" in CliRunner().invoke(cli.app, ["plan", "asks"]).output
-    with pytest.raises(ArtifactError, match=r"no model ask\. Did you mean asks\?"):
-        CliRunner().invoke(cli.app, ["plan", "ask"], catch_exceptions=False)
-
-
-def test_the_identity_depends_on_callees(project: Path, tmp_path: Path) -> None:
-    write_twin(project, "other")
-    one = compose("asks", tmp_path / "one", projects=[project])
-    again = compose("asks", tmp_path / "again", projects=[project])
-    other = compose("asks", tmp_path / "two", projects=[project], swap={"counts": "other"})
-    identities = [read_manifest(each)["identity"] for each in (one, again, other)]
-    assert identities[0] == identities[1] != identities[2]
-
-
-def test_a_callee_that_is_not_there_has_a_near_miss(project: Path, tmp_path: Path) -> None:
-    call(project, "asks", "count")
-    with pytest.raises(ArtifactError, match=r"no model count, which asks calls\. Did you mean counts\?"):
-        compose("asks", tmp_path / "repository", projects=[project])
-    assert not (tmp_path / "repository").exists()
-    call(project, "asks", "asks")
-    with pytest.raises(ArtifactError, match=r"call one another in a circle: asks -> asks\."):
-        compose("asks", tmp_path / "repository", projects=[project])
-    call(project, "counts", "sums")
-    with pytest.raises(ArtifactError, match=r"in a circle: sums -> counts -> sums\."):
-        compose("sums", tmp_path / "repository", projects=[project])
-
-
-def test_no_streaming_component_is_started(project: Path, tmp_path: Path) -> None:
-    engine = project / "models" / "counts" / "1" / "model.py"
-    marker = tmp_path / "started"
-    engine.write_text(f"open({str(marker)!r}, 'wb').close()\n" + FILES["counts/1/model.py"], encoding="utf-8")
-    repository = compose(["sums", "asks"], tmp_path / "repository", projects=[project])
-    assert not marker.exists()
-    assert not any(read_config(repository / name).message.model_warmup for name in ("counts", "adds", "asks"))
-    reasons = read_manifest(repository)["not_warmed_up"]
-    assert sorted(reasons) == ["adds", "asks", "counts"]
-    assert (
-        reasons["counts"] == reasons["asks"] == "it is decoupled, and is not started here; it can warm up in its setup"
-    )
-    assert reasons["adds"] == "it follows a decoupled model, whose answers are not known here"
-
-
-def test_calling_models_are_not_warmed_up(project: Path, tmp_path: Path) -> None:
-    call(project, "adds", "counts")
-    repository = compose("adds", tmp_path / "repository", projects=[project])
-    assert read_manifest(repository)["not_warmed_up"]["adds"] == "it calls counts, which may load after it"
-    assert not read_config(repository / "adds").message.model_warmup
-
-
-@pytest.mark.parametrize("value", ["soon", "nan", "-1", "inf"])
-def test_load_seconds_that_are_no_time(project: Path, tmp_path: Path, value: str) -> None:
-    path = project / "models" / "counts" / "config.pbtxt"
-    path.write_text(path.read_text(encoding="utf-8").replace('"90"', f'"{value}"'), encoding="utf-8")
-    with pytest.raises(ArtifactError, match=rf"load_seconds of model counts is '{value}'"):
-        compose("sums", tmp_path / "repository", projects=[project])
-
-
-def test_without_load_seconds_the_manifest_has_none(project: Path, tmp_path: Path) -> None:
-    path = project / "models" / "counts" / "config.pbtxt"
-    path.write_text(path.read_text(encoding="utf-8").replace("load_seconds", "seconds"), encoding="utf-8")
-    assert "load_seconds" not in read_manifest(compose("sums", tmp_path / "repository", projects=[project]))
-
-
-def test_a_model_takes_the_place_of_another(project: Path, tmp_path: Path) -> None:
-    write_twin(project, "faster", ("dims: [ 1 ] }\noutput", "dims: [ -1 ] }\noutput"))
-    arguments = ["compose", "sums", "asks", str(tmp_path / "repository"), "--project", str(project)]
-    result = CliRunner().invoke(cli.app, [*arguments, "--swap", "counts=faster"])
-    assert result.exit_code == 0, result.output
-    repository = tmp_path / "repository"
-    assert models(repository) == ["adds", "asks", "faster", "sums"]
-    assert [step.model for step in read_config(repository / "sums").steps] == ["faster", "adds"]
-    assert read_config(repository / "asks").calls == ("faster",)
-    assert read_manifest(repository)["swap"] == {"counts": "faster"}
-    for odd, said in (
-        ("counts", "--swap 'counts' is not MODEL=MODEL."),
-        ("=faster", "--swap '=faster' is not MODEL=MODEL."),
-        ("counts=", "There is no model  to swap."),
-    ):
-        result = CliRunner().invoke(cli.app, [*arguments, "--swap", odd])
-        assert str(result.exception).startswith(said), result.exception
-    result = CliRunner().invoke(cli.app, [*arguments, "--swap", "counts=faster", "--swap", "counts=adds"])
-    assert "--swap counts=... is given twice." in str(result.exception)
-
-
-def test_a_model_may_call_the_one_that_it_replaces(project: Path, tmp_path: Path) -> None:
-    write_twin(project, "cached")
-    call(project, "cached", "counts")
-    repository = compose("sums", tmp_path / "repository", projects=[project], swap={"counts": "cached"})
-    assert models(repository) == ["adds", "cached", "counts", "sums"]
-    assert read_config(repository / "cached").calls == ("counts",)
-
-
-NUMBER = 'name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ]'
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (('"COUNT"', '"TOTAL"'), r"input COUNT of counts \(INT32 \[1\]\) is used, and other has no such input"),
-        (
-            (NUMBER, NUMBER.replace("INT32", "INT64")),
-            r"output NUMBER of counts \(INT32 \[1\]\) does not fit NUMBER of other \(INT64",
-        ),
-        (
-            (NUMBER, NUMBER.replace("1", "2", 2).replace("INT22", "INT32")),
-            r"\(INT32 \[1\]\) does not fit NUMBER of other",
-        ),
-        (('"stream_id"', '"id"'), r"output stream_id of counts \(INT64 \[1\]\) is used, and other has no such output"),
-        (
-            (" optional: true", ""),
-            r"other needs the input DELAY of other \(FP32 \[1\]\), which sums does not give counts",
-        ),
-        ((DECOUPLED, ""), r"other is not decoupled, and counts is\."),
-    ],
+TEXTS = (
+    'Hello {"name": "x"} [1] and <tool is it?> \n\n',
+    '{"name": "get_we", "parameters": {"a": 1}}',
+    '{"answer": 4}',
+    '{"name": "other", "parameters": {}}',
+    "[1, 2]",
+    "[get_weathe(1)]",
+    "[other(a=1)]",
+    "<tool_call>what</tool_call>",
+    '<tool_call>{"arguments": {}}</tool_call>',
+    "<|python_tag|>print(1)",
+    "[TOOL_CALLS] none",
+    "[get_weather(1)]",
+    "[get_weather(**{})]",
+    "[get_weather(a=b)]",
+    "[get_weather(a=1",
+    " \n ",
+    "<tool_call>",
+    "<tool_call",
 )
-def test_a_model_that_does_not_fit_is_refused(
-    project: Path, tmp_path: Path, edit: tuple[str, str], message: str
-) -> None:
-    write_twin(project, "other", edit)
-    with pytest.raises(InputError, match=rf"other cannot take the place of counts in sums: .*{message}"):
-        compose("sums", tmp_path / "repository", projects=[project], swap={"counts": "other"})
-    assert not (tmp_path / "repository").exists()
 
 
-def test_unused_inputs_of_a_callee_may_be_missing(project: Path, tmp_path: Path) -> None:
-    """A step maps tensors; for calls from code, only the callee's declaration is known."""
-    write_twin(project, "other", ('input { name: "DELAY" data_type: TYPE_FP32 dims: [ 1 ] optional: true }\n', ""))
-    compose(["sums", "asks"], tmp_path / "repository", projects=[project], swap={"counts": "other"})
-    write_twin(project, "third", ('output { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] }\n', ""))
-    with pytest.raises(InputError, match="in asks: output stream_id of counts"):
-        compose("asks", tmp_path / "more", projects=[project], swap={"counts": "third"})
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_that_are_no_calls(text: str) -> None:
+    """They are the answer, to the last character; what follows them may still be a call."""
+    for seed in range(10):
+        assert read(cut(text, seed))[0] == text
+    if "call" in text or text[0].isalpha():
+        again = f"{text} {write('hermes', [('add', EASY)])}"
+        assert [read(cut(again, seed))[1] for seed in range(5)] == [[("add", "{}")]] * 5
 
 
-@pytest.mark.parametrize(
-    ("swap", "message"),
-    [
-        ({"count": "adds"}, r"no model count to swap\. Did you mean counts\?"),
-        ({"counts": "add"}, r"no model add to swap\. Did you mean adds\?"),
-        ({"asks": "counts"}, "Nothing that is composed uses asks"),
-    ],
-)
-def test_a_swap_of_what_is_not_there(project: Path, tmp_path: Path, swap: dict[str, str], message: str) -> None:
-    with pytest.raises(ShoalError, match=message):
-        compose("sums", tmp_path / "repository", projects=[project], swap=swap)
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_that_are_cut(form: str) -> None:
+    """At the end of the tokens a whole answer has them as text; a stream may have begun them."""
+    text = write(form, [("get_weather", HARD)])
+    for end in range(1, len(text)):
+        reader = CallReader(NAMES)
+        whole = reader.step(text[:end], last=True)
+        if reader.has_calls:  # the mark at its end is missing alone
+            assert json.loads("".join(part.arguments for part in whole if isinstance(part, CallPiece))) == HARD
+            continue
+        assert "".join(part for part in whole if isinstance(part, str)) == text[:end]
+        found, calls, has_calls = read(cut(text[:end], 0))
+        assert not has_calls
+        assert (found == text[:end]) is not bool(calls)
 
 
-def test_a_nested_ensemble_is_as_decoupled_as_its_members(project: Path, tmp_path: Path) -> None:
-    text = FILES["sums/config.pbtxt"].replace('"sums"', '"inner"', 1).partition("ensemble_scheduling")[0]
-    outer = text.replace('"inner"', '"outer"') + (
-        'ensemble_scheduling { step [ { model_name: "sums" model_version: -1'
-        ' input_map { key: "COUNT" value: "COUNT" } output_map { key: "SUM" value: "SUM" } } ] }\n'
-    )
-    folder = project / "ensembles" / "outer"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(outer, encoding="utf-8")
-    repository = compose("outer", tmp_path / "repository", projects=[project])
-    for graph in (Graph.load(repository / "outer"), find_graph(folder)):
-        assert graph.members["sums"].spec.is_decoupled
-        assert graph.repeats(0)
-    assert sorted(read_manifest(repository)["not_warmed_up"]) == ["adds", "counts"]
+def test_arguments_that_are_no_object() -> None:
+    """Some models write them as text, or leave them out."""
+    for written, arguments in (('"{\\"a\\": 1}"', '{"a": 1}'), ("null", "{}"), ("[]", "{}"), ("[1]", "[1]")):
+        text = f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>'
+        assert read(cut(text, 0)) == ("", [("add", arguments)], True)
+    assert read(['<tool_call>{"name": "add"}</tool_call> Done.']) == ("Done.", [("add", "{}")], True)
+
+
+def test_hostile_texts_are_read_in_time() -> None:
+    """Depths and lengths beyond any call."""
+    for text in ("<tool_call>" * 3000, "[add(" + "(" * 5000, '<tool_call>{"name":' + "[" * 100_000, "{" * 5000):
+        assert read([text])[0] == text

@@ -12,8 +12,11 @@ BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
 CONTEXT = 1024
 _VOCABULARY = 600
 _TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}{{ eos_token }}"
+    "{{ bos_token }}{% if tools %}<|user|>Tools: {{ tools | tojson }}{% endif %}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"  # in the form of Hermes and Qwen
+    """{{ '\\n' if loop.index0 else '' }}<tool_call>\n{"name": "{{ call['function']['name'] }}", "arguments": """
+    "{{ call['function']['arguments'] | tojson }}}\n</tool_call>{% endfor %}{{ eos_token }}"
     "{% else %}<|user|>{{ message['content'] }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

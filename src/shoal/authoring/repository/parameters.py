@@ -131,6 +131,8 @@ TABLE = tuple(Parameter(*row) for row in (
      "Of NVIDIA's own model: refused here."),
     ("tensorrt_llm_model_name", "name", "tensorrt_llm", COMPONENT, "tensorrt_llm_bls", "Engine, one of `calls`."),
     ("threads", _WHOLE, "cores / instances; vLLM's own", COMPONENT, "every component", "Threads of each instance."),
+    ("tool_form", "hermes, llama3, mistral, mistral_args or pythonic", "", COMPONENT, "prompt",
+     "Form of calls of tools; if empty, the chat template's."),
     ("top_k", _WHOLE, "20", COMPONENT, "llamav2", "Number of the most probable tokens to choose from."),
     ("top_p", _NUMBER, "1.0", COMPONENT, "llamav2", "Joint probability of the tokens to choose from."),
     ("value", "count, share or presence", "count", COMPONENT, "word_counts", "What is returned of each word."),

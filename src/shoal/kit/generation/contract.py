@@ -162,7 +162,7 @@ class TokenRequest:
         words = (
             ("bad_words", "bad_words_list", self.bans),
             ("embedding_bias", "embedding_bias", self.bias),
-            (GUIDE, GUIDE, self.guide),
+            (GUIDE, GUIDE, self.guide is not None and not self.guide.is_optional),
         )
         for name, tensor, given in words:
             if given and name not in applied:

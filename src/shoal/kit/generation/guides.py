@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,14 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Guide:
-    """A checked guide: its ``kind``, one of ``KINDS``, and its ``value``: a JSON text, or for others a text."""
+    """A checked guide: its ``kind``, one of ``KINDS``, and its ``value``: a JSON text, or for others a text.
+
+    Engines that apply no guides leave one out that ``is_optional``.
+    """
 
     kind: str
     value: str
+    is_optional: bool = field(default=False, compare=False)
 
     @property
     def schema(self) -> str:
@@ -68,7 +72,7 @@ class Guide:
 
 
 def read_guide(value: bytes | str) -> Guide | None:
-    """Read the input ``guide``; None if it is empty.
+    """Read the input ``guide``; None if it is empty. Beside its kind it may have ``optional``: true.
 
     Raises:
         InputError: it is no JSON object with one of ``KINDS``, or too long.
@@ -81,6 +85,7 @@ def read_guide(value: bytes | str) -> Guide | None:
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{GUIDE} is not JSON ({error}): {shorten(value)}.", _EXAMPLE) from None
+    is_optional = isinstance(found, dict) and found.pop("optional", False) is True
     if not isinstance(found, dict) or len(found) != 1 or next(iter(found)) not in KINDS:
         raise InputError(f"{GUIDE} is {shorten(found)}, expected an object with one of {', '.join(KINDS)}.", _EXAMPLE)
     ((kind, given),) = found.items()
@@ -92,7 +97,7 @@ def read_guide(value: bytes | str) -> Guide | None:
             raise InputError(f"{GUIDE}.json is not JSON ({error}): {shorten(given)}.", _EXAMPLE) from None
     if not is_right(given):
         raise InputError(f"{GUIDE}.{kind} is {shorten(given)}, expected {form}.", _EXAMPLE)
-    return Guide(kind, given if kind in ("regex", "grammar") else json.dumps(given, ensure_ascii=False))
+    return Guide(kind, given if kind in ("regex", "grammar") else json.dumps(given, ensure_ascii=False), is_optional)
 
 
 GOES_ON, COMPLETE, ENDED = "", "complete", "ended"  # of a guide, after a token

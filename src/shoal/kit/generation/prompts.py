@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
@@ -15,19 +15,21 @@ from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.files import read_text, refusal
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import DTYPES, Array, Arrays
+from shoal.kit.generation.chat_rendering import LLAMA2, ChatRenderer, Render
 from shoal.kit.generation.chats import Message, llama2, read_messages
 from shoal.kit.generation.completions import RETURNS
 from shoal.kit.generation.contract import MAX_WORDS, MOST_PASSTHROUGH, as_python, naming_row, pack_words
+from shoal.kit.generation.detokenizer import find_specials as find_special_ids
 from shoal.kit.generation.guides import GUIDE, read_guide
-from shoal.kit.generation.sampling import CONTINUES, NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
+from shoal.kit.generation.sampling import NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.kit.generation.templates import ChatTemplate
 from shoal.kit.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
+from shoal.kit.generation.tool_forms import FORMS, Form
 from shoal.kit.generation.weights import read_context, read_folder, read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LLAMA2 = "llama2"
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
 _SPARE, _PER_TOKEN = 64, 8  # tokens, and characters of a token, of the beginning of a text that is tried first
@@ -36,8 +38,6 @@ _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
 _LISTS = frozenset({*_WORDS, *_BIAS})
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
-
-Render = Callable[[Sequence[Message]], str]
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------
@@ -49,7 +49,8 @@ class Prompts:
     ``template`` turns a chat into one text; None if the model takes no chats. ``context`` is the greatest number of
     tokens of a prompt and its answer together. ``max_tokens`` is the greatest number of new tokens for a request
     that does not set one; it is reduced to what fits the context. A request that sets a greater number than fits is
-    refused. ``variables`` are values of the template's own variables, for requests that do not set them.
+    refused. ``variables`` are values of the template's own variables, for requests that do not set them. ``form`` is
+    the form of calls of tools, if it is not to be found in the template.
 
     Raises:
         InputError: the template does not read one of ``variables``.
@@ -65,14 +66,14 @@ class Prompts:
         max_text_bytes: int = MAX_TEXT_BYTES,
         vocabulary: int | None = None,
         variables: Mapping[str, Any] | None = None,
+        form: Form | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._template = tokenizer, template
+        self._tokenizer, self._chats = tokenizer, ChatRenderer(template, variables, form)
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
         self._vocabulary = vocabulary
-        self._variables = dict(variables or {})
-        self._check_variables(self._variables)
+        self._specials = frozenset(find_special_ids(tokenizer))
         byte = tokenizer.token_to_id("<0xE2>")  # the first of three
         self._contexts = [[], self._ids("x"), *([] if byte is None else [[byte]])]
 
@@ -84,16 +85,17 @@ class Prompts:
     ) -> list[int]:
         """Return the token ids of a text, or of a chat; ``variables`` are the chat template's own, by name.
 
-        In a text, the tokenizer adds special tokens; in a chat, the template does. The variable
-        ``continue_final_message`` is not the template's: if it is true, the answer continues the last message, which is
-        the assistant's.
+        In a text, the tokenizer adds special tokens; in a chat, the template does. Some variables are not the
+        template's: if ``continue_final_message`` is true, the answer continues the last message, which is the
+        assistant's; and those in ``tools.ASKS``.
 
         Raises:
             InputError: the text is empty, the model takes no chats, the template cannot render this chat or does not
                 read a variable, or the context has no room for the ids and one new token.
         """
         if messages is not None:
-            text = self._chat(messages, variables or {})
+            text = self._chats.render(messages, variables or {})
+            self._check_size(len(text.encode()), "The rendered chat")
             self._check_length(text)
             ids = self._ids(text)
         else:
@@ -127,50 +129,6 @@ class Prompts:
             f"Shorten the prompt to {self._context - 1} tokens or fewer: it is never cut.",
         )
 
-    def _chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        if self._template is None:
-            raise InputError(
-                "The model has no chat template, and the request has messages.",
-                f"Send text_input. For a Llama 2, set the parameter template of the prompt model to {LLAMA2}.",
-            )
-        own = {name: value for name, value in variables.items() if name != CONTINUES}
-        self._check_variables(own)
-        own = self._variables | own
-        if variables.get(CONTINUES):
-            text = self._continue(messages, own)
-        elif isinstance(self._template, ChatTemplate):
-            text = self._template.render(messages, variables=own)
-        else:
-            text = self._template(messages)
-        self._check_size(len(text.encode()), "The rendered chat")
-        return text
-
-    def _continue(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """Return a chat that ends with the text of its last message, an assistant's, as transformers renders it."""
-        *before, last = messages
-        if last["role"] != "assistant" or not isinstance(self._template, ChatTemplate):
-            what = "its last message is not the assistant's" if last["role"] != "assistant" else "its template cannot"
-            raise InputError(f"The chat's last message cannot be continued: {what}.", "End with a user's message.")
-        mark = f"{secrets.token_hex(8)} "  # the space shows whether the template removes spaces at the end
-        marked = [*before, {**last, "content": last["content"] + mark}]
-        text = self._template.render(marked, add_generation_prompt=False, variables=variables)
-        found, is_there, rest = text.rpartition(mark.strip())
-        if not is_there:
-            raise InputError("The chat template leaves out the last message.", "End with a user's message.")
-        return found if rest.startswith(" ") else found.rstrip()
-
-    def _check_variables(self, names: Iterable[str]) -> None:
-        known = self._template.variables if isinstance(self._template, ChatTemplate) else frozenset()
-        for name in names:
-            if name == "tools":
-                raise InputError(f"{VARIABLES} has tools, which are not served.", "Leave them out.")
-            if name not in known:
-                reads = f"It reads {', '.join(sorted(known))}" if known else "It reads none"
-                raise InputError(
-                    f"{VARIABLES} has {shorten(name)}, which the model's chat template does not read.",
-                    f"{reads}; leave {shorten(name)} out.",
-                )
-
     def _check_size(self, size: int, name: str) -> None:
         if size > self._max_text_bytes:
             raise InputError(
@@ -200,7 +158,8 @@ class Prompts:
             InputError: a value cannot be used.
         """
         self.check(row)
-        ids = self.encode(self._text(row), self._messages(row), self._own_variables(row))
+        variables = self._own_variables(row)
+        ids = self.encode(self._text(row), self._messages(row), variables)
         stops, bad = ([word for word in self._words(row, name) if word] for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
@@ -210,6 +169,10 @@ class Prompts:
         asked = {"logprobs"} if sampling.top_logprobs else set()
         if returns := [name for name in RETURNS if name in asked or row.get(f"return_{name}")]:
             rest["returns"] = returns
+        final = read_guide(row.get(GUIDE, b""))
+        guide, form = self._chats.write_guide(variables, final, self._tokenizer.token_to_id)
+        if form is not None and any(mark in self._specials for mark in form.marks):  # they are read in the text
+            rest["keeps_specials"] = True
         text = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(text) > MOST_PASSTHROUGH:
             most = f"at most {MOST_PASSTHROUGH} are allowed"
@@ -225,13 +188,8 @@ class Prompts:
             "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "embedding_bias": self._bias(row),
             "carry": text,
-            GUIDE: self._guide(row),
+            GUIDE: guide or bytes(row.get(GUIDE, b"")),
         }
-
-    def _guide(self, row: Mapping[str, Any]) -> bytes:
-        """Return the guide as the engine takes it."""
-        read_guide(given := row.get(GUIDE, b""))
-        return bytes(given)
 
     def requests(self, inputs: Arrays) -> dict[str, Array]:
         """Return an engine's inputs for the rows of a request, ``[rows, *dims]``; see ``request``, ``rows``, ``stack``.
@@ -351,6 +309,9 @@ class Prompts:
             variables = read_variables(parameters.text(VARIABLES) or "{}")
         except InputError:
             raise parameters.refusal(VARIABLES, "expected a JSON object", '{"enable_thinking": false}') from None
+        form = parameters.text("tool_form")
+        if form and form not in FORMS:
+            raise parameters.refusal("tool_form", f"expected one of {', '.join(FORMS)}, or nothing", "hermes")
         context, max_tokens = parameters.whole("context", 0, least=0), parameters.whole("max_tokens", MAX_TOKENS)
         max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
         with fixed_by(_FIX_FOLDER):
@@ -368,7 +329,7 @@ class Prompts:
             chosen = llama2 if template == LLAMA2 else _compile_template(folder, source, place)
         try:
             sizes = {"context": context, "max_tokens": max_tokens, "max_text_bytes": max_text_bytes}
-            return cls(tokenizer, chosen, **sizes, vocabulary=vocabulary, variables=variables)
+            return cls(tokenizer, chosen, **sizes, vocabulary=vocabulary, variables=variables, form=FORMS.get(form))
         except InputError as error:
             if isinstance(chosen, ChatTemplate):
                 chosen.close()
@@ -376,8 +337,7 @@ class Prompts:
 
     def close(self) -> None:
         """End the process that renders the chat template, if there is one."""
-        if isinstance(self._template, ChatTemplate):
-            self._template.close()
+        self._chats.close()
 
 
 def _sampling(row: Mapping[str, Any]) -> Sampling:

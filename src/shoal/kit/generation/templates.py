@@ -34,9 +34,9 @@ class ChatTemplate:
 
     ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates.
     ``special_tokens`` are variables in it, such as ``bos_token``. ``variables`` are the names of those that a request
-    may give it, such as ``enable_thinking``: all that it reads, but for messages, tools and special tokens. Each object
-    has one process that renders. That process ends with ``close``, or when this process ends, even if this process is
-    killed.
+    may give it, such as ``enable_thinking``: all that it reads, but for messages, tools and special tokens.
+    ``reads_tools`` says whether it reads ``tools``. Each object has one process
+    that renders. That process ends with ``close``, or when this process ends, even if this process is killed.
 
     Raises:
         InputError: the template is not valid.
@@ -64,6 +64,7 @@ class ChatTemplate:
         with self._lock:
             read = self._start().split()
         self.variables = frozenset(read) - _GIVEN - self._special_tokens.keys()
+        self.reads_tools = "tools" in read
 
     def render(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 _Zero = Literal[0]
 _List = Literal["list"]
 Reason = Literal["stop", "length"]
+ChatReason = Literal["stop", "length", "tool_calls"]
 
 # --- refusals and models --------------------------------------------------------------------------------------------
 
@@ -34,11 +35,20 @@ TokenPlace = TypedDict(
     "TokenPlace", {"token": str, "logprob": float, "bytes": list[int] | None, "top_logprobs": list[TopToken]}
 )
 ChatLogprobs = TypedDict("ChatLogprobs", {"content": list[TokenPlace], "refusal": None})
+AnswerFunction = TypedDict("AnswerFunction", {"name": str, "arguments": str})
+AnswerCall = TypedDict("AnswerCall", {"id": str, "type": Literal["function"], "function": AnswerFunction})
 ChatMessage = TypedDict(
-    "ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None, "annotations": list[Any]}
+    "ChatMessage",
+    {
+        "role": Literal["assistant"],
+        "content": str | None,
+        "refusal": None,
+        "annotations": list[Any],
+        "tool_calls": NotRequired[list[AnswerCall]],
+    },
 )
 ChatChoice = TypedDict(
-    "ChatChoice", {"index": int, "message": ChatMessage, "logprobs": ChatLogprobs | None, "finish_reason": Reason}
+    "ChatChoice", {"index": int, "message": ChatMessage, "logprobs": ChatLogprobs | None, "finish_reason": ChatReason}
 )
 Chat = TypedDict(
     "Chat",
@@ -51,11 +61,22 @@ Chat = TypedDict(
         "usage": NotRequired[Usage],
     },
 )
+FunctionDelta = TypedDict("FunctionDelta", {"name": NotRequired[str], "arguments": str})
+CallDelta = TypedDict(
+    "CallDelta",
+    {"index": int, "id": NotRequired[str], "type": NotRequired[Literal["function"]], "function": FunctionDelta},
+)
 ChatDelta = TypedDict(
-    "ChatDelta", {"role": NotRequired[Literal["assistant"]], "content": NotRequired[str], "refusal": NotRequired[None]}
+    "ChatDelta",
+    {
+        "role": NotRequired[Literal["assistant"]],
+        "content": NotRequired[str],
+        "refusal": NotRequired[None],
+        "tool_calls": NotRequired[list[CallDelta]],
+    },
 )
 ChatPiece = TypedDict(
-    "ChatPiece", {"index": int, "delta": ChatDelta, "logprobs": ChatLogprobs | None, "finish_reason": Reason | None}
+    "ChatPiece", {"index": int, "delta": ChatDelta, "logprobs": ChatLogprobs | None, "finish_reason": ChatReason | None}
 )
 ChatEvent = TypedDict(
     "ChatEvent",
@@ -113,14 +134,17 @@ OutputText = TypedDict(
     "OutputText", {"type": Literal["output_text"], "text": str, "annotations": list[Any], "logprobs": list[TokenPlace]}
 )
 Status = Literal["in_progress", "completed", "incomplete"]
-OutputMessage = TypedDict(
-    "OutputMessage",
+OutputItem = TypedDict(  # a message, or a call
+    "OutputItem",
     {
         "id": str,
-        "type": Literal["message"],
+        "type": Literal["message", "function_call"],
         "status": Status,
-        "role": Literal["assistant"],
-        "content": list[OutputText],
+        "role": NotRequired[Literal["assistant"]],
+        "content": NotRequired[list[OutputText]],
+        "call_id": NotRequired[str],
+        "name": NotRequired[str],
+        "arguments": NotRequired[str],
     },
 )
 Incomplete = TypedDict("Incomplete", {"reason": Literal["max_output_tokens"]})
@@ -132,12 +156,12 @@ Response = TypedDict(
     {
         "id": str, "object": Literal["response"], "created_at": int, "completed_at": int | None, "status": Status,
         "incomplete_details": Incomplete | None, "model": str, "instructions": str | None,
-        "output": list[OutputMessage], "usage": ResponseUsage | None, "max_output_tokens": int | None,
+        "output": list[OutputItem], "usage": ResponseUsage | None, "max_output_tokens": int | None,
         "temperature": float, "top_p": float, "top_logprobs": int, "presence_penalty": float,
         "frequency_penalty": float, "background": Literal[False], "error": None, "max_tool_calls": None,
-        "metadata": dict[str, str], "parallel_tool_calls": Literal[False], "previous_response_id": None,
+        "metadata": dict[str, str], "parallel_tool_calls": bool, "previous_response_id": None,
         "prompt_cache_key": None, "reasoning": NoReasoning, "safety_identifier": None,
-        "service_tier": Literal["default"], "store": Literal[False], "text": Forms, "tool_choice": Literal["auto"],
+        "service_tier": Literal["default"], "store": Literal[False], "text": Forms, "tool_choice": str | dict[str, str],
         "tools": list[Any], "truncation": Literal["disabled"],
     },
 )  # fmt: skip
@@ -154,8 +178,8 @@ ResponseItem = TypedDict(
     {
         "type": Literal["response.output_item.added", "response.output_item.done"],
         "sequence_number": int,
-        "output_index": _Zero,
-        "item": OutputMessage,
+        "output_index": int,
+        "item": OutputItem,
     },
 )
 ResponsePart = TypedDict(
@@ -164,7 +188,7 @@ ResponsePart = TypedDict(
         "type": Literal["response.content_part.added", "response.content_part.done"],
         "sequence_number": int,
         "item_id": str,
-        "output_index": _Zero,
+        "output_index": int,
         "content_index": _Zero,
         "part": OutputText,
     },
@@ -175,10 +199,31 @@ ResponseDelta = TypedDict(
         "type": Literal["response.output_text.delta"],
         "sequence_number": int,
         "item_id": str,
-        "output_index": _Zero,
+        "output_index": int,
         "content_index": _Zero,
         "delta": str,
         "logprobs": list[TokenPlace],
+    },
+)
+ArgumentsDelta = TypedDict(
+    "ArgumentsDelta",
+    {
+        "type": Literal["response.function_call_arguments.delta"],
+        "sequence_number": int,
+        "item_id": str,
+        "output_index": int,
+        "delta": str,
+    },
+)
+ArgumentsDone = TypedDict(
+    "ArgumentsDone",
+    {
+        "type": Literal["response.function_call_arguments.done"],
+        "sequence_number": int,
+        "item_id": str,
+        "output_index": int,
+        "name": str,
+        "arguments": str,
     },
 )
 ResponseDone = TypedDict(
@@ -187,7 +232,7 @@ ResponseDone = TypedDict(
         "type": Literal["response.output_text.done"],
         "sequence_number": int,
         "item_id": str,
-        "output_index": _Zero,
+        "output_index": int,
         "content_index": _Zero,
         "text": str,
         "logprobs": list[TokenPlace],
@@ -199,8 +244,18 @@ ResponseFault = TypedDict("ResponseFault", {"type": Literal["error"], "sequence_
 
 MessageFault = TypedDict("MessageFault", {"type": str, "message": str})
 MessageError = TypedDict("MessageError", {"type": Literal["error"], "error": MessageFault, "request_id": None})
-TextBlock = TypedDict("TextBlock", {"type": Literal["text"], "text": str, "citations": None})
-StopReason = Literal["end_turn", "max_tokens"]
+AnswerBlock = TypedDict(  # a text, or a call
+    "AnswerBlock",
+    {
+        "type": Literal["text", "tool_use"],
+        "text": NotRequired[str],
+        "citations": NotRequired[None],
+        "id": NotRequired[str],
+        "name": NotRequired[str],
+        "input": NotRequired[dict[str, Any]],
+    },
+)
+StopReason = Literal["end_turn", "max_tokens", "tool_use"]
 MessageUsage = TypedDict(
     "MessageUsage",
     {
@@ -222,7 +277,7 @@ MessageAnswer = TypedDict(
         "type": Literal["message"],
         "role": Literal["assistant"],
         "model": str,
-        "content": list[TextBlock],
+        "content": list[AnswerBlock],
         "stop_reason": StopReason | None,
         "stop_sequence": None,
         "stop_details": None,
@@ -233,13 +288,16 @@ MessageAnswer = TypedDict(
 MessageEnd = TypedDict(
     "MessageEnd", {"stop_reason": StopReason, "stop_sequence": None, "stop_details": None, "container": None}
 )
-TextDelta = TypedDict("TextDelta", {"type": Literal["text_delta"], "text": str})
+AnswerDelta = TypedDict(
+    "AnswerDelta",
+    {"type": Literal["text_delta", "input_json_delta"], "text": NotRequired[str], "partial_json": NotRequired[str]},
+)
 MessageStart = TypedDict("MessageStart", {"type": Literal["message_start"], "message": MessageAnswer})
 BlockStart = TypedDict(
-    "BlockStart", {"type": Literal["content_block_start"], "index": _Zero, "content_block": TextBlock}
+    "BlockStart", {"type": Literal["content_block_start"], "index": int, "content_block": AnswerBlock}
 )
-BlockDelta = TypedDict("BlockDelta", {"type": Literal["content_block_delta"], "index": _Zero, "delta": TextDelta})
-BlockStop = TypedDict("BlockStop", {"type": Literal["content_block_stop"], "index": _Zero})
+BlockDelta = TypedDict("BlockDelta", {"type": Literal["content_block_delta"], "index": int, "delta": AnswerDelta})
+BlockStop = TypedDict("BlockStop", {"type": Literal["content_block_stop"], "index": int})
 MessageDelta = TypedDict("MessageDelta", {"type": Literal["message_delta"], "delta": MessageEnd, "usage": MessageUsage})
 MessageStop = TypedDict("MessageStop", {"type": Literal["message_stop"]})
 Count = TypedDict("Count", {"input_tokens": int})
@@ -268,5 +326,8 @@ Predictions = TypedDict("Predictions", {"predictions": list[dict[str, Any]]})
 # --- streams --------------------------------------------------------------------------------------------------------
 
 CHAT_EVENTS, TEXT_EVENTS = (ChatEvent, Error), (Completion, Error)
-RESPONSE_EVENTS = ResponseState, ResponseItem, ResponsePart, ResponseDelta, ResponseDone, ResponseFault
+RESPONSE_EVENTS = (
+    ResponseState, ResponseItem, ResponsePart, ResponseDelta, ResponseDone,
+    ArgumentsDelta, ArgumentsDone, ResponseFault,
+)  # fmt: skip
 MESSAGE_EVENTS = MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessageError

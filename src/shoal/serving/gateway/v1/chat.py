@@ -7,10 +7,12 @@ from typing import Any
 
 from aiohttp import web
 
+from shoal.kit.generation.calls import CallPiece
 from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import ChatRequest, CompletionRequest
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
+from shoal.serving.gateway.v1.tools import make_id, to_call
 
 _REASONS = {"stop": "stop", "length": "length"}  # others, such as cancelled, count as stop
 
@@ -30,7 +32,7 @@ class _TextFormat(ResponseFormat):
     kind = piece_kind = ""
 
     def __init__(self, asked: ChatRequest | CompletionRequest) -> None:
-        super().__init__(asked.model)
+        super().__init__(asked.model, asked.asked_tools if isinstance(asked, ChatRequest) else None)
         self._asked = asked
         self._head = {"id": self.id, "created": self.created, "model": self.model}
 
@@ -73,18 +75,30 @@ class _Chat(_TextFormat):
     _has_begun = False
 
     def _choice(self, number: int, piece: Piece) -> Json:
-        message: Json = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
-        return {"index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": _reason(piece)}
+        parts = self.divide(number, piece, is_last=True)
+        calls = [to_call(make_id("call_"), part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]
+        content = "".join(part for part in parts if isinstance(part, str))
+        message: Json = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+        reason = self._reason(number, piece)
+        return {"index": number, "message": message, "logprobs": self._logprobs(piece), "finish_reason": reason}
+
+    def _reason(self, number: int, piece: Piece) -> str:
+        return self.find_reason(number, piece, _REASONS, "tool_calls", "stop")
 
     def _choices(self, number: int, piece: Piece) -> list[Json]:
         found: list[tuple[Json, Json | None, str | None]] = []
         if not self._has_begun:
             self._has_begun = True
             found.append((({"role": "assistant", "content": "", "refusal": None}), None, None))
-        if piece.text or piece.logprobs:
-            found.append(({"content": piece.text}, self._logprobs(piece), None))
+        parts, logprobs = self.divide(number, piece), self._logprobs(piece)
+        for part in parts or ([""] if logprobs else []):
+            delta = {"tool_calls": [_describe_call(part)]} if isinstance(part, CallPiece) else {"content": part}
+            found.append((delta, logprobs, None))
+            logprobs = None
         if piece.finish_reason:
-            found.append(({}, None, _reason(piece)))
+            found.append(({}, None, self._reason(number, piece)))
         return [
             {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             for delta, logprobs, reason in found
@@ -145,6 +159,15 @@ def describe_places(piece: Piece, most: int) -> list[Json]:
         ranked = sorted((each for each in place.values() if each["rank"]), key=lambda each: each["rank"])
         places.append({**_token(first), "top_logprobs": [_token(each) for each in ranked[:most]]})
     return places
+
+
+def _describe_call(part: CallPiece) -> Json:
+    """Return a part of a call; the first one has its id and name."""
+    function = {"arguments": part.arguments}
+    if not part.name:
+        return {"index": part.number, "function": function}
+    head = {"index": part.number, "id": make_id("call_"), "type": "function"}
+    return {**head, "function": {"name": part.name, **function}}
 
 
 def _reason(piece: Piece) -> str:

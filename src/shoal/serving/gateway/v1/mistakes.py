@@ -17,7 +17,6 @@ from shoal.serving.gateway.v1.errors import ApiError
 _ALIKE = {*"content contents data docs documents input inputs instances message messages passages".split()}
 _ALIKE |= {*"prompt prompts query rows sentence sentences text texts".split()}
 _MEANT = "input", "documents", "prompt", "messages", "instances"
-_OF_TOOLS = re.compile("'(tool|function)'")  # roles
 _MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown field `"
 _MOST_WORDS = 2**9  # characters of a message that are read
 
@@ -42,8 +41,8 @@ def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> Api
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
     if "'item_reference'" in what:  # to a response that would be kept
         reason = reasons["store"]
-    elif place.endswith(".role") and _OF_TOOLS.search(what):
-        reason = reasons["tools"]
+    elif place.endswith(".role") and "'function'" in what:
+        reason = reasons["functions"]
     else:
         reason = _find_reason(place, reasons)
     if reason or what.startswith("Expected `null`"):
@@ -77,7 +76,7 @@ def _find_values(kind: type[Struct], place: str) -> list[Any]:
 
 def _find_reason(place: str, reasons: Mapping[str, str]) -> str:
     """Return why a field, or one that it is within, is not served; empty if it is served, or unknown."""
-    if place.endswith("format.type"):  # of an answer; the others are of what is sent
-        return ""
-    names = (name.partition("[")[0] for name in place.split("."))
-    return next((reasons[name] for name in names if name in reasons), "")
+    names = [name.partition("[")[0] for name in place.split(".")]
+    within = ".".join(names[-2:])  # some reasons are of a field in another one
+    found = next((why for name, why in reasons.items() if "." in name and within.endswith(name)), None)
+    return next((reasons[name] for name in names if name in reasons), "") if found is None else found

@@ -23,6 +23,7 @@ from shoal.errors import InputError, ServerError
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.sampling import SETTINGS, VARIABLES
+from shoal.kit.generation.tools import TOOLS
 from shoal.serving.gateway.callers.callers import Caller
 from shoal.serving.gateway.callers.quotas import Reservation
 from shoal.serving.gateway.core.gate import Gate
@@ -38,7 +39,7 @@ T = TypeVar("T")
 # bytes for each byte of a request: it is held as text, of up to 4 bytes per character, as JSON, and as it is sent
 COPIES = 8
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
-_SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", VARIABLES}
+_SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", VARIABLES, TOOLS}
 _PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
 _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
 _FORMS = {"INT32": Struct("<i"), "UINT32": Struct("<I"), "FP32": Struct("<f")}  # of numbers, by datatype

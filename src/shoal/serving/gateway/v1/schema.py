@@ -7,17 +7,19 @@ why other values are refused. The fields in ``IDLE`` matter to OpenAI alone: the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from shoal.kit.generation.sampling import SETTINGS, VARIABLES
+from shoal.kit.generation.tools import ASKS, AskedTools
 from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.forms import ChatForm, StructuredOutputs, TextForm, find_guide
+from shoal.serving.gateway.v1.tools import CallId, ChatCall, ChatToolChoice, ToolChoice, Tools, find_asked, to_variables
 
 MOST_BODY = 2**22  # bytes
 MOST_NESTED = 32  # brackets of JSON within each other
@@ -29,15 +31,18 @@ _IDLE = (
     "user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier store"
 )
 IDLE = tuple(_IDLE.split())
-_TOOLS, _TEXTS = "tools are not served", "contents are texts"
+_TOOLS, _FUNCTIONS, _TEXTS = "send tools, whose type is function", "tools are functions", "contents are texts"
 _ONE = "each request has one answer (send several, each with a seed)"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "output_config.format has it"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
 _FREE = "nothing is billed"
 _UNSUPPORTED = {
-    "tools": _TOOLS, "tool_choice": _TOOLS, "functions": _TOOLS, "function_call": _TOOLS, "tool_calls": _TOOLS,
-    "parallel_tool_calls": _TOOLS, "tool_call_id": _TOOLS, "web_search_options": _TOOLS, "n": _ONE, "best_of": _ONE,
+    "functions": _TOOLS, "function_call": _TOOLS, "tools.type": _FUNCTIONS, "tool_choice.type": _FUNCTIONS,
+    "tool_calls.type": _FUNCTIONS, "async": _FUNCTIONS, "defer_loading": _FUNCTIONS, "allowed_callers": _FUNCTIONS,
+    "output_schema": "what tools return is a text", "namespace": _FUNCTIONS, "toolset_name": _FUNCTIONS,
+    "input_examples": "examples belong in the description", "format.type": "",
+    "web_search_options": _FUNCTIONS, "n": _ONE, "best_of": _ONE,
     "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
@@ -47,11 +52,11 @@ _UNSUPPORTED = {
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
     "truncation": "prompts are never cut",
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
-    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _TOOLS,
+    "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _FUNCTIONS,
     "background_options": _NO_STATE,
     "moderation": "nothing is moderated", "image": _TEXTS, "context_management": _WHOLE, "compaction": _WHOLE,
-    "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _TOOLS,
-    "mcp_servers": _TOOLS, "output_format": _FORMS, "effort": _NO_REASONING, "thread": _NO_STATE,
+    "access_programs": "there are none", "inference_geo": "the service runs in one place", "container": _FUNCTIONS,
+    "mcp_servers": _FUNCTIONS, "output_format": _FORMS, "effort": _NO_REASONING, "thread": _NO_STATE,
     "diagnostics": _NO_STATE, "speed": "there is one speed", "fallbacks": "the model that is asked for answers",
     "fallback_credit_token": _FREE, "billing_policy": _FREE,
 }  # fmt: skip
@@ -69,13 +74,15 @@ class FieldNames(NamedTuple):
     """Fields of a request by which a model's refusals are explained: those with its prompt, and with settings.
 
     Without a prompt, ``prompt`` is empty. ``before`` is the field whose text is the first message, empty if there is
-    none; ``is_list`` says whether the field ``prompt`` has the other messages.
+    none; ``is_list`` says whether the field ``prompt`` has the other messages. ``indices`` are, by message, those in
+    this field, if they are others.
     """
 
     prompt: str = "messages"
     settings: Mapping[str, str] = {"stop_words": "stop"}
     before: str = ""
     is_list: bool = True
+    indices: Sequence[int] = ()
 
     @property
     def max_tokens(self) -> str:
@@ -85,6 +92,7 @@ class FieldNames(NamedTuple):
     def find(self, index: int) -> str:
         """Return the place of a message's content."""
         at = index - bool(self.before)
+        at = self.indices[at] if 0 <= at < len(self.indices) else at
         return self.before if at < 0 else f"{self.prompt}[{at}].content" if self.is_list else self.prompt
 
 
@@ -97,21 +105,43 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 
 class Message(Struct, forbid_unknown_fields=True):
-    """Message of a chat. Besides ``role`` and ``content``, it may have what OpenAI's client gives back of an answer."""
+    """Message of a chat. Besides ``role`` and ``content``, it may have what OpenAI's client gives back of an answer.
 
-    role: Literal["developer", "system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+    The assistant's may have calls of tools, and no content; a tool's message names the call that it answers.
+    """
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: Annotated[list[ChatCall], Meta(max_length=128)] | None = None
+    tool_call_id: CallId | None = None
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
-    def to_plain(self) -> dict[str, str]:
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        of_tool = self.tool_call_id is not None
+        for name, is_missing in (
+            ("content", self.content is None and self.role != "assistant"),
+            ("tool_call_id", self.role == "tool" and not of_tool),
+        ):
+            if is_missing:
+                raise ValueError(f"Object missing required field `{name}`")
+        if of_tool and self.role != "tool":
+            raise ValueError("Object contains unknown field `tool_call_id`")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("Object contains unknown field `tool_calls`")
+
+    def to_plain(self) -> dict[str, Any]:
         """Return the message as language models take it; parts are lines. Some templates read a participant's name."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        own = {"name": self.name} if self.name else {}
+        content = (
+            "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        )
+        calls = [call.to_plain() for call in self.tool_calls or ()]
+        more = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
+        own = {key: value for key, value in more.items() if value}
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **own}
 
 
@@ -204,9 +234,9 @@ class ChatRequest(GenerationBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Number | None = None
     response_format: ChatForm | None = None
-    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: None = None
     function_call: None = None
     audio: None = None
@@ -223,12 +253,20 @@ class ChatRequest(GenerationBody, kw_only=True):
     def __post_init__(self) -> None:
         """Check what the types do not say."""
         check_variables(self.chat_template_kwargs)
+        find_asked(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def asked_tools(self) -> AskedTools:
+        """The tools that the answer may call."""
+        return find_asked(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         longest = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
-        form = "response_format" if self.structured_outputs is None else "structured_outputs"
+        given = self.structured_outputs, self.response_format
+        form = "response_format" if given[0] is None else "structured_outputs"
+        form = "tools" if self.tools and given == (None, None) else form
         return FieldNames(settings={"stop_words": "stop", "max_tokens": longest, "guide": form})
 
     @property
@@ -251,7 +289,8 @@ class ChatRequest(GenerationBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
         wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        own = {} if self.chat_template_kwargs is None else {VARIABLES: self.chat_template_kwargs}
+        variables = (self.chat_template_kwargs or {}) | to_variables(self.asked_tools)
+        own = {VARIABLES: variables} if variables or self.chat_template_kwargs is not None else {}
         return super().settings() | wanted | own
 
 
@@ -408,5 +447,7 @@ def read_settings(body: Struct) -> dict[str, Any]:
 
 def check_variables(variables: Mapping[str, Any] | None) -> None:
     """Check the variables of a chat template, which are written as JSON several times."""
+    if own := sorted(ASKS & (variables or {}).keys()):
+        raise ApiError(f"{VARIABLES} has {own[0]}. Send it beside {VARIABLES}.", VARIABLES)
     if (size := len(msgspec.json.encode(variables))) > MOST_VARIABLES:
         raise ApiError(f"{VARIABLES} has {size} bytes as JSON; at most {MOST_VARIABLES} are read.", VARIABLES)

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from aiohttp import web
 
+from shoal.kit.generation.calls import CallPiece, CallReader
 from shoal.kit.generation.pieces import Piece, join_pieces
+from shoal.kit.generation.tools import AskedTools
 from shoal.serving.gateway.http.client_stream import has_left
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.refusals import FAULT, RefusalReason, RefusedError
 from shoal.serving.gateway.v1.errors import to_envelope
 from shoal.serving.gateway.v1.model_request import ModelRequest
+from shoal.serving.gateway.v1.tools import make_reader
 
 _EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -53,10 +56,13 @@ class ResponseFormat:
     prefix = ""  # of the answer's id
     end = DONE  # of a stream
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tools: AskedTools | None = None) -> None:
+        """Take the name of the model, and the tools that the answer may call."""
         self.id = f"{self.prefix}{secrets.token_hex(12)}"
         self.created, self.model = int(time.time()), model
         self._counts: dict[int, tuple[int, int]] = {}  # tokens of prompt and answer so far, by prompt
+        self._tools = tools
+        self._readers: dict[int, CallReader | None] = {}  # of calls, by prompt
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -66,6 +72,22 @@ class ResponseFormat:
     def count(self, number: int, piece: Piece) -> None:
         """Count the tokens of a piece."""
         self._counts[number] = piece.num_input_tokens or 0, piece.num_output_tokens or 0
+
+    def divide(self, number: int, piece: Piece, *, is_last: bool | None = None) -> list[str | CallPiece]:
+        """Return the texts and the parts of calls in a piece of the answer to a prompt."""
+        if number not in self._readers:
+            self._readers[number] = make_reader(self._tools) if self._tools else None
+        reader, is_last = self._readers[number], bool(piece.finish_reason) if is_last is None else is_last
+        if reader is None:
+            return [piece.text] if piece.text else []
+        return reader.step(piece.text, last=is_last)
+
+    def find_reason(self, number: int, piece: Piece, reasons: Mapping[str, str], of_calls: str, other: str) -> str:
+        """Return why an answer has ended, by the model's reason; ``of_calls`` if it ended by itself with a call."""
+        reader = self._readers.get(number)
+        if piece.finish_reason != "length" and reader is not None and reader.has_calls:
+            return of_calls
+        return reasons.get(piece.finish_reason, other)
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """Return the whole answer; each piece is the whole answer to one prompt."""

@@ -22,6 +22,7 @@ from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Message, Name, check_variables
 from shoal.serving.gateway.v1.sse import to_response
+from shoal.serving.gateway.v1.tools import Tools, find_asked, to_variables
 
 _TEXT = {"output_ids", "sequence_length", "carry"}, {"text_output"}  # inputs and outputs of the step for texts
 _CARRY = '{"stops": [], "num_input_tokens": 0, "keeps_specials": true}'
@@ -38,12 +39,13 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: Literal[False] | None = None
     return_token_strs: Literal[False] | None = None
     chat_template: None = None
-    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
         check_variables(self.chat_template_kwargs)
+        find_asked(self.tools, None, None)
 
     @property
     def inputs(self) -> dict[str, list[str]]:
@@ -53,11 +55,12 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         if self.add_special_tokens is (self.prompt is None):
             what = "A text gets the tokenizer's special tokens, and a chat those of its template."
             raise ApiError(f"{what} Leave add_special_tokens out.", "add_special_tokens", "unsupported_parameter")
-        if self.messages is None and self.chat_template_kwargs is not None:
-            raise ApiError("A text has no chat template. Send messages.", VARIABLES)
+        if self.messages is None and (self.chat_template_kwargs is not None or self.tools):
+            raise ApiError("A text has no chat template. Send messages.", "tools" if self.tools else VARIABLES)
         if self.messages is None:
             return {"text_input": [self.prompt or ""]}
-        own = {} if self.chat_template_kwargs is None else {VARIABLES: [json.dumps(self.chat_template_kwargs)]}
+        variables = (self.chat_template_kwargs or {}) | to_variables(find_asked(self.tools, None, None))
+        own = {VARIABLES: [json.dumps(variables)]} if variables or self.chat_template_kwargs is not None else {}
         return {"messages": [json.dumps([message.to_plain() for message in self.messages])], **own}
 
 
