@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -12,11 +12,15 @@ from shoal.kit.generation.calls import CallPiece, CallReader
 
 NAMES = ("get_weather", "add")
 # Arguments with whatever ends a call in one of the forms.
-HARD = {"city": 'Paris "x" \\ </tool_call> ]; }) [TOOL_CALLS] ü\n', "n": [1, {"a": None, "b": [True, -1.5]}], "s": "'"}
+HARD: dict[str, object] = {
+    "city": 'Paris "x" \\ </tool_call> ]; }) [TOOL_CALLS] ü\n',
+    "n": [1, {"a": None, "b": [True, -1.5]}],
+    "s": "'",
+}
 EASY: dict[str, object] = {}
 
 
-def write(form: str, calls: list[tuple[str, dict[str, object]]]) -> str:
+def write(form: str, calls: Sequence[tuple[str, dict[str, object]]]) -> str:
     """Return calls as a model writes them."""
     texts = [json.dumps(arguments, ensure_ascii=False) for _, arguments in calls]
     named = [(name, text) for (name, _), text in zip(calls, texts, strict=True)]
@@ -71,7 +75,8 @@ def cut(text: str, seed: int) -> Iterator[str]:
 def test_pieces_joined_are_the_call(form: str) -> None:
     """However the answer is divided: text before, one call or three, hard and easy arguments."""
     for before in ("", "I look.\n\n") if form in WITH_TEXT else ("",):
-        for given in ([("get_weather", HARD)], [("add", EASY), ("get_weather", HARD), ("add", {"a": 1})]):
+        several: list[tuple[str, dict[str, object]]] = [("add", EASY), ("get_weather", HARD), ("add", {"a": 1})]
+        for given in (several, [("get_weather", HARD)]):
             text = before + write(form, given)
             reader = CallReader(NAMES)
             whole = reader.step(text, last=True)

@@ -66,7 +66,7 @@ def test_the_paths_of_openai_s_api_that_are_printed(tmp_path: Path, capsys: pyte
             ("/v1/classify", "reader"),
         )
     ]  # fmt: skip
-    assert "    also: POST /v1/score" in said
+    assert "    also: POST /v1/score /v2/rerank /rerank" in said
 
 
 def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]
         ("/embed", "/v1/embeddings", "minilm"), ("/embed/", "/v1/embeddings", "minilm"),
         ("/api/embed", "/v1/embeddings", "minilm"), ("/api/embeddings", "/v1/embeddings", "minilm"),
         ("/v2/embed", "/v1/embeddings", "minilm"), ("/v1/embed", "/v1/embeddings", "minilm"),
-        ("/rerank", "/v1/rerank", "ranker"), ("/v2/rerank", "/v1/rerank", "ranker"),
+        ("/v2/rerankers", "/v1/rerank", "ranker"),
         ("/v1/rerankers", "/v1/rerank", "ranker"), ("/similarity", "/v1/score", "ranker"),
         ("/classify", "/v1/classify", "sentiment"), ("/predict", "/v1/classify", "sentiment"),
         ("/invocations", "/v1/classify", "sentiment"), ("/models/sentiment", "/v1/classify", "sentiment"),

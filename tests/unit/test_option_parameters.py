@@ -171,6 +171,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
     ("prompt", "model"): Piece("one", "two", (TEXT,)),
     ("prompt", "chat_template_kwargs"): Elsewhere("unit/test_template_choice.py::test_a_model_has_its_own"),
     ("prompt", "template"): Piece("", "llama2", {"messages": CHAT}),
+    ("prompt", "tool_form"): Elsewhere("unit/test_template_choice.py::test_the_form_of_calls"),
     ("completion", "model"): Piece(
         "one", "two", {"output_ids": np.array([[[70, 71, 72]]], np.int32), "sequence_length": np.array([[3]], np.int32)}
     ),

@@ -117,6 +117,9 @@ def test_what_cannot_be_continued(tokenizer: Tokenizer) -> None:
         prompts.close()
 
 
+CALL = '{"function": {"name": "f", "arguments": "%s"}}'
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -133,7 +136,21 @@ def test_what_cannot_be_continued(tokenizer: Tokenizer) -> None:
         ('[{"role": "user", "content": "x"}, {"role": "user", "content": ""}]', r"messages\[1\] has an empty content"),
         ('[{"role": "user", "content": null}]', "has the content None, expected a text"),
         ('[{"role": "user", "content": [{"type": "text"}]}]', r"has the content \[\{'type': 'text'\}\], expected"),
-        ('[{"role": "user", "content": "x", "tool_calls": []}]', "has 'tool_calls', expected role and content, and"),
+        ('[{"role": "user", "content": "x", "calls": []}]', "has 'calls', expected role and content, and at most name"),
+        ('[{"role": "user", "content": "x", "tool_calls": [1]}]', "has tool_calls, and the role user"),
+        ('[{"role": "assistant", "tool_calls": [1]}]', r"has tool_calls\[0\] 1, expected an object with function.name"),
+        (
+            f'[{{"role": "assistant", "tool_calls": [{CALL % "[]"}]}}]',
+            r"tool_calls\[0\]\.function\.arguments '\[\]', exp",
+        ),
+        (
+            f'[{{"role": "assistant", "tool_calls": [{CALL % "{"}]}}]',
+            r"tool_calls\[0\]\.function\.arguments '\{', expec",
+        ),
+        (
+            '[{"role": "tool", "content": "x", "tool_call_id": "a"}]',
+            "tool_call_id 'a', and no message before it has this",
+        ),
         ('[{"role": "user", "content": "x", "name": 5}]', "has the name 5, expected a text"),
         (r'[{"role": "user", "content": "a\ud83d"}]', "half of a surrogate pair"),
     ],

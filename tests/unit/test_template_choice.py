@@ -55,7 +55,9 @@ def test_a_request_sets_variables(weights: Path) -> None:
     assert ask(piece, messages=chat, chat_template_kwargs=off)["input_lengths"].item() > plain
     for given, reason in {
         '{"thinking": false}': r"has 'thinking', which the model's chat template does not read\. It reads documents, e",
-        '{"tools": []}': r"has tools, which are not served",
+        '{"tools": [{"function": {"name": "a"}}]}': r"tools are in the request, and the model's chat template does not",
+        '{"tools": [{}]}': r"chat_template_kwargs\.tools\[0\]\.function has no name",
+        '{"tool_choice": "required"}': r"chat_template_kwargs\.tool_choice is required, and there are no tools",
         '{"messages": []}': r"has 'messages', which the model's chat template does not read",
         '{"bos_token": "x"}': r"has 'bos_token'",
         "[]": r"chat_template_kwargs is \[\], expected an object",
@@ -66,6 +68,41 @@ def test_a_request_sets_variables(weights: Path) -> None:
     with pytest.raises(InputError, match=r"The request has chat_template_kwargs, and text_input"):
         ask(piece, text_input=texts("The cat"), chat_template_kwargs=off)
     piece.close()
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_the_form_of_calls(weights: Path) -> None:
+    """Found in the template, or named by the parameter; without either, tools are refused."""
+    unknown = (
+        "{% if tools %}a b c{% endif %}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
+    )
+    hermes = "<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>"
+    chat, tools = (
+        texts(json.dumps(CHAT)),
+        texts('{"tools": [{"function": {"name": "now"}}], "tool_choice": "required"}'),
+    )
+    for calls, given, mark in (
+        (hermes, "", "<tool_call>"),
+        ("?", "mistral", "[TOOL_CALLS]"),
+        (hermes, "llama3", '{"n'),
+    ):
+        (weights / "chat_template.jinja").write_text(unknown.replace("%s", calls), encoding="utf-8")
+        piece = start("prompt", model=str(weights), tool_form=given)
+        plain, found = ask(piece, messages=chat), ask(piece, messages=chat, chat_template_kwargs=tools)
+        assert found["input_lengths"].item() > plain["input_lengths"].item()
+        assert plain["guide"].item() == b""
+        assert mark in json.loads(found["guide"].item())["grammar"].replace('\\"', '"')
+        piece.close()
+    (weights / "chat_template.jinja").write_text(unknown.replace("%s", "?"), encoding="utf-8")
+    piece = start("prompt", model=str(weights))
+    with pytest.raises(
+        InputError, match=r"is not known\. Set the parameter tool_form of the prompt model to one of hermes"
+    ):
+        ask(piece, messages=chat, chat_template_kwargs=tools)
+    piece.close()
+    with pytest.raises(ArtifactError, match="tool_form"):
+        start("prompt", model=str(weights), tool_form="other")
 
 
 @pytest.mark.usefixtures("may_start_processes")

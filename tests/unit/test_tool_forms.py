@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
@@ -185,7 +185,7 @@ def test_tools_that_are_refused(given: dict[str, Any], message: str) -> None:
 def test_messages_as_templates_take_them() -> None:
     """Arguments are objects, and ids have the nine characters that Mistral's templates want; the caller's stay."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "x", "tool_call_id": "call_1"},
     ]

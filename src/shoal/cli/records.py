@@ -70,10 +70,10 @@ def _read_aliases(given: Iterable[str]) -> dict[str, str]:
     found = dict[str, str]()
     for each in given:
         name, _, model = each.partition("=")
-        if not re.fullmatch(r"[\w.@+-]{1,256}", name, re.ASCII) or not model or name in found:
+        if not re.fullmatch(r"[\w.@+:/-]{1,256}", name, re.ASCII) or not model or name in found:
             raise InputError(
                 f"--alias {each!r:.80} is not NAME=MODEL with a new name.",
-                "Give one of letters, digits, and any of . _ @ + -: gpt-4o=llm",
+                "Give one of letters, digits, and any of . _ @ + : / -: gpt-4o=llm",
             )
         found[name] = model
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.authoring.composition.compose import compose
@@ -119,6 +120,31 @@ def test_settings(client: Client, oracle: Any) -> None:
     assert ask(stop_words_list=pack_words([plain[place : place + 2]])) == plain[: place + 2]
     (whole,) = client.stream(ENGINE, token_inputs(ids, 24, streaming=False, carry=b"{}"))
     assert (tokens_of([whole]), whole["finish_reason"].item(), whole["carry"].item()) == (plain, b"length", b"{}")
+
+
+GUIDES = {
+    '{"json": {"type": "array", "items": {"enum": [1, "b"]}, "maxItems": 3}}': r'\[((1|"b")(,(1|"b")){0,2})?\]',
+    '{"regex": "[ab]{3,6}"}': "[ab]{3,6}",
+    '{"choice": ["x y", "zz"]}': "x y|zz",
+    '{"grammar": "start: \\"<\\" X \\">\\"\\nX: /[0-9]{2,4}/", "optional": true}': "<[0-9]{2,4}>",
+}
+
+
+def test_answers_follow_guides(client: Client, oracle: Any, folder: Path) -> None:
+    """Greedy and drawn, without an end token too, beside requests without a guide."""
+    tokenizer, ids = Tokenizer.from_file(str(folder / "tokenizer.json")), prompts(1, 7)[0]
+    drawn = {"temperature": 1.0, "runtime_top_p": 1.0, "seed": 1}
+
+    def ask(**more: Any) -> list[int]:
+        return tokens_of(client.stream(ENGINE, token_inputs(ids, 60, **more)))
+
+    asked = [(guide, more) for guide in GUIDES for more in ({}, drawn, {"end_id": -1, "min_tokens": 50})]
+    *found, free = in_threads([*(partial(ask, guide=guide, **more) for guide, more in asked), ask])
+    for (guide, _), tokens in zip(asked, found, strict=True):
+        assert re.fullmatch(GUIDES[guide], tokenizer.decode(tokens))
+    check_equal(free, expect(oracle, ids, 60))
+    with pytest.raises(InputError, match=r"guide\.json is refused: Unimplemented keys"):
+        ask(guide='{"json": {"not": {}}}')
 
 
 def test_bad_requests_leave_neighbours_unharmed(client: Client, oracle: Any) -> None:

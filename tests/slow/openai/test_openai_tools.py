@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 

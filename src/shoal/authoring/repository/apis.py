@@ -41,7 +41,7 @@ _PATHS: dict[Api, tuple[str, ...]] = {
     Api.LANGUAGE: ("/v1/completions",),
     Api.EMBEDDINGS: ("/v1/embeddings",),
     Api.CLASSIFY: ("/v1/classify",),
-    Api.RERANK: ("/v1/rerank", "/v1/score"),
+    Api.RERANK: ("/v1/rerank", "/v1/score", "/v2/rerank", "/rerank"),
     Api.NONE: (),
 }
 BODIES: dict[str, dict[str, Any]] = {  # of example requests by path, without the model
@@ -50,6 +50,8 @@ BODIES: dict[str, dict[str, Any]] = {  # of example requests by path, without th
     "/v1/embeddings": {"input": "A text."},
     "/v1/classify": {"input": "A text."},
     "/v1/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
+    "/v2/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
+    "/rerank": {"query": "A question?", "documents": ["A text.", "Another one."]},
     "/v1/score": {"text_1": "A text.", "text_2": "Another one."},
 }
 _CHAT_PATHS = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -28,14 +28,18 @@ from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
 from shoal.kit.generation.answers import LogProbs
 from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.guides import GUIDE
 from shoal.kit.generation.sampling import NUMBERS
 from shoal.kit.generation.weights import Weights
 from shoal.system.processes import Reaper
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # parameters for these
-_DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
-_FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
+# Guides are read by llguidance, as in other engines; blanks that a schema does not ask for could go on without end.
+_GUIDES = {"backend": "guidance", "disable_any_whitespace": True}
+_DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True, "structured_outputs_config": _GUIDES}
+# Settings by request alone; token ids in and out, but guides need the tokenizer.
+_FIXED = {"skip_tokenizer_init": False, "generation_config": "vllm"}
 _HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
@@ -83,7 +87,7 @@ class VllmEngine:
             does not know one of ``arguments`` or a GPU is missing.
     """
 
-    settings = frozenset(row.name for row in NUMBERS if row.vllm) | {"bad_words", "embedding_bias"}
+    settings = frozenset(row.name for row in NUMBERS if row.vllm) | {"bad_words", "embedding_bias", GUIDE}
 
     def __init__(
         self,
@@ -155,6 +159,9 @@ class VllmEngine:
         self._keeper.join(10 * _STOP_SECONDS)
 
     async def _answer(self, llm: Any, request: TokenRequest, stream: Stream) -> None:
+        if request.guide is not None:  # where it ends, only an end token can come next
+            ends = {*(request.end_ids or self.limits.end_ids), llm.get_tokenizer().eos_token_id} - {None}
+            request = replace(request, end_ids=tuple(ends), sampling=replace(request.sampling, min_tokens=0))
         answering = Answering(request, stream)
         prompt, request_id = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
         number = request.sampling.top_logprobs
@@ -310,7 +317,7 @@ def _read_place(token: int, found: Mapping[int, Any], number: int) -> LogProbs:
 
 
 def _make_params(request: TokenRequest) -> Any:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     sampling = request.sampling
     given = {row.vllm: getattr(sampling, row.name) for row in NUMBERS if row.vllm}
@@ -322,6 +329,10 @@ def _make_params(request: TokenRequest) -> Any:
         given["logprobs"] = None
     if request.bias:
         given["logit_bias"] = dict(request.bias)
+    if (guide := request.guide) is not None:
+        kind = "json" if guide.schema else guide.kind
+        value = guide.choices if kind == "choice" else guide.schema or guide.value
+        given["structured_outputs"] = StructuredOutputsParams(**{kind: value})
     params = SamplingParams(
         **given,
         max_tokens=request.max_tokens,

@@ -72,7 +72,10 @@ class _TextFormat(ResponseFormat):
 
 class _Chat(_TextFormat):
     prefix, kind, piece_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-    _has_begun = False
+
+    def __init__(self, asked: ChatRequest) -> None:
+        super().__init__(asked)
+        self._begun: set[int] = set()  # numbers of answers
 
     def _choice(self, number: int, piece: Piece) -> Json:
         parts = self.divide(number, piece, is_last=True)
@@ -89,8 +92,8 @@ class _Chat(_TextFormat):
 
     def _choices(self, number: int, piece: Piece) -> list[Json]:
         found: list[tuple[Json, Json | None, str | None]] = []
-        if not self._has_begun:
-            self._has_begun = True
+        if number not in self._begun:
+            self._begun.add(number)
             found.append((({"role": "assistant", "content": "", "refusal": None}), None, None))
         parts, logprobs = self.divide(number, piece), self._logprobs(piece)
         for part in parts or ([""] if logprobs else []):

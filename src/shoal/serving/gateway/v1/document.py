@@ -53,6 +53,8 @@ OPERATIONS = (
     Operation("Embeddings", "/v1/embeddings", answers.Embeddings, schema.EmbeddingsRequest),
     Operation("Classification", "/v1/classify", answers.Classification, schema.ClassifyRequest),
     Operation("Ranking", "/v1/rerank", answers.Ranking, schema.RerankRequest),
+    Operation("Ranking, by Cohere's second version", "/v2/rerank", answers.Ranking, schema.RerankRequest),
+    Operation("Ranking, by vLLM's path", "/rerank", answers.Ranking, schema.RerankRequest),
     Operation("Scores", "/v1/score", answers.Scores, schema.ScoreRequest),
     Operation("Token ids", "/tokenize", answers.Tokens, tokens.TokenizeRequest),
     Operation("Texts of token ids", "/detokenize", answers.Text, tokens.DetokenizeRequest),

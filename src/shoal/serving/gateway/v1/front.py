@@ -87,6 +87,8 @@ class ApiFront:
             "/v1/embeddings": numbers(answer_embeddings),
             "/v1/classify": classify,
             "/v1/rerank": numbers(answer_rerank),
+            "/v2/rerank": numbers(answer_rerank),
+            "/rerank": numbers(answer_rerank),
             "/v1/score": numbers(answer_score),
             "/tokenize": self._answer_tokenize,
             "/detokenize": self._answer_detokenize,
@@ -169,8 +171,13 @@ class ApiFront:
         return [*served.paths, *more, *predict]
 
     def _list_models(self, caller: Caller) -> list[str]:
-        """Return the names by which a caller may ask models; last those that serve nothing here, such as engines."""
-        names = sorted([*self._served, *self._aliases], key=lambda name: (not self._list_routes(name), name))
+        """Return the names by which a caller may ask models: language models first, last those that serve nothing."""
+
+        def place(name: str) -> tuple[bool, bool, str]:
+            is_language = self._served[self._aliases.get(name, name)].api is Api.LANGUAGE
+            return not self._list_routes(name), not is_language, name
+
+        names = sorted([*self._served, *self._aliases], key=place)
         return [name for name in names if self._gate.exposure.is_exposed(self._aliases.get(name, name), caller)]
 
     def _say_models(self, caller: Caller) -> str:

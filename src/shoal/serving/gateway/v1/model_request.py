@@ -91,9 +91,16 @@ class ModelRequest:
     # --- language models -------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompts: Sequence[str | Messages], settings: Mapping[str, Any], take: Take, *, is_streaming: bool
+        self,
+        prompts: Sequence[str | Messages],
+        settings: Sequence[Mapping[str, Any]],
+        take: Take,
+        *,
+        is_streaming: bool,
     ) -> None:
-        """Continue prompts, each in a request of its own; ``take`` gets each piece, with the number of its prompt.
+        """Continue prompts, each in a request of its own and with its own settings.
+
+        ``take`` gets each piece, with the number of its prompt.
 
         A few prompts are in flight at a time, so that many of them do not take the places of other callers.
         All answers are read to their ends, even if one fails or the client leaves: Triton 24.10 can crash when a stream
@@ -104,9 +111,9 @@ class ModelRequest:
         """
         dialects = [find_dialect(self._spec.inputs) for _ in prompts]
 
-        pairs = list(zip(dialects, prompts, strict=True))
+        rows = list(zip(dialects, prompts, settings, strict=True))
         messages = await self.work(
-            lambda: [self._encode(each.to_inputs(text, settings, is_streaming=is_streaming)) for each, text in pairs]
+            lambda: [self._encode(each.to_inputs(text, own, is_streaming=is_streaming)) for each, text, own in rows]
         )
         last: list[Any] = [None] * len(prompts)  # pieces
         failure: RefusedError | None = None

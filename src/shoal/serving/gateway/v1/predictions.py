@@ -71,11 +71,12 @@ async def answer_classify(
 
 async def answer_rerank(asked: RerankRequest, model_request: ModelRequest, served: Served) -> web.Response:
     """Answer with the scores of documents for a query, the greatest one first."""
-    scores = await _score([asked.query] * len(asked.documents), asked.documents, model_request, served)
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    texts = asked.texts
+    scores = await _score([asked.query] * len(texts), texts, model_request, served)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or asked.top_k]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if asked.return_documents is not False:
-        results = [{**each, "document": {"text": asked.documents[each["index"]]}} for each in results]
+        results = [{**each, "document": {"text": texts[each["index"]]}} for each in results]
     head = {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model}
     return to_response({**head, "results": results, "usage": _USAGE})
 

@@ -18,7 +18,7 @@ from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.forms import Form, TextForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, read_settings
+from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, Seed, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 from shoal.serving.gateway.v1.tools import (
     CallId,
@@ -131,6 +131,9 @@ class ResponseRequest(Body, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    top_k: Number | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
     top_logprobs: Number | None = None
     include: Annotated[list[Literal["message.output_text.logprobs"]], Meta(max_length=8)] | None = None
     stream: bool | None = None

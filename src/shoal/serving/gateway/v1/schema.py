@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from shoal.kit.generation.sampling import SETTINGS, VARIABLES
+from shoal.kit.generation.sampling import CONTINUES, SETTINGS, VARIABLES
 from shoal.kit.generation.tools import ASKS, AskedTools
 from shoal.serving.gateway.http.json_scanning import MOST_PLAIN, scan, to_dict
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
@@ -26,13 +26,13 @@ MOST_NESTED = 32  # brackets of JSON within each other
 # Decoding holds the interpreter's lock: at these bounds for 40 ms.
 MOST_VALUES = 2**18 + 2**10
 MOST_KEYS = 2**16  # also lists and objects
+MOST_ANSWERS = 128  # of a request
 MOST_VARIABLES = 2**14  # bytes of a chat template's variables as JSON, which is written again
 _IDLE = (
     "user metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier store"
 )
 IDLE = tuple(_IDLE.split())
 _TOOLS, _FUNCTIONS, _TEXTS = "send tools, whose type is function", "tools are functions", "contents are texts"
-_ONE = "each request has one answer (send several, each with a seed)"
 _NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
 _FORMS = "output_config.format has it"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
@@ -42,7 +42,7 @@ _UNSUPPORTED = {
     "tool_calls.type": _FUNCTIONS, "async": _FUNCTIONS, "defer_loading": _FUNCTIONS, "allowed_callers": _FUNCTIONS,
     "output_schema": "what tools return is a text", "namespace": _FUNCTIONS, "toolset_name": _FUNCTIONS,
     "input_examples": "examples belong in the description", "format.type": "",
-    "web_search_options": _FUNCTIONS, "n": _ONE, "best_of": _ONE,
+    "web_search_options": _FUNCTIONS, "best_of": "answers are not compared: send n",
     "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
@@ -64,6 +64,7 @@ _UNSUPPORTED = {
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
 StopText = Annotated[str, Meta(max_length=4096)]
 StopTexts = Annotated[list[StopText], Meta(max_length=64)]
@@ -179,7 +180,7 @@ class GenerationBody(Body, kw_only=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Seed | None = None
     stop: StopText | StopTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -187,7 +188,7 @@ class GenerationBody(Body, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: Number | None = None
     ignore_eos: bool | None = None
-    n: Literal[1] | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -217,8 +218,6 @@ class GenerationBody(Body, kw_only=True):
             raise ApiError("stream_options needs stream: true.", "stream_options")
         words = [self.stop] if isinstance(self.stop, str) else self.stop
         given = read_settings(self)
-        if self.seed is not None:
-            given["seed"] = self.seed % 2**63  # models take seeds from 0
         if self.ignore_eos and (words or self.longest is None):
             raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
         given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
@@ -247,11 +246,14 @@ class ChatRequest(GenerationBody, kw_only=True):
     web_search_options: None = None
     moderation: None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
+        if bool(self.continue_final_message) is not (self.add_generation_prompt is False):
+            what = "continue_final_message is true if add_generation_prompt is false, and the other way round."
+            raise ApiError(f"{what} Send both.", "add_generation_prompt")
         check_variables(self.chat_template_kwargs)
         find_asked(self.tools, self.tool_choice, self.parallel_tool_calls)
 
@@ -289,7 +291,8 @@ class ChatRequest(GenerationBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
         wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        variables = (self.chat_template_kwargs or {}) | to_variables(self.asked_tools)
+        continues = {CONTINUES: True} if self.continue_final_message else {}
+        variables = (self.chat_template_kwargs or {}) | continues | to_variables(self.asked_tools)
         own = {VARIABLES: variables} if variables or self.chat_template_kwargs is not None else {}
         return super().settings() | wanted | own
 
@@ -297,11 +300,16 @@ class ChatRequest(GenerationBody, kw_only=True):
 class CompletionRequest(GenerationBody, kw_only=True):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_ANSWERS)]
     logprobs: Number | None = None
-    best_of: Literal[1] | None = None
+    best_of: None = None
     echo: Literal[False] | None = None
     suffix: None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        if (number := len(self.prompts) * (self.n or 1)) > MOST_ANSWERS:
+            raise ApiError(f"The request has {number} answers; at most {MOST_ANSWERS} are given. Send less.", "n")
 
     @property
     def prompts(self) -> list[str]:
@@ -344,13 +352,30 @@ class ClassifyRequest(Body, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
+class Document(Struct, forbid_unknown_fields=True):
+    """Document to rank."""
+
+    text: str
+
+
 class RerankRequest(Body, kw_only=True):
-    """Body of ``POST /v1/rerank``, as Cohere and vLLM have it."""
+    """Body of ``POST /v1/rerank``, as Cohere, Jina, Voyage and vLLM have it; ``top_k`` is another name of ``top_n``."""
 
     query: str
-    documents: Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=2048)]
     top_n: Count | None = None
+    top_k: Count | None = None
     return_documents: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        if None not in (self.top_n, self.top_k):
+            raise ApiError("The request has top_n and top_k, which are the same. Leave one out.", "top_k")
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
 class ScoreRequest(Body, kw_only=True):
@@ -442,7 +467,10 @@ def decode(kind: type[T], body: bytes) -> T:
 def read_settings(body: Struct) -> dict[str, Any]:
     """Return those fields of a request that are settings of language models, by the same names and in the same form."""
     names = (row.name for row in SETTINGS if row.name != "top_logprobs")
-    return {name: getattr(body, name) for name in names if name in body.__struct_fields__}
+    found = {name: getattr(body, name) for name in names if name in body.__struct_fields__}
+    if found.get("seed") is not None:
+        found["seed"] %= 2**63  # models take seeds from 0
+    return found
 
 
 def check_variables(variables: Mapping[str, Any] | None) -> None:

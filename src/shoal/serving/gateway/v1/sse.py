@@ -55,6 +55,7 @@ class ResponseFormat:
 
     prefix = ""  # of the answer's id
     end = DONE  # of a stream
+    copies = 1  # answers to each prompt
 
     def __init__(self, model: str, tools: AskedTools | None = None) -> None:
         """Take the name of the model, and the tools that the answer may call."""
@@ -67,7 +68,8 @@ class ResponseFormat:
     @property
     def counts(self) -> tuple[int, int]:
         """Numbers of tokens of the prompts and of the answers so far; 0 of a model that does not tell them."""
-        return tuple(sum(each[at] for each in self._counts.values()) for at in (0, 1))  # type: ignore[return-value]
+        prompts = sum(each[0] for number, each in self._counts.items() if number % self.copies == 0)
+        return prompts, sum(each[1] for each in self._counts.values())
 
     def count(self, number: int, piece: Piece) -> None:
         """Count the tokens of a piece."""
@@ -115,7 +117,9 @@ async def answer(
         RefusedError: it was refused, or lost before its first piece.
         ConnectionError: the client has left.
     """
-    settings = asked.settings()
+    form.copies = getattr(asked, "n", None) or 1
+    settings = [_add_seed(asked.settings(), number) for _ in prompts for number in range(form.copies)]
+    prompts = [prompt for prompt in prompts for _ in range(form.copies)]
     if not asked.is_streaming:
         found: list[list[Piece]] = [[] for _ in prompts]
 
@@ -148,6 +152,11 @@ async def answer(
         fault = RefusedError(RefusalReason.FAULT, FAULT)
         return await events.finish(form.fail(fault).encode() + form.end)
     return await events.finish(b"".join(event.encode() for event in form.last_events()) + form.end)
+
+
+def _add_seed(settings: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """Return the settings of an answer by its number: several to one prompt are drawn with seeds of their own."""
+    return {**settings, "seed": settings["seed"] + number} if settings.get("seed") is not None else settings
 
 
 def to_response(document: Any) -> web.Response:
