@@ -129,13 +129,14 @@ def test_every_block_of_the_openai_page_works(with_model: Reader, tiny_bert: Pat
     shutil.copytree(publish(tiny_bert, with_model.clone / "published") / "triage", with_model.clone / "my-classifier")
     shutil.copytree(tiny_bert, with_model.clone / "my-encoder")
     cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
-    _, _, by_openai, by_anthropic, by_curl = (
+    _, _, by_openai, by_anthropic, by_curl, by_tools = (
         with_model.type(language, block.removeprefix(LLM)) for language, block in OPENAI
     )
-    assert by_openai.startswith("['embedder', 'gpt-4o', 'llm', ")
+    assert by_openai.startswith("['gpt-4o', 'llm', ")
     assert by_openai.count(cats) == 3
     assert by_openai.endswith("\n16\n")
     assert by_anthropic.startswith(f"{cats}\n")
+    assert by_tools.startswith("get_weather {'city': '")
     classified, predicted = (json.loads(line) for line in by_curl.replace("}{", "}\n{").splitlines())
     rows = [row["OUTPUT__0"] for row in predicted["predictions"]]
     assert [row["probs"] for row in classified["data"]] == rows
