@@ -67,10 +67,8 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("chat", {"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
     ("chat", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
     ("chat", {"functions": []}, "functions"),
-    ("chat", {"logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"modalities": ["audio"]}, "modalities[0]"),
     ("chat", {"audio": {"voice": "a"}}, "audio"),
-    ("chat", {"reasoning_effort": "high"}, "reasoning_effort"),
     ("chat", {"prediction": {"type": "content"}}, "prediction"),
     ("chat", {"store": True}, "store"),
     ("chat", {"web_search_options": {}}, "web_search_options"),
@@ -83,7 +81,7 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("response", {"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
     ("response", {"background": True}, "background"),
     ("response", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ("response", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ("response", {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ("response", {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     ("response", {"context_management": [{"type": "compaction"}]}, "context_management"),
     ("response", {"background_options": {}}, "background_options"),
@@ -186,6 +184,13 @@ def test_several_answers_and_messages_that_go_on() -> None:
     assert ask("chat", {"continue_final_message": False, "add_generation_prompt": True}).settings() == {}
     for name in goes_on:
         assert refuse("chat", {name: goes_on[name]}).param == "add_generation_prompt"
+
+
+def test_the_effort_of_reasoning_is_the_templates() -> None:
+    for effort, variables in (("none", {}), ("high", {"chat_template_kwargs": {"reasoning_effort": "high"}})):
+        assert ask("chat", {"reasoning_effort": effort}).settings() == variables
+        assert ask("response", {"reasoning": {"effort": effort}}).settings() == variables
+    assert ask("chat", {"reasoning_effort": "high"}).field_names.settings["chat_template_kwargs"] == "reasoning_effort"
 
 
 def test_documents_and_their_number() -> None:

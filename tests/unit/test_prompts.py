@@ -250,11 +250,27 @@ def test_context(prompts: Prompts) -> None:
             {"text_input": b"a", "embedding_bias_words": [b"x" * 5000], "embedding_bias_weights": [1.0]},
             r"embedding_bias_words has 5000 characters; at most 4096",
         ),
+        ({"text_input": b"a", "logit_bias": b"[5]"}, r"logit_bias is b'\[5\]'\. Send an object of numbers by token id"),
+        ({"text_input": b"a", "logit_bias": b'{"a": 5}'}, "logit_bias is b'{"),
+        ({"text_input": b"a", "logit_bias": b'{"5": 101}'}, r"logit_bias is 101\.0 for the token 5"),
+        ({"text_input": b"a", "logit_bias": b'{"5": NaN}'}, r"logit_bias is nan for the token 5"),
+        ({"text_input": b"a", "logit_bias": b'{"99999": 1}'}, "logit_bias has the token 99999, and the model's voca"),
+        (
+            {"text_input": b"a", "logit_bias": json.dumps(dict.fromkeys(range(1025), 1)).encode()},
+            "logit_bias has 1025 tokens; at most 1024 are read",
+        ),
     ],
 )
 def test_bad_requests(prompts: Prompts, row: Mapping[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         prompts.request(row)
+
+
+def test_biases_of_words_and_tokens_are_added(prompts: Prompts, tokenizer: Tokenizer) -> None:
+    (token,) = tokenizer.encode("a", add_special_tokens=False).ids
+    words: dict[str, Any] = {"embedding_bias_words": [b"a"], "embedding_bias_weights": [1.5]}
+    bias = prompts.request({"text_input": b"a", "logit_bias": f'{{"{token}": -4, "0": 2}}'.encode(), **words})
+    assert (bias["embedding_bias"][token], bias["embedding_bias"][0]) == (-2.5, 2)
 
 
 def test_a_model_without_chats(tokenizer: Tokenizer) -> None:

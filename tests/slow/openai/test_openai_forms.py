@@ -55,3 +55,50 @@ def test_answers_in_a_form(model: str, service: Service, client: openai.OpenAI) 
     Animal.model_validate_json(said.content[0].text)
     with pytest.raises(openai.BadRequestError, match=r"guide\.regex is refused: .*unclosed group"):
         client.completions.create(model=model, prompt="a", extra_body={"structured_outputs": {"regex": "(a"}})
+
+
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_several_answers(model: str, client: openai.OpenAI) -> None:
+    """With `n`, those of requests with the following seeds, whole and streamed; the prompt counts once."""
+    asked: dict[str, Any] = {"model": model, **chat("An animal?"), "max_tokens": 8, "temperature": 1.0}
+    alone = [client.chat.completions.create(**asked, seed=seed).choices[0].message.content for seed in (5, 6, 7)]
+    found = client.chat.completions.create(**asked, seed=5, n=3)
+    assert [(each.index, each.message.content) for each in found.choices] == [*enumerate(alone)]
+    assert found.usage is not None
+    one = client.chat.completions.create(**asked, seed=5).usage
+    assert one is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens <= 24) == (one.prompt_tokens, True)
+    texts = ["", "", ""]
+    roles = []
+    for piece in client.chat.completions.create(**asked, seed=5, n=3, stream=True):
+        for choice in piece.choices:
+            texts[choice.index] += choice.delta.content or ""
+            roles += [choice.index] if choice.delta.role else []
+    assert (texts, sorted(roles)) == (alone, [0, 1, 2])
+    completions = client.completions.create(model=model, prompt=["A", "B"], n=2, max_tokens=4, temperature=1, seed=1)
+    assert [choice.index for choice in completions.choices] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_biased_tokens(model: str, client: openai.OpenAI) -> None:
+    """OpenAI's bias by token id: 100 makes a token certain, -100 excludes it."""
+    asked: dict[str, Any] = {"model": model, **chat("An animal?"), "max_tokens": 4}
+    text = client.chat.completions.create(**asked, logit_bias={"70": 100}).choices[0].message.content
+    assert len({*(text or "")}) == 1
+    plain = client.chat.completions.create(**asked, logprobs=True, top_logprobs=0).choices[0]
+    assert plain.message.content != text
+    with pytest.raises(openai.BadRequestError, match="logit_bias has the token 9999999") as refused:
+        client.chat.completions.create(**asked, logit_bias={"9999999": 1})
+    assert refused.value.param == "logit_bias"
+
+
+def test_a_message_that_goes_on(client: openai.OpenAI) -> None:
+    """The answer of a request that was cut, and the rest of it, are the whole answer."""
+    asked: dict[str, Any] = {"model": "llm", **chat("An animal?")}
+    whole = client.chat.completions.create(**asked, max_tokens=12).choices[0].message.content or ""
+    messages = [*asked["messages"], {"role": "assistant", "content": whole[:3]}]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    rest = client.chat.completions.create(model="llm", messages=messages, max_tokens=12, extra_body=goes_on)
+    assert rest.choices[0].message.content is not None
+    with pytest.raises(openai.BadRequestError, match="cannot be continued"):
+        client.chat.completions.create(**asked, extra_body=goes_on)

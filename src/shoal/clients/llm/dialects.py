@@ -91,7 +91,7 @@ class Vllm(Dialect):
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
-        if own := given.keys() & {_VARIABLES, "guide"}:
+        if own := given.keys() & {_VARIABLES, "guide", "logit_bias"}:
             raise InputError(f"NVIDIA's vLLM backend takes texts alone, without {min(own)}.", "Leave it out.")
         log_probs = {name: given.pop(name) for name in _LOG_PROBS if name in given}
         sampling = {_VLLM.get(name, name): value for name, value in given.items()}

@@ -36,6 +36,8 @@ _SPARE, _PER_TOKEN = 64, 8  # tokens, and characters of a token, of the beginnin
 _OTHER_TEMPLATES = "additional_chat_templates"
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
+LOGIT_BIAS = "logit_bias"  # input
+MOST_BIASED = 1024  # tokens
 _LISTS = frozenset({*_WORDS, *_BIAS})
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 
@@ -241,7 +243,7 @@ class Prompts:
         return words
 
     def _bias(self, row: Mapping[str, Any]) -> Array:
-        """Return what is added to the logits of tokens 0, 1, ...: for each token of a word, the word's weight."""
+        """Return what is added to the logits of tokens 0, 1, ...: weights by token id, and of each token of a word."""
         words, weights = (row.get(name, ()) for name in _BIAS)
         if len(words) != len(weights):
             counts = f"{_BIAS[0]} has {len(words)} entries, and {_BIAS[1]} has {len(weights)}."
@@ -251,10 +253,31 @@ class Prompts:
             for text, weight in zip(self._words(row, _BIAS[0]), weights, strict=True)
             for token in self._ids(text)
         ]
+        found += self._read_logit_bias(row)
         bias = np.zeros(max((token + 1 for token, _ in found), default=0), np.float32)
         for token, weight in found:
             bias[token] += weight
         return bias
+
+    def _read_logit_bias(self, row: Mapping[str, Any]) -> list[tuple[int, float]]:
+        text = row.get(LOGIT_BIAS, b"")
+        if len(text) > 2**16:
+            raise InputError(f"{LOGIT_BIAS} has {len(text)} bytes; at most {2**16} are read.", "Shorten it.")
+        try:
+            given = [(int(token), float(value)) for token, value in json.loads(text or "{}").items()]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            fix = 'Send an object of numbers by token id, such as {"42": -100}.'
+            raise InputError(f"{LOGIT_BIAS} is {shorten(text)}.", fix) from None
+        if len(given) > MOST_BIASED:
+            raise InputError(f"{LOGIT_BIAS} has {len(given)} tokens; at most {MOST_BIASED} are read.", "Send fewer.")
+        most = self._tokenizer.get_vocab_size() if self._vocabulary is None else self._vocabulary
+        for token, value in given:
+            if not 0 <= token < most:
+                what = f"{LOGIT_BIAS} has the token {token}, and the model's vocabulary has {most} tokens."
+                raise InputError(what, f"Send ids from 0 to {most - 1}.")
+            if not -100 <= value <= 100:  # as in OpenAI's API
+                raise InputError(f"{LOGIT_BIAS} is {value} for the token {token}.", "Send numbers from -100 to 100.")
+        return given
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
         """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""

@@ -39,7 +39,7 @@ T = TypeVar("T")
 # bytes for each byte of a request: it is held as text, of up to 4 bytes per character, as JSON, and as it is sent
 COPIES = 8
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
-_SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", VARIABLES, TOOLS}
+_SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", "logit_bias", VARIABLES, TOOLS}
 _PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
 _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
 _FORMS = {"INT32": Struct("<i"), "UINT32": Struct("<I"), "FP32": Struct("<f")}  # of numbers, by datatype

@@ -18,7 +18,7 @@ from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.forms import Form, TextForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Body, Count, FieldNames, Number, Seed, read_settings
+from shoal.serving.gateway.v1.schema import Body, Count, Effort, FieldNames, Number, Seed, find_effort, read_settings
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 from shoal.serving.gateway.v1.tools import (
     CallId,
@@ -109,9 +109,9 @@ class ResponseText(Struct, forbid_unknown_fields=True):
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
-    """Reasoning before the answer, of which there is none."""
+    """Reasoning before the answer, by models whose chat templates read its effort."""
 
-    effort: Literal["none"] | None = None
+    effort: Effort | None = None
     summary: None = None
 
 
@@ -185,17 +185,22 @@ class ResponseRequest(Body, kw_only=True):
         return messages, indices
 
     @property
+    def _variables(self) -> Json:
+        effort = find_effort(self.reasoning.effort if self.reasoning else None)
+        return effort | to_variables(self.asked_tools)
+
+    @property
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         before, is_list = "instructions" if self.instructions else "", not isinstance(self.input, str)
         form = "tools" if self.tools and not (self.text and self.text.format) else "text.format"
-        names = {"max_tokens": "max_output_tokens", "guide": form}
+        names = {"max_tokens": "max_output_tokens", "guide": form, VARIABLES: "reasoning.effort"}
         return FieldNames("input", names, before, is_list, self._conversation[1])
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
         form = find_guide(**{"text.format": self.text.format if self.text else None})
-        own = {"max_tokens": self.max_output_tokens, VARIABLES: to_variables(self.asked_tools) or None}
+        own = {"max_tokens": self.max_output_tokens, VARIABLES: self._variables or None}
         found = read_settings(self) | form | own
         if self.include or self.top_logprobs:
             found |= {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0}

@@ -33,7 +33,7 @@ _IDLE = (
 )
 IDLE = tuple(_IDLE.split())
 _TOOLS, _FUNCTIONS, _TEXTS = "send tools, whose type is function", "tools are functions", "contents are texts"
-_NO_REASONING, _NO_STATE = "models do not reason before they answer", "nothing is stored: send the whole chat"
+_NO_REASONING, _NO_STATE = "reasoning is a part of the text", "nothing is stored: send the whole chat"
 _FORMS = "output_config.format has it"
 _AS_CHAT, _WHOLE = "prompts are those of chats to answer", "conversations are not shortened"
 _FREE = "nothing is billed"
@@ -46,8 +46,8 @@ _UNSUPPORTED = {
     "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
-    "logit_bias": "tokens have no bias", "prediction": "answers are not predicted", "store": _NO_STATE,
-    "reasoning_effort": _NO_REASONING, "verbosity": "answers have no verbosity",
+    "prediction": "answers are not predicted", "store": _NO_STATE,
+    "verbosity": "answers have no verbosity",
     "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
     "truncation": "prompts are never cut",
@@ -65,6 +65,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Text = Annotated[str, Meta(min_length=1)]
 StopText = Annotated[str, Meta(max_length=4096)]
 StopTexts = Annotated[list[StopText], Meta(max_length=64)]
@@ -189,7 +190,7 @@ class GenerationBody(Body, kw_only=True):
     min_tokens: Number | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
-    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=1024)] | None = None
     structured_outputs: StructuredOutputs | None = None
 
     @property
@@ -221,6 +222,7 @@ class GenerationBody(Body, kw_only=True):
         if self.ignore_eos and (words or self.longest is None):
             raise ApiError("ignore_eos needs max_tokens, and no stop.", "ignore_eos")
         given["min_tokens"] = self.longest if self.ignore_eos else self.min_tokens
+        given["logit_bias"] = self.logit_bias or None
         found = {**given, **find_guide(**self.forms), "max_tokens": self.longest, "stop_words": words or None}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -241,7 +243,7 @@ class ChatRequest(GenerationBody, kw_only=True):
     audio: None = None
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     prediction: None = None
-    reasoning_effort: Literal["none"] | None = None
+    reasoning_effort: Effort | None = None
     verbosity: None = None
     web_search_options: None = None
     moderation: None = None
@@ -269,7 +271,8 @@ class ChatRequest(GenerationBody, kw_only=True):
         given = self.structured_outputs, self.response_format
         form = "response_format" if given[0] is None else "structured_outputs"
         form = "tools" if self.tools and given == (None, None) else form
-        return FieldNames(settings={"stop_words": "stop", "max_tokens": longest, "guide": form})
+        own = {VARIABLES: "reasoning_effort"} if self.reasoning_effort and not self.chat_template_kwargs else {}
+        return FieldNames(settings={"stop_words": "stop", "max_tokens": longest, "guide": form, **own})
 
     @property
     def forms(self) -> dict[str, TextForm | StructuredOutputs | None]:
@@ -291,8 +294,9 @@ class ChatRequest(GenerationBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", "top_logprobs")
         wanted = {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        continues = {CONTINUES: True} if self.continue_final_message else {}
-        variables = (self.chat_template_kwargs or {}) | continues | to_variables(self.asked_tools)
+        own: dict[str, Any] = {CONTINUES: True} if self.continue_final_message else {}
+        own |= find_effort(self.reasoning_effort)
+        variables = (self.chat_template_kwargs or {}) | own | to_variables(self.asked_tools)
         own = {VARIABLES: variables} if variables or self.chat_template_kwargs is not None else {}
         return super().settings() | wanted | own
 
@@ -471,6 +475,11 @@ def read_settings(body: Struct) -> dict[str, Any]:
     if found.get("seed") is not None:
         found["seed"] %= 2**63  # models take seeds from 0
     return found
+
+
+def find_effort(effort: str | None) -> dict[str, Any]:
+    """Return the variable of a chat template for the effort of reasoning; none if there is to be no reasoning."""
+    return {} if effort in (None, "none") else {"reasoning_effort": effort}
 
 
 def check_variables(variables: Mapping[str, Any] | None) -> None:
