@@ -21,6 +21,8 @@ from shoal.clients.llm.client import Llm
 from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
 
+RANKINGS = ["/v1/rerank", "/v1/score", "/v2/rerank", "/rerank"]
+
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[openai.OpenAI]:
@@ -39,7 +41,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert found["llm_bls"]["serves"] == found["gpt-4o"]["serves"] == [*chats, "/tokenize"]
     assert found["embedder"]["serves"] == ["/v1/embeddings", "/v1/models/embedder:predict"]
     assert found["reader"]["serves"] == ["/v1/classify", "/v1/models/reader:predict"]
-    assert found["ranker"]["serves"] == ["/v1/rerank", "/v1/score", "/v1/models/ranker:predict"]
+    assert found["ranker"]["serves"] == [*RANKINGS, "/v1/models/ranker:predict"]
     assert all(model["ready"] for model in found.values())
     assert client.models.retrieve("gpt-4o").id == "gpt-4o"
     with pytest.raises(openai.NotFoundError) as refused:
@@ -387,12 +389,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {  # what is asked, and th
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
         "unsupported_parameter", "messages[0].content[0].type",
     ),
-    "tools": ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "unsupported_parameter", "tools"),
+    "tools": ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "unsupported_parameter", "tools[0].type"),
     "form": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
         "invalid_value", "response_format",
     ),
-    "several": ({"n": 2}, "unsupported_parameter", "n"),
+    "several": ({"n": 129}, "invalid_value", "n"),
     "store": ({"store": True}, "unsupported_parameter", "store"),
     "temperature": ({"temperature": -1}, "invalid_value", "temperature"),
     "top_p": ({"top_p": 0}, "invalid_value", "top_p"),

@@ -17,6 +17,7 @@ from tests.support.service import Service
 schemathesis = pytest.importorskip("schemathesis")
 MODELS = {  # for whom they are; others get any text as a model's name
     "/v1/embeddings": "embedder", "/v1/classify": "labeller", "/v1/rerank": "ranker", "/v1/score": "ranker",
+    "/v2/rerank": "ranker", "/rerank": "ranker",
     "/v1/models/{model}:predict": "reader",
 }  # fmt: skip
 MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "min_tokens": 0}

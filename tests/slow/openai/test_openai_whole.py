@@ -67,7 +67,10 @@ def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
         }  # fmt: skip
         yield "/v1/classify", {"model": draw.choice(["labeller", "reader", "embedder"]), "input": [text, "a"]}
         ranking = {"query": text, "documents": draw.choice([TEXTS, ["a"]]), "top_n": draw.choice([1, 3, None, 0])}
-        yield "/v1/rerank", {"model": "ranker", **ranking, "return_documents": draw.choice([True, False])}
+        yield (
+            draw.choice(["/v1/rerank", "/v2/rerank", "/rerank"]),
+            {"model": "ranker", **ranking, "return_documents": draw.choice([True, False])},
+        )
         yield "/v1/score", {"model": "ranker", "text_1": text, "text_2": draw.choice([TEXTS, text, [5]])}
         instances = draw.choice([[text], [{"TEXT": text, "WEIGHT": 0.5}, text], [{"NO": 1}], []])
         yield f"/v1/models/{draw.choice(['reader', 'embedder', 'llm'])}:predict", {"instances": instances}
