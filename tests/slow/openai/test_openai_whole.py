@@ -32,6 +32,9 @@ from tests.support.service import Service, wait_until
 # --- the description ------------------------------------------------------------------------------------------------
 
 
+FUNCTION: dict[str, Any] = {"name": "now", "parameters": {"type": "object", "additionalProperties": False}}
+
+
 def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
     """Write requests of every path, with settings drawn by chance; a third of them is refused."""
     draw = random.Random(seed)
@@ -47,18 +50,22 @@ def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
             {"stop": [text[:1], "e"]},
             {"n": draw.choice([1, 2])}, {"stream_options": {"include_usage": True}}, {"seed": draw.choice([7, -1])},
             {"user": "a", "metadata": {"a": "b"}}, {"tools": [5]}, {"temprature": 1},
+            {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required", "max_tokens": 50},
         ])  # fmt: skip
         yield "/v1/chat/completions", {**said, **more}
         more = draw.choice([{}, {"logprobs": draw.choice([0, 3])}, {"echo": draw.choice([True, False])}])
         prompt = draw.choice([text, text, [text, "A cat"], [], [[1, 2]]])
         asked = {"model": draw.choice([model, "llamav2"]), "prompt": prompt, "max_tokens": 4, **settings, **more}
         yield "/v1/completions", asked
-        more = draw.choice([{}, {"instructions": "Be brief."}, {"top_logprobs": 2}, {"store": True}])
+        called = {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required", "max_output_tokens": 50}
+        more = draw.choice([{}, {"instructions": "Be brief."}, {"top_logprobs": 2}, {"store": True}, called])
         asked = {"model": model, "input": draw.choice([text, messages]), "max_output_tokens": 5, **settings, **more}
         yield "/v1/responses", asked
+        tool = {"name": "now", "input_schema": FUNCTION["parameters"]}
+        used = {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 50}
         yield (
             "/v1/messages",
-            {**said, **draw.choice([{}, {"system": "Be brief."}, {"stop_sequences": ["e"]}, {"x": 1}])},
+            {**said, **draw.choice([{}, {"system": "Be brief."}, {"stop_sequences": ["e"]}, {"x": 1}, used])},
         )
         yield "/v1/messages/count_tokens", {"model": model, "messages": messages}
         yield "/v1/embeddings", {
@@ -67,10 +74,8 @@ def write_requests(seed: int) -> Iterator[tuple[str, Any]]:
         }  # fmt: skip
         yield "/v1/classify", {"model": draw.choice(["labeller", "reader", "embedder"]), "input": [text, "a"]}
         ranking = {"query": text, "documents": draw.choice([TEXTS, ["a"]]), "top_n": draw.choice([1, 3, None, 0])}
-        yield (
-            draw.choice(["/v1/rerank", "/v2/rerank", "/rerank"]),
-            {"model": "ranker", **ranking, "return_documents": draw.choice([True, False])},
-        )
+        path = draw.choice(["/v1/rerank", "/v2/rerank", "/rerank"])
+        yield path, {"model": "ranker", **ranking, "return_documents": draw.choice([True, False])}
         yield "/v1/score", {"model": "ranker", "text_1": text, "text_2": draw.choice([TEXTS, text, [5]])}
         instances = draw.choice([[text], [{"TEXT": text, "WEIGHT": 0.5}, text], [{"NO": 1}], []])
         yield f"/v1/models/{draw.choice(['reader', 'embedder', 'llm'])}:predict", {"instances": instances}
