@@ -144,12 +144,18 @@ def test_the_end_of_a_guide_is_the_end(engine: Any, tokenizer: Tokenizer) -> Non
         ({"lark": "a"}, "expected an object with one of json, json_object, regex, choice, grammar"),
         ({"json": {}, "regex": "a"}, "expected an object with one of"),
         ([], "expected an object with one of"),
-        ({"json": {"enum": ["x" * 9] * 20_000}}, "guide has [0-9]+ bytes; at most 131072 are read"),
+        ({"json": {"enum": ["x" * 9] * 60_000}}, "guide has [0-9]+ bytes; at most 524288 are read"),
     ],
 )
 def test_guides_that_are_refused(guide: Any, message: str, weights: Path) -> None:
     with open_engine(weights) as engine, pytest.raises(InputError, match=message):
         ask(engine, guide)
+
+
+def test_a_guide_that_is_optional_is_left_out_where_it_is_refused(engine: Any) -> None:
+    free = tokens_of(engine.stream(token_inputs(IDS, 12)))
+    assert ask(engine, {"json": {"not": {}}, "optional": True}, 12)[0] == free
+    assert ask(engine, {"regex": "[0-9]{3}", "optional": True}, 12)[0] != free
 
 
 def test_a_guide_without_end_costs_its_request_alone(weights: Path) -> None:

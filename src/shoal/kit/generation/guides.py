@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 GUIDE = "guide"  # input
-MOST_GUIDE = 2**17  # bytes
+MOST_GUIDE = 2**19  # bytes
 _MOST_CHOICES = 1024
 _MOST_KEPT = 64  # compiled guides of an engine
 _EXAMPLE = 'For example: {"json": {"type": "object", "properties": {"name": {"type": "string"}}}}'
@@ -53,7 +53,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class Guide:
     """A checked guide: its ``kind``, one of ``KINDS``, and its ``value``: a JSON text, or for others a text.
 
-    Engines that apply no guides leave one out that ``is_optional``.
+    One that ``is_optional`` is left out by engines that apply no guides, and where it is refused.
     """
 
     kind: str

@@ -172,7 +172,7 @@ _WORDS = (
     ),
 )  # fmt: skip
 _GUIDE = Setting(
-    "guide", "STRING", "an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`; 131,072 bytes",
+    "guide", "STRING", "an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`; 524,288 bytes",
     "What the answer follows, as JSON.", "none", "guide", "response_format", "structured_outputs",
 )  # fmt: skip
 SETTINGS = (_MAX_TOKENS, *NUMBERS, *_WORDS, _GUIDE)

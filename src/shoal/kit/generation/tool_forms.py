@@ -129,7 +129,7 @@ def write_guide(asked: AskedTools, form: Form, find_id: Callable[[str], int | No
     """Return the setting ``guide`` that holds an answer to the tools; empty if it may call none.
 
     ``find_id`` returns the id of a text that is one token, else None. ``final`` is what an answer follows that calls
-    no tool. A choice that leaves the answer free needs no engine that applies guides, so the guide is optional then.
+    no tool. The guide is optional if neither the choice nor a strict function needs it.
 
     Raises:
         InputError: ``final`` is not JSON.
@@ -157,7 +157,8 @@ def write_guide(asked: AskedTools, form: Form, find_id: Callable[[str], int | No
         lead = "(?s:.)*" if form.has_text else r"\s*"
         rules.append(f"TEXT: /(?s:.)+/ & ~/{lead}({banned})(?s:.)*/")
     grammar = "\n".join([f"start: {start}", *rules])
-    kept = {"optional": True} if asked.choice == AUTO and final is None else {}
+    is_strict = any(function.get("strict") for function in functions)
+    kept = {"optional": True} if asked.choice == AUTO and final is None and not is_strict else {}
     return json.dumps({"grammar": grammar, **kept}, ensure_ascii=False).encode()
 
 

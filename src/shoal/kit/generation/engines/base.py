@@ -132,9 +132,16 @@ class EngineComponent(StreamingComponent):
 
     def _admit_guided(self, request: TokenRequest, stream: Stream) -> None:
         """Compile the request's guide, which may take two seconds, in which no other request waits."""
+        guide = request.guide
+        assert guide is not None
         try:
-            assert request.guide is not None
-            self.engine.admit(replace(request, follower=self.guides.follow(request.guide)), stream)
+            try:
+                request = replace(request, follower=self.guides.follow(guide))
+            except InputError:
+                if not guide.is_optional:
+                    raise
+                request = replace(request, guide=None)
+            self.engine.admit(request, stream)
         except Exception as error:  # which the component puts into words for the client, without paths
             stream.end(error)
 
