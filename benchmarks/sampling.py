@@ -4,13 +4,16 @@
 
 16 rows of random logits, normal times 4 and, "flat", times 2; vocabularies of 128,256 (Llama 3) and 256,000 tokens. The
 forms take turns. Then tokens per second of llm-hf and llm-onnx with 1 and 16 streams, for a model of 15 million
-parameters beside its 128,256 embeddings, with the rule row by row and with all rows at once, in turns. The result, with
-hardware and versions, goes to benchmarks/results/sampling-DATE.json.
+parameters beside its 128,256 embeddings, with the rule row by row, with all rows at once, and so with a guide for each
+row (a list of texts as JSON), in turns. The result, with hardware and versions, goes to
+benchmarks/results/sampling-DATE.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -39,6 +42,7 @@ from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
 from tests.support.sampler import Reference
 
 ROWS, STEPS = 16, 5
+GUIDE = {"json": {"type": "array", "items": {"type": "string"}, "minItems": 500}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 0.8": {"temperature": 0.8},
@@ -63,9 +67,20 @@ def choose_row_by_row(logits: Any, rows: Any) -> list[tuple[int, None]]:
     return found
 
 
+def fill_vocabulary(path: Path, size: int) -> None:
+    """Give a tokenizer random words as tokens, up to a vocabulary of ``size``: masks of guides cover them."""
+    document, draw = json.loads(path.read_text(encoding="utf-8")), random.Random(0)
+    vocabulary = document["model"]["vocab"]
+    while len(vocabulary) < size:
+        word = draw.choice(["", "\u0120"]) + "".join(draw.choices("etaoinshrdlucmfwypvbgkjqxz", k=draw.randint(3, 9)))
+        vocabulary.setdefault(word, len(vocabulary))
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
 def make_model(folder: Path) -> Path:
     """Make a Llama with random weights, a vocabulary of 128,256 tokens and 15 million parameters beside it."""
     make_tiny(folder, hidden=8, layers=1)
+    fill_vocabulary(folder / "tokenizer.json", 128_256)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=128_256, hidden_size=384, intermediate_size=1024, num_hidden_layers=9, num_attention_heads=6,
@@ -90,14 +105,14 @@ def measure_engines(rounds: int, new: int = 40) -> dict[str, Any]:
                 for streams in (1, 16):
                     for setting in ("greedy", "temperature 0.8"):
                         settings = SETTINGS[setting] | {"runtime_top_p": 1.0}
-                        rates: dict[str, list[float]] = {"row by row": [], "all rows": []}
+                        rates: dict[str, list[float]] = {"row by row": [], "all rows": [], "guided": []}
                         for _ in range(rounds + 1):
                             for rule, each in rates.items():
                                 answering.choose = choose_row_by_row if rule == "row by row" else choose
+                                own = settings | ({"guide": json.dumps(GUIDE)} if rule == "guided" else {})
                                 start = time.perf_counter()
                                 asked = [
-                                    component.stream(token_inputs([5, 6, 7 + k], new, **settings))
-                                    for k in range(streams)
+                                    component.stream(token_inputs([5, 6, 7 + k], new, **own)) for k in range(streams)
                                 ]
                                 count = sum(len(tokens_of(stream)) for stream in asked)
                                 each.append(count / (time.perf_counter() - start))

@@ -47,7 +47,7 @@ def test_models(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.models.retrieve("nothing")
     assert refused.value.code == "model_not_found"
-    assert "Models: embedder, gpt-4o, labeller, llamav2, llm, " in refused.value.message
+    assert "Models: gpt-4o, llamav2, llm, llm_bls, embedder, " in refused.value.message
 
 
 # --- chats ----------------------------------------------------------------------------------------------------------

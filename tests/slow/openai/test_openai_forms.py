@@ -94,8 +94,8 @@ def test_biased_tokens(model: str, client: openai.OpenAI) -> None:
 
 def test_a_message_that_goes_on(client: openai.OpenAI) -> None:
     """The answer of a request that was cut, and the rest of it, are the whole answer."""
-    asked: dict[str, Any] = {"model": "llm", **chat("An animal?")}
-    whole = client.chat.completions.create(**asked, max_tokens=12).choices[0].message.content or ""
+    asked: dict[str, Any] = {"model": "llm", **chat("An animal?"), "max_tokens": 12}
+    whole = client.chat.completions.create(**asked).choices[0].message.content or ""
     messages = [*asked["messages"], {"role": "assistant", "content": whole[:3]}]
     goes_on = {"continue_final_message": True, "add_generation_prompt": False}
     rest = client.chat.completions.create(model="llm", messages=messages, max_tokens=12, extra_body=goes_on)
