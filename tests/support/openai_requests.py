@@ -84,7 +84,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("predict instances", [["a", 5, [5.5]]], [["a", None]], "instances[1]"),
     ("response input", ["a", [USER] * 4096], [[], [USER] * 4097, 5], "input"),
     ("response max_output_tokens", [1, None], [0, HUGE], "max_output_tokens"),
-    ("response truncation", ["disabled"], ["auto"], "truncation"),
+    ("response truncation", ["disabled", "auto"], ["some"], "truncation"),
     ("message max_tokens", [1], [0, HUGE, None], "max_tokens"),
     ("message stop_sequences", [["a"] * 64], [["a"] * 65], "stop_sequences"),
     ("message system", ["a", parts(1024)], [[], parts(1025), 5], "system"),

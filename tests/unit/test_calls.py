@@ -137,6 +137,16 @@ def test_calls_that_are_cut(form: str) -> None:
         assert (found == text[:end]) is not bool(calls)
 
 
+def test_rests_of_calls_behind_a_call_are_left_out() -> None:
+    """Of an answer that is cut within its second call, or within the mark at the end of the first."""
+    for form in ("hermes", "llama3", "mistral", "mistral_args"):
+        first, both = (write(form, calls) for calls in ([("add", EASY)], [("add", EASY), ("get_weather", HARD)]))
+        for end in range(len(first), len(both) - 2):
+            found = CallReader(NAMES).step(both[:end], last=True)
+            assert [part if isinstance(part, str) else part.name for part in found][:1] == ["add"]
+            assert not [part for part in found if isinstance(part, str) and part.strip()], both[:end]
+
+
 def test_arguments_that_are_no_object() -> None:
     """Some models write them as text, or leave them out."""
     for written, arguments in (('"{\\"a\\": 1}"', '{"a": 1}'), ("null", "{}"), ("[]", "{}"), ("[1]", "[1]")):

@@ -76,7 +76,7 @@ class CallReader:
     def step(self, text: str, *, last: bool = False) -> list[str | CallPiece]:
         """Take the next piece of the text; return what is known to be text, and parts of calls.
 
-        With ``last``, a call that is not whole is text, unless a part of it was returned.
+        With ``last``, a call that is not whole is text, unless a part of it, or another call, was returned.
         """
         self._held += text
         found: list[str | CallPiece] = []
@@ -109,9 +109,10 @@ class CallReader:
             blanks = len(text[:at].rstrip())
             self._calls, self._opening, self._held = _MARKS[mark], text[blanks:at] + mark, text[at + len(mark) :]
             return self._emit(text[:blanks])
-        end = len(text) if last else len(text[: _find_mark(text)].rstrip())
-        self._held = text[end:]
-        return self._emit(text[:end].rstrip() if self._count else text[:end])
+        is_all = last and not self._count  # behind a call, white space and the beginning of a mark are left out
+        end = len(text) if is_all else len(text[: _find_mark(text)].rstrip())
+        self._held = "" if last else text[end:]
+        return self._emit(text[:end])
 
     def _find_bare(self, text: str) -> _Calls | None:
         """Return the calls that a text without a mark begins; ``_MAYBE`` if it may still become one."""
@@ -124,8 +125,8 @@ class CallReader:
         """Return what is new of the call that is read."""
         found = calls.read(self._held)
         if found is None or (last and found.end is None):
-            if self._sent[0]:  # the rest of a call that is cut
-                self._held = ""
+            if self._sent[0] or (last and self._count):  # the rest of a call that is cut
+                self._held, self._opening = "", ""
                 return self._send(found) if found else []
             text = self._opening or self._held[:1]
             self._calls, self._opening, self._held = None, "", self._held[len(text) - len(self._opening) :]
@@ -151,6 +152,8 @@ class CallReader:
             self._held, self._is_between = rest[len(calls.between) :], False
         elif rest.startswith(calls.end) and rest:
             self._held, self._is_between, self._calls = rest[len(calls.end) :], False, None
+        elif last and calls.end.startswith(rest):  # a mark that is cut
+            self._held = ""
         elif last or not calls.end.startswith(rest):
             self._is_between, self._calls = False, None
 

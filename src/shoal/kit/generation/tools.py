@@ -66,7 +66,7 @@ def split_asked(variables: Mapping[str, Any], name: str = "") -> tuple[dict[str,
         raise InputError(f"{place}{CHOICE} is {shorten(choice)}, expected one of {known}.", "Send one of them.")
     if not names and choice not in (NONE, AUTO):
         raise InputError(f"{place}{CHOICE} is {choice}, and there are no {TOOLS}.", f"Send {TOOLS}.")
-    return rest, AskedTools(tuple(tools), choice, is_parallel)
+    return rest, AskedTools(tuple(tools), choice, is_parallel and choice in CHOICES)  # a named one is called once
 
 
 def _find_fault(tool: Any, names: Sequence[str]) -> str:

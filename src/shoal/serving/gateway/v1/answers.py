@@ -242,14 +242,13 @@ ResponseFault = TypedDict("ResponseFault", {"type": Literal["error"], "sequence_
 
 # --- messages -------------------------------------------------------------------------------------------------------
 
-MessageFault = TypedDict("MessageFault", {"type": str, "message": str})
+MessageFault = TypedDict("MessageFault", {"type": str, "message": str, "details": NotRequired[dict[str, Any]]})
 MessageError = TypedDict("MessageError", {"type": Literal["error"], "error": MessageFault, "request_id": None})
 AnswerBlock = TypedDict(  # a text, or a call
     "AnswerBlock",
     {
         "type": Literal["text", "tool_use"],
         "text": NotRequired[str],
-        "citations": NotRequired[None],
         "id": NotRequired[str],
         "name": NotRequired[str],
         "input": NotRequired[dict[str, Any]],

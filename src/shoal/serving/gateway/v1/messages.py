@@ -15,6 +15,7 @@ from shoal.kit.generation.sampling import CONTINUES, VARIABLES
 from shoal.kit.generation.tools import AskedTools
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.refusals import RefusedError
+from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.forms import SchemaForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.schema import Count, FieldNames, Name, Number, StopTexts, read_settings
@@ -46,7 +47,7 @@ _UNUSED = (  # of the numbers of tokens
     "cache_creation cache_creation_input_tokens cache_read_input_tokens inference_geo output_tokens_details"
     " server_tool_use service_tier"
 )
-_TEXT = {"type": "text", "text": "", "citations": None}
+_TEXT = {"type": "text", "text": ""}
 _NOTHING = dict.fromkeys(("stop_sequence", "stop_details", "container"))
 
 
@@ -225,7 +226,10 @@ async def answer_message(asked: MessageRequest, model_request: ModelRequest) -> 
 def to_anthropic(refused: RefusedError, status: int) -> Json:
     """Return the JSON of a refusal."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": refused.client_message}, "request_id": None}
+    error: Json = {"type": kind, "message": refused.client_message}
+    if isinstance(refused, ApiError) and refused.param == "thread":  # Anthropic's client then asks without one
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": None}
 
 
 def _join(content: str | list[Block]) -> str:

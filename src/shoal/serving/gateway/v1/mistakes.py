@@ -18,6 +18,7 @@ _ALIKE = {*"content contents data docs documents input inputs instances message 
 _ALIKE |= {*"prompt prompts query rows sentence sentences text texts".split()}
 _MEANT = "input", "documents", "prompt", "messages", "instances"
 _MISSING, _UNKNOWN = "Object missing required field `", "Object contains unknown field `"
+_UNSERVED = "unsupported_parameter"
 _MOST_WORDS = 2**9  # characters of a message that are read
 
 
@@ -30,7 +31,7 @@ def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> Api
         name = what.removeprefix(_UNKNOWN).removesuffix("`")
         param = f"{place}.{name}" if place else name
         if reason := _find_reason(param, reasons):
-            return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], "unsupported_parameter")
+            return ApiError(f"{param[:100]} is not supported: {reason}.", param[:100], _UNSERVED)
         known = [] if place else [field.name for field in msgspec.structs.fields(kind)]
         meant = [each for each in (f"{name}s", *(_MEANT if name in _ALIKE else ())) if each in known]
         near = f" Did you mean {meant[0]}?" if meant else f" {suggest(name[:60], known)}" if known else ""
@@ -39,15 +40,16 @@ def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> Api
         missing = what.removeprefix(_MISSING).removesuffix("`")
         place = f"{place}.{missing}" if place else missing
         return ApiError(f"The request has no {place}.", place, "missing_required_parameter")
-    if "'item_reference'" in what:  # to a response that would be kept
-        reason = reasons["store"]
-    elif place.endswith(".role") and "'function'" in what:
-        reason = reasons["functions"]
-    else:
-        reason = _find_reason(place, reasons)
+    if "'item_reference'" in what:  # to an item of a response that would be kept; Vercel's client sends it
+        store = "send the items themselves; with Vercel's AI SDK, providerOptions: {openai: {store: false}}"
+        return ApiError(
+            f"{place} is not supported: nothing is stored. Instead of item_reference, {store}.", place, _UNSERVED
+        )
+    is_function = place.endswith(".role") and "'function'" in what
+    reason = reasons["functions"] if is_function else _find_reason(place, reasons)
     if reason or what.startswith("Expected `null`"):
         what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
-        return ApiError(f"{place} {what}", place, "unsupported_parameter")
+        return ApiError(f"{place} {what}", place, _UNSERVED)
     what = say_kinds(what)
     if kind.__name__ in ("EmbeddingsRequest", "CompletionRequest") and place.startswith(("input[", "prompt[")):
         ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."

@@ -18,7 +18,17 @@ from shoal.serving.gateway.refusals import RefusedError
 from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.forms import Form, TextForm, find_guide
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import Body, Count, Effort, FieldNames, Number, Seed, find_effort, read_settings
+from shoal.serving.gateway.v1.schema import (
+    Body,
+    Count,
+    Effort,
+    FieldNames,
+    Number,
+    Seed,
+    Verbosity,
+    find_effort,
+    read_settings,
+)
 from shoal.serving.gateway.v1.sse import Event, Json, ResponseFormat, answer
 from shoal.serving.gateway.v1.tools import (
     CallId,
@@ -105,7 +115,7 @@ class ResponseText(Struct, forbid_unknown_fields=True):
     """Form of the answer."""
 
     format: Form | None = None
-    verbosity: None = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
@@ -139,7 +149,7 @@ class ResponseRequest(Body, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseOptions | None = None
     text: ResponseText | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
     tools: ResponseTools | None = None
     tool_choice: ToolChoice | ResponseToolChoice | None = None

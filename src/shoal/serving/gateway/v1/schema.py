@@ -47,10 +47,8 @@ _UNSUPPORTED = {
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
     "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
     "prediction": "answers are not predicted", "store": _NO_STATE,
-    "verbosity": "answers have no verbosity",
     "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
-    "truncation": "prompts are never cut",
     "return_token_strs": "tokens are returned as ids", "chat_template": "the model has its own",
     "add_generation_prompt": _AS_CHAT, "continue_final_message": _AS_CHAT, "max_tool_calls": _FUNCTIONS,
     "background_options": _NO_STATE,
@@ -65,6 +63,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Verbosity = Literal["low", "medium", "high"]  # does nothing
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Text = Annotated[str, Meta(min_length=1)]
 StopText = Annotated[str, Meta(max_length=4096)]
@@ -244,7 +243,7 @@ class ChatRequest(GenerationBody, kw_only=True):
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     prediction: None = None
     reasoning_effort: Effort | None = None
-    verbosity: None = None
+    verbosity: Verbosity | None = None
     web_search_options: None = None
     moderation: None = None
     chat_template_kwargs: dict[str, Any] | None = None
