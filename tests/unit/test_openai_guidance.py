@@ -176,6 +176,15 @@ def test_the_only_model_of_a_path_needs_no_name(answers: list[tuple[str, dict[st
     assert say("/v1/embeddings", {"input": "a", "model": ""}) == "model: Expected string of length >= 1."
 
 
+def test_names_as_hubs_have_them() -> None:
+    """With a slash and a colon, in a path as it is or encoded."""
+    name = "org/tiny:8b"
+    given: dict[str, Any] = {"aliases": {name: "minilm"}}
+    assert post("/v1/embeddings", {"model": name, "input": "a"}, **given)[1]["model"] == name
+    for written in (name, "org%2Ftiny:8b"):
+        assert post(f"/v1/models/{written}:predict", {"instances": ["a"]}, **given)[0] == 200
+
+
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 

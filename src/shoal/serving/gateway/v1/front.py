@@ -99,7 +99,7 @@ class ApiFront:
         }
 
         def make(operation: Operation) -> Route:
-            path = operation.path.replace(MODEL, "(?P<model>[^/]+)")
+            path = operation.path.replace(MODEL, "(?P<model>[^/]+(?:/[^/]+)?)")  # hubs have names with a slash
             envelope: Envelope = to_anthropic if operation.error is MessageError else to_envelope
             if operation.request is None:
                 return Route(operation.name, Scope.READ, path, read[operation.path], "GET", envelope)
