@@ -42,7 +42,7 @@ def make(inputs: str, outputs: str, api: str = "", rows: int = 4) -> ModelConfig
         ("TEXT:STRING WEIGHT?:FP32", "SCORE:FP32", "", "classify=SCORE", ("/v1/classify",)),
         ("TEXT:STRING", "A:FP32 B:FP32", "", "none", ()),
         ("TEXT:STRING", "A:FP32 B:FP32", "classify=B", "classify=B", ("/v1/classify",)),
-        ("Q:STRING D:STRING", "S:FP32", "", "rerank=S", ("/v1/rerank", "/v1/score")),
+        ("Q:STRING D:STRING", "S:FP32", "", "rerank=S", ("/v1/rerank", "/v1/score", "/v2/rerank", "/rerank")),
         ("Q:STRING D:STRING", "S:FP32:2", "", "none", ()),
         ("TEXT:STRING", "PROBS:FP32:3", "none", "none", ()),
         ("TEXT:STRING WEIGHT:FP32", "SCORE:FP32", "", "none", ()),
