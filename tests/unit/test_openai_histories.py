@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal.kit.generation.pieces import Piece
 from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.messages import to_anthropic
+from shoal.serving.gateway.v1.responses import _Response
 from tests.support.openai_requests import ask, refuse
 
 
@@ -90,3 +92,25 @@ def test_anthropics_client_is_told_that_there_are_no_threads() -> None:
     error = to_anthropic(refuse("message", {"thread": {"type": "create"}}), 400)["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     assert "details" not in to_anthropic(refuse("message", {"speed": "fast"}), 400)["error"]
+
+
+def test_log_probabilities_of_text_that_is_held_back() -> None:
+    """Those of tokens that are a part of a character, or might begin a call, come with the text; none is lost."""
+    place = {"70": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}}
+    tools = [{"type": "function", "name": "f"}]
+    for given in ({}, {"tools": tools}):
+        form = _Response(ask("response", {"top_logprobs": 1, **given}))
+        texts = ["", '{"a', '": 1}', ""]
+        pieces = [
+            Piece(text, "stop" if text == texts[-1] and at else "", 3, at + 1, None, [place])
+            for at, text in enumerate(texts)
+        ]
+        events = [event.document for piece in pieces for event in form.events(0, piece)] + [
+            event.document for event in form.last_events()
+        ]
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert "".join(event["delta"] for event in deltas) == '{"a": 1}'
+        assert sum(len(event["logprobs"]) for event in deltas) == len(
+            events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+        )
+        assert sum(len(event["logprobs"]) for event in deltas) >= 3

@@ -12,7 +12,7 @@ from shoal.errors import InputError
 ROLES = ("system", "user", "assistant", "tool")
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 
-_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 Message = dict[str, Any]
 
@@ -21,7 +21,8 @@ def read_messages(text: str, name: str = "messages") -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
 
     A message may have the ``name`` of its participant, which some templates read. The assistant's may have
-    ``tool_calls`` as in OpenAI's API, with arguments as JSON, and then no content; a tool's may have ``tool_call_id``.
+    ``tool_calls`` as in OpenAI's API, with arguments as JSON, and then no content, and ``reasoning_content``; a tool's
+    may have ``tool_call_id``.
 
     ``name`` is the input's, for error messages.
 
@@ -84,6 +85,8 @@ def _find_fault(message: Any) -> str:
         return f"has the role {shorten(role)}, expected one of {', '.join(ROLES)}"
     if not isinstance(content, str):
         return f"has the content {shorten(content)}, expected a text"
+    if not isinstance(message.get("reasoning_content", ""), str):
+        return f"has the reasoning_content {shorten(message['reasoning_content'])}, expected a text"
     if not isinstance(own, str):
         return f"has the name {shorten(own)}, expected a text"
     if not content and role in ("system", "user"):  # models and tools give empty answers

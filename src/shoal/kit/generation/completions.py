@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
 # of ``carry``, with the defaults
-_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False))
+_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False), ("begin", ""))
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
@@ -53,13 +53,14 @@ class TextStream:
         returns: Sequence[str] = (),
         num_echoed: int = 0,
         keeps_specials: bool = False,
+        begin: str = "",
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         With ``counts_each``, ``pack`` counts the new tokens of each piece alone, as NVIDIA's vLLM backend does.
         ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds. The first ``num_echoed`` ids are
         the prompt's, and no new tokens: they are not counted, and no stop string ends the text in them. With
-        ``keeps_specials``, special tokens are a part of the text.
+        ``keeps_specials``, special tokens are a part of the text. ``begin``, the end of the prompt, is put before it.
 
         Raises:
             InputError: a stop string is empty.
@@ -77,6 +78,7 @@ class TextStream:
         self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
+        self._begin = begin
 
     def step(
         self, ids: Sequence[int], *, last: bool = False, reason: str = "", log_probs: Sequence[LogProbs] = ()
@@ -91,6 +93,7 @@ class TextStream:
         """
         before = self._num_output_tokens
         text = "" if self._is_cut else self._take(ids, last)
+        text, self._begin = self._begin + text, ""
         for token, place in zip(ids[: self._num_output_tokens - before], log_probs, strict=False):
             self._total += place.chosen
             if "logprobs" in self._returns:
@@ -421,21 +424,22 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool]:
+def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool, str]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
     An empty text has no stop strings. What follows ``num_input_tokens`` may be left out.
     """
     if not text:
-        return [], 0, 0, False, [], 0, False
+        return [], 0, 0, False, [], 0, False, ""
     try:
         given = json.loads(text)
         stops, numbers = given["stops"], (given["num_input_tokens"], given.get("min_tokens", 0))
-        counts_each, returns, echoed, keeps = (given.get(*each) for each in _REST)
+        counts_each, returns, echoed, keeps, begin = (given.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
         is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and type(counts_each) is type(keeps) is bool
         is_valid = is_valid and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
+        is_valid = is_valid and isinstance(begin, str)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -443,7 +447,7 @@ def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[st
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each, returns, echoed, keeps
+    return stops, *numbers, counts_each, returns, echoed, keeps, begin
 
 
 def _string(text: str) -> Any:

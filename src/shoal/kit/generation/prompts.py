@@ -21,6 +21,7 @@ from shoal.kit.generation.completions import RETURNS
 from shoal.kit.generation.contract import MAX_WORDS, MOST_PASSTHROUGH, as_python, naming_row, pack_words
 from shoal.kit.generation.detokenizer import find_specials as find_special_ids
 from shoal.kit.generation.guides import GUIDE, read_guide
+from shoal.kit.generation.reasoning import find_opening
 from shoal.kit.generation.sampling import NUMBERS, SETTINGS, VARIABLES, Sampling, read_variables
 from shoal.kit.generation.templates import ChatTemplate
 from shoal.kit.generation.tokenizer import TOKENIZER_CONFIG, find_specials, read_model_tokenizer, read_settings
@@ -95,13 +96,18 @@ class Prompts:
             InputError: the text is empty, the model takes no chats, the template cannot render this chat or does not
                 read a variable, or the context has no room for the ids and one new token.
         """
-        if messages is not None:
-            text = self._chats.render(messages, variables or {})
-            self._check_size(len(text.encode()), "The rendered chat")
-            self._check_length(text)
-            ids = self._ids(text)
+        return self._encode(text_input, None if messages is None else self._render(messages, variables or {}))
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        text = self._chats.render(messages, variables)
+        self._check_size(len(text.encode()), "The rendered chat")
+        return text
+
+    def _encode(self, text_input: str | None, chat: str | None) -> list[int]:
+        self._check_length(text_input or chat or "")
+        if chat is not None:
+            ids = self._ids(chat)
         else:
-            self._check_length(text_input or "")
             ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
         if not ids:
             raise InputError("The prompt is empty.", "Send a text of at least one token.")
@@ -161,7 +167,9 @@ class Prompts:
         """
         self.check(row)
         variables = self._own_variables(row)
-        ids = self.encode(self._text(row), self._messages(row), variables)
+        messages = self._messages(row)
+        chat = None if messages is None else self._render(messages, variables)
+        ids = self._encode(self._text(row), chat)
         stops, bad = ([word for word in self._words(row, name) if word] for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
@@ -175,6 +183,8 @@ class Prompts:
         guide, form = self._chats.write_guide(variables, final, self._tokenizer.token_to_id)
         if form is not None and any(mark in self._specials for mark in form.marks):  # they are read in the text
             rest["keeps_specials"] = True
+        if begin := find_opening(chat or ""):
+            rest["begin"] = begin
         text = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(text) > MOST_PASSTHROUGH:
             most = f"at most {MOST_PASSTHROUGH} are allowed"

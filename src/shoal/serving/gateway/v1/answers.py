@@ -45,6 +45,7 @@ ChatMessage = TypedDict(
         "refusal": None,
         "annotations": list[Any],
         "tool_calls": NotRequired[list[AnswerCall]],
+        "reasoning_content": NotRequired[str],
     },
 )
 ChatChoice = TypedDict(
@@ -73,6 +74,7 @@ ChatDelta = TypedDict(
         "content": NotRequired[str],
         "refusal": NotRequired[None],
         "tool_calls": NotRequired[list[CallDelta]],
+        "reasoning_content": NotRequired[str],
     },
 )
 ChatPiece = TypedDict(

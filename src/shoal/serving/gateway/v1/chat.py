@@ -78,10 +78,13 @@ class _Chat(_TextFormat):
         self._begun: set[int] = set()  # numbers of answers
 
     def _choice(self, number: int, piece: Piece) -> Json:
-        parts = self.divide(number, piece, is_last=True)
+        reasoning, answer = self.find_reasoning(number, piece, is_last=True)
+        parts = self.divide(number, answer, is_last=True)
         calls = [to_call(make_id("call_"), part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]
         content = "".join(part for part in parts if isinstance(part, str))
         message: Json = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
         reason = self._reason(number, piece)
@@ -95,7 +98,10 @@ class _Chat(_TextFormat):
         if number not in self._begun:
             self._begun.add(number)
             found.append((({"role": "assistant", "content": "", "refusal": None}), None, None))
-        parts, logprobs = self.divide(number, piece), self._logprobs(piece)
+        reasoning, answer = self.find_reasoning(number, piece, is_last=bool(piece.finish_reason))
+        parts, logprobs = self.divide(number, answer), self._logprobs(piece)
+        if reasoning:
+            found.append(({"reasoning_content": reasoning}, None, None))
         for part in parts or ([""] if logprobs else []):
             delta = {"tool_calls": [_describe_call(part)]} if isinstance(part, CallPiece) else {"content": part}
             found.append((delta, logprobs, None))

@@ -235,6 +235,7 @@ class _Response(ResponseFormat):
         self._asked, self._num_events = asked, 0
         self._form = (asked.text and asked.text.format) or TextForm()
         self._output: list[Json] = []  # items; the last one may go on
+        self._places: list[Json] = []  # log probabilities of tokens whose text is held back
         self._is_cut = False
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
@@ -272,9 +273,10 @@ class _Response(ResponseFormat):
     def _take(self, piece: Piece, *, is_last: bool | None = None) -> list[Event]:
         """Add a piece to the items of the answer, and return its events; log probabilities belong to texts."""
         self._is_cut = piece.finish_reason == "length"
-        places, parts = self._describe_places(piece), self.divide(0, piece, is_last=is_last)
+        self._places += self._describe_places(piece)
+        parts = self.divide(0, piece, is_last=is_last)
         events: list[Event] = []
-        if places and not parts and self._is_open("message"):
+        if self._places and not parts and not self._asked.asked_tools.callable:
             parts = [""]
         for part in parts:
             if isinstance(part, CallPiece):
@@ -282,14 +284,15 @@ class _Response(ResponseFormat):
                 self._output[-1]["arguments"] += part.arguments
                 if part.arguments:
                     events.append(self._event("function_call_arguments.delta", **self._at, delta=part.arguments))
+                self._places = []
                 continue
             events += [] if self._is_open("message") else self._open_message()
             (content,) = self._output[-1]["content"]
             content["text"] += part
-            content["logprobs"] += places
-            delta = {**self._at, "content_index": 0, "delta": part, "logprobs": places}
+            content["logprobs"] += self._places
+            delta = {**self._at, "content_index": 0, "delta": part, "logprobs": self._places}
             events.append(self._event("output_text.delta", **delta))
-            places = []
+            self._places = []
         return events
 
     def _describe_places(self, piece: Piece) -> list[Json]:

@@ -120,6 +120,7 @@ class Message(Struct, forbid_unknown_fields=True):
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    reasoning_content: str | None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
@@ -142,6 +143,7 @@ class Message(Struct, forbid_unknown_fields=True):
         )
         calls = [call.to_plain() for call in self.tool_calls or ()]
         more = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
+        more["reasoning_content"] = self.reasoning_content
         own = {key: value for key, value in more.items() if value}
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **own}
 

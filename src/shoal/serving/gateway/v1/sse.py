@@ -13,6 +13,7 @@ from aiohttp import web
 
 from shoal.kit.generation.calls import CallPiece, CallReader
 from shoal.kit.generation.pieces import Piece, join_pieces
+from shoal.kit.generation.reasoning import ReasoningReader
 from shoal.kit.generation.tools import AskedTools
 from shoal.serving.gateway.http.client_stream import has_left
 from shoal.serving.gateway.http.routes import find_status
@@ -64,6 +65,7 @@ class ResponseFormat:
         self._counts: dict[int, tuple[int, int]] = {}  # tokens of prompt and answer so far, by prompt
         self._tools = tools
         self._readers: dict[int, CallReader | None] = {}  # of calls, by prompt
+        self._reasoning: dict[int, ReasoningReader] = {}  # by prompt
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -74,6 +76,12 @@ class ResponseFormat:
     def count(self, number: int, piece: Piece) -> None:
         """Count the tokens of a piece."""
         self._counts[number] = piece.num_input_tokens or 0, piece.num_output_tokens or 0
+
+    def find_reasoning(self, number: int, piece: Piece, *, is_last: bool) -> tuple[str, Piece]:
+        """Return the reasoning in a piece of the answer to a prompt, and the piece without it."""
+        reader = self._reasoning.setdefault(number, ReasoningReader())
+        reasoning, text = reader.step(piece.text, last=is_last)
+        return reasoning, piece._replace(text=text)
 
     def divide(self, number: int, piece: Piece, *, is_last: bool | None = None) -> list[str | CallPiece]:
         """Return the texts and the parts of calls in a piece of the answer to a prompt."""
