@@ -18,7 +18,7 @@ _TEMPLATE = (
     """{{ '\\n' if loop.index0 else '' }}<tool_call>\n{"name": "{{ call['function']['name'] }}", "arguments": """
     "{{ call['function']['arguments'] | tojson }}}\n</tool_call>{% endfor %}{{ eos_token }}"
     "{% else %}<|user|>{{ message['content'] }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 _PAIRS = (  # questions and answers, for a model that is trained
     ("What do fish do?", "Fish swim in the sea in large shoals, and turn as one when danger comes near."),

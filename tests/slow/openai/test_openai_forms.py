@@ -102,3 +102,23 @@ def test_a_message_that_goes_on(client: openai.OpenAI) -> None:
     assert rest.choices[0].message.content is not None
     with pytest.raises(openai.BadRequestError, match="cannot be continued"):
         client.chat.completions.create(**asked, extra_body=goes_on)
+
+
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_reasoning(model: str, client: openai.OpenAI) -> None:
+    """The prompt ends with the mark of reasoning; whole and streamed, and back in the history."""
+    more = {
+        "structured_outputs": {"regex": "[a-z]{5}</think>\n[a-z]{5}"},
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
+    asked: dict[str, Any] = {"model": model, **chat("An animal?"), "max_tokens": 40, "extra_body": more}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert message.content is not None
+    assert message.model_extra is not None
+    assert [len(message.content), len(message.model_extra["reasoning_content"])] == [5, 5]
+    deltas = [piece.choices[0].delta for piece in client.chat.completions.create(**asked, stream=True)]
+    reasoning = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
+    assert reasoning == message.model_extra["reasoning_content"]
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    asked["messages"] = [*asked["messages"], message.model_dump(exclude_none=True), *asked["messages"]]
+    assert client.chat.completions.create(**asked).choices[0].message.content

@@ -164,11 +164,12 @@ def make_reader(asked: AskedTools) -> CallReader | None:
 
 
 def read_arguments(text: str) -> Any:
-    """Return a call's arguments; as a text in an object if they are not JSON, which a model without a grammar wrote."""
+    """Return a call's arguments; as a text in an object if they are not one, which a model without a grammar wrote."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return {"arguments": text}
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _to_plain(tool: ChatTool | ResponseTool | MessageTool) -> Json:
