@@ -43,7 +43,8 @@ class Dialect:
 
     def _check_known(self, names: Iterable[str]) -> None:
         if missing := next((name for name in names if name not in self._names), None):
-            raise InputError(f"The model has no setting {missing}.", "Leave it out, or ask llm.")
+            members = f" ({', '.join(names[missing])})" if isinstance(names, Mapping) and missing == _VARIABLES else ""
+            raise InputError(f"The model has no setting {missing}{members}.", "Leave it out, or ask llm.")
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
         """Convert an answer to a ``Piece``."""
