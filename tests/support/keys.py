@@ -58,4 +58,8 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 
 def make_path(pattern: str) -> str:
     """Return a path that a route has."""
-    return pattern.replace("(?:/versions/(?P<version>[^/]+))?", "").replace("(?P<model>[^/]+)", "plain")
+    return (
+        pattern.replace("(?:/versions/(?P<version>[^/]+))?", "")
+        .replace("(?P<model>[^/]+(?:/[^/]+)?)", "plain")
+        .replace("(?P<model>[^/]+)", "plain")
+    )
