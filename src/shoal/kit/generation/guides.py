@@ -140,7 +140,7 @@ class Guides:
     def __init__(self, read: Callable[[], Tokenizer], vocabulary: int, end_ids: Sequence[int]) -> None:
         self._read, self._vocabulary, self._end_ids = read, vocabulary, [*end_ids]
         self._tokenizer: Any = None  # llguidance's
-        self._kept: OrderedDict[Guide, Any] = OrderedDict()  # matchers, or why a guide is refused
+        self._kept: OrderedDict[Guide, Any] = OrderedDict()  # matchers
         self._changing = threading.Lock()
 
     def follow(self, guide: Guide) -> Follower:
@@ -151,20 +151,15 @@ class Guides:
             SetupError: llguidance is not installed, or no Python interpreter is found.
         """
         with self._changing:
-            found = self._kept.get(guide)
-        if found is None:
-            try:
-                found = self._compile(guide)
-            except InputError as refused:
-                found = refused
+            matcher = self._kept.get(guide)
+        if matcher is None:
+            matcher = self._compile(guide)
         with self._changing:
-            self._kept[guide] = found
+            self._kept[guide] = matcher
             self._kept.move_to_end(guide)
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
-            if isinstance(found, InputError):
-                raise InputError(found.what, found.fix)
-            return Follower(found.deep_copy(), self._vocabulary)
+            return Follower(matcher.deep_copy(), self._vocabulary)
 
     def _compile(self, guide: Guide) -> Any:
         with needs("llm"):
