@@ -108,3 +108,10 @@ def test_no_server_answers() -> None:
     for asked in ([], ["127.0.0.1:9"]):
         done = CliRunner().invoke(app, ["chat", *asked], input="Hello!")
         assert str(done.exception).endswith("or give the address of one: shoal chat HOST:PORT")
+
+
+def test_settings_that_a_model_lacks_are_named() -> None:
+    llamav2 = find_dialect([TensorSpec("prompt", "TYPE_STRING", (1,))])
+    settings = {"chat_template_kwargs": {"tools": [], "tool_choice": "auto"}}
+    with pytest.raises(InputError, match=r"has no setting chat_template_kwargs \(tools, tool_choice\)\. Leave it out"):
+        llamav2.to_inputs("A", settings, is_streaming=False)

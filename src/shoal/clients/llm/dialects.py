@@ -41,9 +41,9 @@ class Dialect:
             inputs[name] = [json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value]
         return inputs
 
-    def _check_known(self, names: Iterable[str]) -> None:
-        if missing := next((name for name in names if name not in self._names), None):
-            members = f" ({', '.join(names[missing])})" if isinstance(names, Mapping) and missing == _VARIABLES else ""
+    def _check_known(self, given: Mapping[str, Any]) -> None:
+        if missing := next((name for name in given if name not in self._names), None):
+            members = f" ({', '.join(given[missing])})" if isinstance(given[missing], Mapping) else ""
             raise InputError(f"The model has no setting {missing}{members}.", "Leave it out, or ask llm.")
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
