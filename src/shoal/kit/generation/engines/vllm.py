@@ -118,7 +118,7 @@ class VllmEngine:
         self._loggers = [_counting(count)] if "speculative_config" in self._arguments else []
         self._numbers = itertools.count()
         self._changing = threading.Lock()
-        self._streams: set[Stream] = set()
+        self._answerings: dict[Stream, Answering] = {}
         self._running: tuple[Any, asyncio.AbstractEventLoop] | None = None  # AsyncLLM, while it can be asked
         self._fault: Exception | None = None  # error of the first start
         self._is_ready, self._is_closing = threading.Event(), threading.Event()
@@ -145,11 +145,14 @@ class VllmEngine:
             if self._running is None:
                 raise _unavailable("its process died, and is being started again")
             llm, loop = self._running
-            self._streams.add(stream)
-            answering = asyncio.run_coroutine_threadsafe(self._answer(llm, request, stream), loop)
+            if request.guide is not None:  # where it ends, only an end token can come next
+                ends = {*(request.end_ids or self.limits.end_ids), llm.get_tokenizer().eos_token_id} - {None}
+                request = replace(request, end_ids=tuple(ends), sampling=replace(request.sampling, min_tokens=0))
+            answering = self._answerings[stream] = Answering(request, stream)
+            task = asyncio.run_coroutine_threadsafe(self._answer(llm, answering), loop)
 
         def leave() -> None:
-            answering.cancel()  # vLLM aborts what is cancelled
+            task.cancel()  # vLLM aborts what is cancelled
 
         stream.on_leave(leave)
 
@@ -158,11 +161,8 @@ class VllmEngine:
         self._is_closing.set()
         self._keeper.join(10 * _STOP_SECONDS)
 
-    async def _answer(self, llm: Any, request: TokenRequest, stream: Stream) -> None:
-        if request.guide is not None:  # where it ends, only an end token can come next
-            ends = {*(request.end_ids or self.limits.end_ids), llm.get_tokenizer().eos_token_id} - {None}
-            request = replace(request, end_ids=tuple(ends), sampling=replace(request.sampling, min_tokens=0))
-        answering = Answering(request, stream)
+    async def _answer(self, llm: Any, answering: Answering) -> None:
+        request, stream = answering.request, answering.stream
         prompt, request_id = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
         number = request.sampling.top_logprobs
         try:
@@ -171,14 +171,13 @@ class VllmEngine:
                     new = output.outputs[0]
                     for index, token in enumerate(new.token_ids):
                         place = _read_place(token, new.logprobs[index], number) if request.returns else None
-                        if not answering.add(token, place, beside=len(self._streams)):
+                        if not answering.add(token, place, beside=len(self._answerings)):
                             return
             stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
         except Exception as error:
-            may_be_repeated = llm.errored and not answering.ids
-            stream.end(_unavailable("its process died") if may_be_repeated else error)
+            stream.end(_explain_death(error, answering) if llm.errored else error)
         finally:
-            self._streams.discard(stream)
+            self._answerings.pop(stream, None)
 
     # --- the thread that vLLM's client lives in ------------------------------------------------------------------
 
@@ -212,12 +211,13 @@ class VllmEngine:
         finally:
             with self._changing:
                 self._running = None
-                streams = list(self._streams)
-                self._streams.clear()
+                answerings = list(self._answerings.values())
+                self._answerings.clear()
             if is_dead := not self._is_closing.is_set():
                 _log.error("vLLM's processes died; they are started again")
-            for stream in streams:
-                stream.end(llm.dead_error if is_dead else _unavailable("it is being unloaded"))
+            for each in answerings:
+                unloaded = _unavailable("it is being unloaded")
+                each.stream.end(_explain_death(llm.dead_error, each) if is_dead else unloaded)
             llm.shutdown(timeout=_STOP_SECONDS)
 
 
@@ -229,6 +229,11 @@ def _in_one_line(error: Exception) -> str:
 def _unavailable(why: str) -> ServerError:
     """Return an error after which shoal's clients retry; in a stream, they recognize it by its message."""
     return ServerError(f"The model is unavailable: {why}.", f"Try again in {_AGAIN_SECONDS} s.")
+
+
+def _explain_death(error: Exception, answering: Answering) -> Exception:
+    """Return why an answer ends with vLLM's processes: one that has no tokens may be asked for again."""
+    return error if answering.ids else _unavailable("its process died")
 
 
 def _set_variables(threads: int | None) -> None:
