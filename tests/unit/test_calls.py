@@ -138,7 +138,7 @@ def test_calls_that_are_cut(form: str) -> None:
 
 
 def test_rests_of_calls_behind_a_call_are_left_out() -> None:
-    """Of an answer that is cut within its second call, or within the mark at the end of the first."""
+    """The answer is cut within its second call, or within the mark at the end of the first."""
     for form in ("hermes", "llama3", "mistral", "mistral_args"):
         first, both = (write(form, calls) for calls in ([("add", EASY)], [("add", EASY), ("get_weather", HARD)]))
         for end in range(len(first), len(both) - 2):

@@ -162,6 +162,8 @@ def test_schemas_that_are_not_expressed(guides: Guides) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{}]}, r"tools\[0\]\.function has no name"),
+    ({"tools": 5}, "tools is 5, expected a list"),
+    ({"tools": {"function": {"name": "a"}}}, "tools is .* expected a list"),
     ({"tools": [TOOLS[0], 3]}, r"tools\[1\] is 3, expected a function"),
     ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, r"tools\[0\] is .*expected a function"),
     ({"tools": [{"function": {"name": "a b"}}]}, r"tools\[0\]\.function\.name is 'a b'"),

@@ -63,7 +63,8 @@ class Guide:
     @property
     def schema(self) -> str:
         """The JSON schema, of the kinds ``json`` and ``json_object``; empty for others."""
-        return {"json": self.value, "json_object": '{"type": "object"}'}.get(self.kind, "")
+        value = {"true": "{}", "false": '{"enum": []}'}.get(self.value, self.value)
+        return {"json": value, "json_object": '{"type": "object"}'}.get(self.kind, "")
 
     @property
     def choices(self) -> list[str]:
@@ -186,8 +187,7 @@ def _write_grammar(guide: Guide, matcher: Any) -> str:
     """Return the guide in llguidance's form."""
     if guide.schema:
         # Blanks that a schema does not ask for could go on without end.
-        options, schema = {"whitespace_flexible": False}, {"true": "{}", "false": '{"enum": []}'}.get(guide.schema)
-        return str(matcher.grammar_from_json_schema(schema or guide.schema, defaults=options))
+        return str(matcher.grammar_from_json_schema(guide.schema, defaults={"whitespace_flexible": False}))
     if guide.kind == "regex":
         return str(matcher.grammar_from_regex(guide.value))
     texts = (json.dumps(each, ensure_ascii=False) for each in guide.choices) if guide.kind == "choice" else ()

@@ -148,8 +148,8 @@ def write_guide(asked: AskedTools, form: Form, find_id: Callable[[str], int | No
     if asked.choice != AUTO:
         start = "calls"
     elif final is not None:
-        start, schema = "calls | final", {"true": "{}"}.get(final.schema, final.schema)
-        rules.append(f"final: %json {_add_options(json.loads(schema))}")
+        start = "calls | final"
+        rules.append(f"final: %json {_add_options(json.loads(final.schema))}")
     else:
         start = "TEXT calls | TEXT | calls" if form.has_text else "TEXT | calls"
         begins = [form.begin.rstrip()] if form.has_text else [_begin(form, each["name"]) for each in functions]
@@ -195,9 +195,11 @@ def _write_call(rule: str, function: Mapping[str, Any], form: Form, spell: _Spel
 def _write_keywords(rule: str, schema: Mapping[str, Any], is_strict: bool) -> list[str]:
     """Return rules for keyword arguments, in the schema's order: ``rule_N`` before the first, ``rule_N_more`` after."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required, properties = schema.get("required", ()), [*schema.get("properties", {}).items()]
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if not isinstance(required, list) or not isinstance(properties, Mapping):
+        raise InputError(f"{TOOLS} has a schema whose required or properties are of another kind.", "Write it in full.")
     rules = []
-    for index, (name, each) in enumerate(properties):
+    for index, (name, each) in enumerate(properties.items()):
         value = {**(each if isinstance(each, Mapping) else {}), **shared}
         one, after = f"{json.dumps(name + '=')} {rule}_{index}_value", f"{rule}_{index + 1}"
         skipped = "" if name in required else f" | {after}"
@@ -209,7 +211,7 @@ def _write_keywords(rule: str, schema: Mapping[str, Any], is_strict: bool) -> li
     return [*rules, f'{last}: ""', f'{last}_more: ""']
 
 
-def _add_options(schema: Any, *, is_strict: bool = True) -> str:
+def _add_options(schema: Mapping[str, Any], *, is_strict: bool = True) -> str:
     """Return a schema as JSON, with llguidance's options; unless strict, what it does not know is left out of it."""
     options = {**_BLANKS, "lenient": not is_strict}
-    return json.dumps({**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}, ensure_ascii=False)
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)

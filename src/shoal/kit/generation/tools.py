@@ -49,12 +49,14 @@ def split_asked(variables: Mapping[str, Any], name: str = "") -> tuple[dict[str,
     rest = {key: value for key, value in variables.items() if key not in ASKS}
     place = f"{name}." if name else ""
     tools, is_parallel = variables.get(TOOLS) or (), variables.get(PARALLEL, True)
+    if not isinstance(tools, list | tuple):
+        raise InputError(f"{place}{TOOLS} is {shorten(tools)}, expected a list.", _EXAMPLE)
     if len(tools) > MOST_TOOLS:
         raise InputError(f"{place}{TOOLS} has {len(tools)} tools; at most {MOST_TOOLS} are read.", "Send fewer.")
     if (size := len(json.dumps(tools))) > MOST_BYTES:
         raise InputError(f"{place}{TOOLS} has {size} bytes as JSON; at most {MOST_BYTES} are read.", "Shorten them.")
     names: list[str] = []
-    for index, tool in enumerate(tools if isinstance(tools, list | tuple) else [tools]):
+    for index, tool in enumerate(tools):
         if fault := _find_fault(tool, names):
             raise InputError(f"{place}{TOOLS}[{index}]{fault}.", _EXAMPLE)
         names.append(tool["function"]["name"])
