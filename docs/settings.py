@@ -39,7 +39,7 @@ def _write(kind: str) -> Iterator[str]:
         yield from ("", "| setting | dtype | allowed | if left out | meaning | engine's tensor | OpenAI's | vLLM's |")
         yield "|---|---|---|---|---|---|---|---|"
     for row in SETTINGS:
-        if kind != "numbers" or not (row.dtype == "STRING" or row.name == "top_logprobs"):
+        if kind != "numbers" or not (row.dtype == "STRING" or row.name in ("top_logprobs", "echo")):
             yield _write_row(kind, row)
     if kind == "table":
         yield ""
@@ -64,7 +64,7 @@ def _write_row(kind: str, row: Setting) -> str:
         case "inputs of the engine":
             return f'input_map {{ key: "{row.tensor}" value: "prompt_{row.tensor}" }}'
         case "types":
-            kind = "float" if row.dtype.startswith("FP") else "int"
+            kind = "float" if row.dtype.startswith("FP") else "bool" if row.dtype == "BOOL" else "int"
             if row.dtype == "STRING":
                 kind = "Sequence[str]" if row.is_list else "Mapping[str, Any]"
             return f"{row.name}: {kind}"

@@ -10,6 +10,13 @@ import pytest
 from shoal.serving.gateway.v1 import schema
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.messages import CountRequest, MessageRequest
+from shoal.serving.gateway.v1.prediction_requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from shoal.serving.gateway.v1.responses import ResponseRequest
 from shoal.serving.gateway.v1.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -19,11 +26,11 @@ TEXT: dict[str, Any] = {"model": "m", "input": "Hello"}
 KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {  # the least request of each kind
     "chat": (schema.ChatRequest, CHAT),
     "completion": (schema.CompletionRequest, {"model": "m", "prompt": "Hello"}),
-    "embeddings": (schema.EmbeddingsRequest, TEXT),
-    "classify": (schema.ClassifyRequest, TEXT),
-    "rerank": (schema.RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}),
-    "score": (schema.ScoreRequest, {"model": "m", "text_1": "a", "text_2": "b"}),
-    "predict": (schema.PredictRequest, {"instances": ["a"]}),
+    "embeddings": (EmbeddingsRequest, TEXT),
+    "classify": (ClassifyRequest, TEXT),
+    "rerank": (RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}),
+    "score": (ScoreRequest, {"model": "m", "text_1": "a", "text_2": "b"}),
+    "predict": (PredictRequest, {"instances": ["a"]}),
     "response": (ResponseRequest, TEXT),
     "message": (MessageRequest, {**CHAT, "max_tokens": 5}),
     "count": (CountRequest, CHAT),
@@ -69,8 +76,8 @@ BOUNDS: list[tuple[str, list[Any], list[Any], str]] = [  # kind and field, value
     ("chat stream", [True, False, None], ["yes", 1], "stream"),
     ("chat stream_options", [{}, {"include_usage": True}, None], [5, []], "stream_options"),
     ("chat stream_options", [{"include_usage": None}], [{"include_usage": 1}], "stream_options.include_usage"),
-    ("completion prompt", ["a", ["a"] * 128], [[], ["a"] * 129, None, 5], "prompt"),
-    ("completion prompt", ["a"], [[[1, 2]], [1, 2]], "prompt[0]"),
+    ("completion prompt", ["a", ["a"] * 128, [1, 2], [[1, 2], [3]]], [[], None, 5], "prompt"),
+    ("completion prompt", ["a"], [[-1], [1.5], [[]], [None]], "prompt[0]"),
     ("completion logprobs", [0, 5, None], [-1, True, HUGE], "logprobs"),
     ("embeddings input", ["a", ["a"] * 2048], ["", [], ["a"] * 2049], "input"),
     ("embeddings input", [["a", "b"]], [["", "a"]], "input[0]"),

@@ -17,7 +17,7 @@ from shoal.kit.component.context import Context
 from shoal.kit.component.stream import QueueStream
 from shoal.kit.component.streaming import StreamingComponent
 from shoal.kit.generation.answering import MANY, Answering, RunningSequence, step
-from shoal.kit.generation.answers import LogProbs, pack_answer, read_log_probs
+from shoal.kit.generation.answers import pack_answer, read_log_probs
 from shoal.kit.generation.contract import (
     FOREIGN,
     INPUTS,
@@ -26,6 +26,7 @@ from shoal.kit.generation.contract import (
     NEUTRAL,
     REFUSED,
     Limits,
+    LogProbs,
     TokenRequest,
     pack_words,
 )
@@ -295,11 +296,13 @@ def test_logits_that_are_not_finite_end_one_answer() -> None:
         ([11, 12, 13], {"stops": ((12,),)}, ([[11], [12]], "stop", 2)),
         ([11, 2, 13], {"end_ids": (2,), "sampling": Sampling(min_tokens=2)}, ([[11], [2], [13]], "length", 3)),
         ([11, 12, 13], {"is_streaming": False}, ([[11, 12, 13]], "length", 3)),
+        ([11, 12, 13], {"ids": (5, 6), "sampling": Sampling(echo=True)}, ([[5, 6, 11], [12], [13]], "length", 3)),
         ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "passthrough": "{}"}, ([[11, 12, 13]], "stop", 3)),
     ],
 )
 def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None:
-    assert answers(tokens, TokenRequest((5,), 3, **{"passthrough": "{}", **more})) == expected
+    request = TokenRequest(**{"ids": (5,), "max_tokens": 3, "passthrough": "{}", **more})
+    assert answers(tokens, request) == expected
 
 
 @pytest.mark.parametrize(

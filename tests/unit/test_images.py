@@ -18,8 +18,8 @@ from shoal.clients.bulk.inputs import make_table
 from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.spec import Array, ModelSpec, TensorSpec
 from shoal.serving.gateway.v1.errors import ApiError
+from shoal.serving.gateway.v1.prediction_requests import PredictRequest
 from shoal.serving.gateway.v1.predictions import _group
-from shoal.serving.gateway.v1.schema import PredictRequest
 from tests.support.once import ROOT
 from tests.support.pictures import draw, save
 from tests.support.pieces import ask, start

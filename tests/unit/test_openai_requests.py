@@ -25,6 +25,7 @@ from shoal.serving.gateway.v1.chat import describe_places
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import to_anthropic
 from shoal.serving.gateway.v1.model_request import ModelRequest
+from shoal.serving.gateway.v1.prediction_requests import PredictRequest
 from shoal.serving.gateway.v1.predictions import answer_embeddings, answer_rerank, answer_score
 from tests.support.configs import make_configs
 from tests.support.once import ROOT
@@ -74,7 +75,6 @@ NOT_MADE: list[tuple[str, dict[str, Any], str]] = [  # what OpenAI and Anthropic
     ("chat", {"web_search_options": {}}, "web_search_options"),
     ("chat", {"messages": [{"role": "function", "content": "a", "name": "b"}]}, "messages[0].role"),
     ("chat", messages(1, [{"type": "image_url", "image_url": {"url": "http://a/b"}}]), "messages[0].content[0].type"),
-    ("completion", {"echo": True}, "echo"),
     ("completion", {"suffix": "a"}, "suffix"),
     ("completion", {"best_of": 2}, "best_of"),
     ("response", {"previous_response_id": "a"}, "previous_response_id"),
@@ -279,7 +279,9 @@ def test_settings() -> None:
         with pytest.raises(ApiError, match=r"ignore_eos needs max_tokens, and no stop\."):
             ask("completion", odd).settings()
     assert ask("chat", {"logprobs": True}).settings() == {"return_logprobs": True, "top_logprobs": 0}
-    assert ask("completion", {"logprobs": 2}).settings() == {"return_logprobs": True, "top_logprobs": 2}
+    assert ask("completion", {"logprobs": 2, "echo": False}).settings() == {
+        "return_logprobs": True, "top_logprobs": 2, "echo": None,
+    }  # fmt: skip
     assert ask("response", {"max_output_tokens": 3, "top_p": 0.5}).settings() == {"max_tokens": 3, "top_p": 0.5}
     assert ask("message", {"stop_sequences": ["a"]}).settings() == {"max_tokens": 5, "stop_words": ["a"]}
     for changed, place in (({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"), (
@@ -323,7 +325,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
     for values in ("[]", "1", '""', "{}"):
         body = f'{{"instances": [{{"X": [{",".join([values] * (schema.MOST_VALUES + 2))}]}}]}}'.encode()
         with pytest.raises(ApiError, match=f"The JSON has {schema.MOST_VALUES + 1} values; at most 263168") as refused:
-            schema.decode(schema.PredictRequest, body)
+            schema.decode(PredictRequest, body)
         assert (refused.value.reason, refused.value.code) == (RefusalReason.LARGE, "request_too_large")
     assert len(ask("detokenize", {"tokens": [1] * 2**18}).tokens) == 2**18
     assert ask("embeddings", {"input": "," * 10**6}).texts == ["," * 10**6]
@@ -415,7 +417,7 @@ def test_a_text_beside_many_others_is_bounded() -> None:
 
 def test_rows_of_a_prediction() -> None:
     assert ask("predict", {}).rows == ["a"]
-    columns = schema.decode(schema.PredictRequest, b'{"inputs": {"X": [[1, 2], [3, 4]], "N": [5, 6.5]}}')
+    columns = schema.decode(PredictRequest, b'{"inputs": {"X": [[1, 2], [3, 4]], "N": [5, 6.5]}}')
     assert columns.rows == [{"X": [1, 2], "N": 5}, {"X": [3, 4], "N": 6.5}]
     for body, message in (
         ({"instances": [1], "inputs": [1]}, "Leave one out"),
@@ -423,4 +425,4 @@ def test_rows_of_a_prediction() -> None:
         ({"inputs": {}}, "different numbers of rows, or none"),
     ):
         with pytest.raises(ApiError, match=message):
-            schema.decode(schema.PredictRequest, json.dumps(body).encode())
+            schema.decode(PredictRequest, json.dumps(body).encode())

@@ -184,7 +184,11 @@ def test_context(prompts: Prompts) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "has neither text_input nor messages"),
+        ({}, "has none of text_input, messages, prompt_ids"),
+        ({"text_input": b"a", "prompt_ids": [5]}, "has text_input and prompt_ids"),
+        ({"prompt_ids": []}, "prompt_ids is empty"),
+        ({"prompt_ids": [5, -2]}, "prompt_ids has the token -2, and the model's vocabulary has"),
+        ({"prompt_ids": [5] * 100}, "The prompt has 100 tokens; the model's context is 100"),
         ({"text_input": b"a", "messages": json.dumps(CHAT).encode()}, "has text_input and messages"),
         ({"text_input": b""}, "The prompt is empty"),
         ({"text_input": b"a\xff"}, "text_input is not valid UTF-8: byte 0xff at position 1"),

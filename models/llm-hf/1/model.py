@@ -8,6 +8,7 @@ from shoal.kit.generation.weights import Weights
 from shoal.kit.generation.engines.base import Engine, EngineComponent
 from shoal.kit.generation.engines.batching import AUTO, WAYS, choose_engine
 from shoal.kit.generation.engines.loading import DTYPES, find_place, load_model
+from shoal.kit.generation.engines.scoring import PromptScorer
 from shoal.kit.generation.weights import QUANTIZED
 
 
@@ -21,6 +22,7 @@ class LlmHf(EngineComponent):
         place, dtype = find_place(self.context.device), parameters.choice("dtype", (AUTO, *DTYPES))
         quantized = parameters.choice("quantize", QUANTIZED)
         model = load_model(weights, dtype, self.context.num_threads, place, quantized=quantized)
+        self.score = PromptScorer(model).score
         return choose_engine(self, model, limits, cache_tokens=cache_tokens, way=way)
 
 

@@ -60,7 +60,7 @@ def test_several_prompts(way: Any, model: str, service: Service, here: Callable[
         assert llm.generate_all(prompts, max_tokens=4, temperature=0) == single * 3 == asyncio.run(ask())
         assert llm.generate_all([]) == []
         with pytest.raises(InputError, match=r"The prompt is a list of texts\. Ask generate_all\(prompts\)"):
-            llm.generate(["A cat", "The fish"])  # type: ignore[list-item]
+            llm.generate(["A cat", "The fish"])  # type: ignore[arg-type]
         with pytest.raises(InputError, match="max_tokens is 0"):
             llm.generate_all(PROMPTS, max_tokens=0)
 

@@ -92,6 +92,39 @@ def test_biased_tokens(model: str, client: openai.OpenAI) -> None:
     assert refused.value.param == "logit_bias"
 
 
+@pytest.mark.parametrize("model", ["llm", "llm_bls"])
+def test_an_answer_with_its_prompt(model: str, service: Service) -> None:
+    """As lm-evaluation-harness asks: token ids, echo, log probabilities, one new token or none."""
+    client = openai.OpenAI(base_url=f"http://{service.http}/v1", api_key="none", max_retries=0)  # its types lack null
+    asked: dict[str, Any] = {"model": model, "logprobs": 1, "echo": True}
+    whole = client.completions.create(**asked, prompt="An animal?", max_tokens=2).choices[0]
+    alone = client.completions.create(**asked, prompt="An animal?", max_tokens=0)
+    assert alone.choices[0].text == "An animal?"
+    assert whole.text.startswith("An animal?")
+    assert (alone.choices[0].finish_reason, alone.usage and alone.usage.completion_tokens) == ("length", 0)
+    given, found = alone.choices[0].logprobs, whole.logprobs
+    assert given
+    assert found
+    assert given.token_logprobs
+    assert found.token_logprobs
+    assert given.token_logprobs[0] is given.top_logprobs[0] is None
+    assert found.token_logprobs[:-2] == given.token_logprobs
+    assert None not in found.token_logprobs[1:]
+    several = client.completions.create(**asked, prompt=[[70, 71, 72], [73]], max_tokens=1).choices
+    assert [len(each.logprobs.tokens or ()) for each in several if each.logprobs] == [4, 2]
+    parts = client.completions.create(**asked, prompt=[70, 71, 72], max_tokens=2, stream=True)
+    assert sum(len(part.choices[0].logprobs.tokens or ()) for part in parts if part.choices[0].logprobs) == 5
+    for wrong, message, place in (
+        ({"prompt": ["a", [5]]}, "prompt has texts and token ids", "prompt"),
+        ({"prompt": [[5]] * 129}, "The request has 129 answers", "prompt"),
+        ({"prompt": "a", "max_tokens": 0, "echo": False}, "max_tokens is 0", "max_tokens"),
+        ({"prompt": [9999999]}, "prompt has the token 9999999", "prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            client.completions.create(**{**asked, **wrong})
+        assert refused.value.param == place
+
+
 def test_a_message_that_goes_on(client: openai.OpenAI) -> None:
     """The answer of a request that was cut, and the rest of it, are the whole answer."""
     asked: dict[str, Any] = {"model": "llm", **chat("An animal?"), "max_tokens": 12}

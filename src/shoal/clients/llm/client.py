@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from shoal.clients.client.aio import AsyncClient
 from shoal.clients.client.client import Client
-from shoal.clients.llm.dialects import Dialect, Messages, find_dialect
+from shoal.clients.llm.dialects import Dialect, Prompt, find_dialect
 from shoal.errors import InputError, suggest
 from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece, join_pieces
@@ -36,6 +36,7 @@ class GenerationSettings(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     top_logprobs: int
+    echo: bool
     stop_words: Sequence[str]
     bad_words: Sequence[str]
     guide: Mapping[str, Any]
@@ -59,7 +60,7 @@ class StreamingPipeline(Protocol):
 class Question(NamedTuple):
     """One request: its prompt and settings; and its time-outs in seconds and its id, which only servers have."""
 
-    prompt: str | Messages
+    prompt: Prompt
     settings: Mapping[str, Any]
     is_streaming: bool
     timeout: float | None
@@ -102,13 +103,13 @@ class Llm:
 
     def generate(
         self,
-        prompt: str | Messages,
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str = "",
         **settings: Unpack[GenerationSettings],
     ) -> Piece:
-        """Return the whole answer to ``prompt``; ``timeout`` is in seconds.
+        """Return the whole answer to ``prompt``, a text, a chat or token ids; ``timeout`` is in seconds.
 
         ``request_id`` names the request on a server: in its log, and in a request with ``stop`` that ends it.
 
@@ -122,7 +123,7 @@ class Llm:
             return join_pieces([*pieces])
 
     def generate_all(
-        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
+        self, prompts: Sequence[Prompt], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
     ) -> list[Piece]:
         """Return the whole answers to several prompts, in their order: requests of their own, 16 at a time.
 
@@ -134,7 +135,7 @@ class Llm:
 
     def stream(
         self,
-        prompt: str | Messages,
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         between: float | None = None,
@@ -177,7 +178,7 @@ class AsyncLlm:
 
     async def generate(
         self,
-        prompt: str | Messages,
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         request_id: str = "",
@@ -189,12 +190,12 @@ class AsyncLlm:
         return join_pieces([piece async for piece in self._ask(question)])
 
     async def generate_all(
-        self, prompts: Sequence[str | Messages], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
+        self, prompts: Sequence[Prompt], *, timeout: float | None = None, **settings: Unpack[GenerationSettings]
     ) -> list[Piece]:
         """Return the whole answers to several prompts; see ``Llm.generate_all``."""
         places = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(prompt: str | Messages) -> Piece:
+        async def ask(prompt: Prompt) -> Piece:
             async with places:
                 return await self.generate(prompt, timeout=timeout, **settings)
 
@@ -207,7 +208,7 @@ class AsyncLlm:
 
     def stream(
         self,
-        prompt: str | Messages,
+        prompt: Prompt,
         *,
         timeout: float | None = None,
         between: float | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
+Prompt: TypeAlias = str | Messages | Sequence[int]  # a text, a chat, or token ids
 
 _LISTS = {"stop_words", "bad_words"}  # settings that are lists of texts
 _VLLM = {"stop_words": "stop", "top_logprobs": "logprobs"}  # vLLM's names where they differ
@@ -26,7 +27,7 @@ class Dialect:
         self._names = {tensor.name for tensor in inputs}
         self._num_output_tokens = 0
 
-    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+    def to_inputs(self, prompt: Prompt, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
         """Return the inputs of the request, of one row. The client or the pipeline converts and checks values.
 
         Raises:
@@ -35,6 +36,8 @@ class Dialect:
         inputs: dict[str, Any] = {"stream": [is_streaming]}
         if isinstance(prompt, str):
             inputs["text_input"] = [prompt]
+        elif _are_ids(prompt):
+            inputs["prompt_ids"] = [prompt]
         else:
             inputs["messages"] = [_to_json(prompt)]
         for name, value in _given(settings).items():
@@ -60,11 +63,11 @@ class Dialect:
 class Llamav2(Dialect):
     """The tensors of ``llamav2``: one whole answer, which says neither why it ended nor its numbers of tokens."""
 
-    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:  # noqa: ARG002
+    def to_inputs(self, prompt: Prompt, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:  # noqa: ARG002
         """Return the inputs; the messages before the last one are the history."""
         given = _given(settings)
         if not isinstance(prompt, str):
-            _check_chat(prompt)
+            prompt = _check_chat(prompt)
             if (role := prompt[-1]["role"]) != "user":
                 raise InputError(f"The last message's role is {role!r}.", "Send a user's message at the end.")
         self._check_known(given)
@@ -87,12 +90,12 @@ class Llamav2(Dialect):
 class Vllm(Dialect):
     """The tensors of NVIDIA's vLLM backend, with vLLM's names of the settings."""
 
-    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+    def to_inputs(self, prompt: Prompt, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
         """Return the inputs; those that only newer backends have are sent where the model declares them."""
         if not isinstance(prompt, str):
             raise InputError("NVIDIA's vLLM backend takes texts alone.", "Send the chat as one text, or ask llm.")
         given = _given(settings)
-        if own := given.keys() & {_VARIABLES, "guide", "logit_bias"}:
+        if own := given.keys() & {_VARIABLES, "guide", "logit_bias", "echo"}:
             raise InputError(f"NVIDIA's vLLM backend takes texts alone, without {min(own)}.", "Leave it out.")
         log_probs = {name: given.pop(name) for name in _LOG_PROBS if name in given}
         sampling = {_VLLM.get(name, name): value for name, value in given.items()}
@@ -122,7 +125,7 @@ class Vllm(Dialect):
 class TensorrtLlm(Vllm):
     """The tensors of TensorRT-LLM's ``ensemble`` and ``tensorrt_llm_bls``, with answers as of vLLM's backend."""
 
-    def to_inputs(self, prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+    def to_inputs(self, prompt: Prompt, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
         """Return the inputs, so that the text has no prompt and each answer counts its own tokens."""
         if not isinstance(prompt, str):
             raise InputError("TensorRT-LLM's models take texts alone.", "Send the chat as one text, or ask llm.")
@@ -172,14 +175,20 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_chat(messages: Messages) -> None:
-    if any(isinstance(each, str) for each in messages):
+def _are_ids(prompt: Messages | Sequence[int]) -> TypeGuard[Sequence[int]]:
+    return len(prompt) > 0 and all(isinstance(each, int) for each in prompt)
+
+
+def _check_chat(prompt: Messages | Sequence[int]) -> Messages:
+    if any(isinstance(each, str) for each in prompt):
         raise InputError("The prompt is a list of texts.", "Ask generate_all(prompts), or send one text.")
+    if _are_ids(prompt):
+        raise InputError("The model takes no token ids.", "Send a text, or ask llm.")
+    return cast(Messages, prompt)
 
 
-def _to_json(messages: Messages) -> str:
-    _check_chat(messages)
-    return json.dumps([dict(each) for each in messages])
+def _to_json(prompt: Messages | Sequence[int]) -> str:
+    return json.dumps([dict(each) for each in _check_chat(prompt)])
 
 
 def _read_log_probs(answer: Mapping[str, Any]) -> tuple[float | None, Sequence[Any]]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from shoal.errors import ServerError
 from shoal.kit.component.stream import Stream
-from shoal.kit.generation.answers import LogProbs, new_stream_id, pack_answer, pack_log_probs
-from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.answers import new_stream_id, pack_answer, pack_log_probs
+from shoal.kit.generation.contract import LogProbs, TokenRequest
 from shoal.kit.generation.guides import COMPLETE, ENDED, GOES_ON
 from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 
@@ -25,20 +25,25 @@ class Answering:
     """Sends the answers of one request, and ends its stream.
 
     The end token is not sent; the tokens of a stop sequence are, because only their text shows where the answer ends.
-    Neither ends the answer within its first ``min_tokens`` tokens. One thread at a time may use this object.
+    Neither ends the answer within its first ``min_tokens`` tokens. With ``echo``, the prompt's tokens are sent before
+    the first new one. One thread at a time may use this object.
     """
 
     def __init__(self, request: TokenRequest, stream: Stream) -> None:
         self.request, self.stream = request, stream
         self.ids: list[int] = []  # all new tokens, the end token included
-        self._waiting: list[int] = []  # new tokens that are not sent yet
-        self._log_probs: list[LogProbs] = []  # their log probabilities, if the request asks for them
+        self._waiting = [*request.ids] if request.sampling.echo else []  # tokens that are not sent yet
+        self._log_probs = [*request.prompt_places]  # of these, if the request asks for them
         self._total = 0.0
         self._passthrough = request.passthrough
         self._stream_id = new_stream_id()
         stream.farewell = pack_answer(
             (), stream_id=self._stream_id, is_last=True, reason="cancelled", dtype=request.dtype
         )
+
+    def begin(self, places: Sequence[LogProbs]) -> None:
+        """Take the log probabilities of the prompt, of an engine that computes them with the first token."""
+        self._log_probs = [*places]
 
     def add(self, token: int, log_probs: LogProbs | None = None, *, beside: int = 1, guided: str = GOES_ON) -> bool:
         """Take the next token; return whether the request needs more tokens.
@@ -55,6 +60,7 @@ class Answering:
         self._waiting.append(token)
         if log_probs is not None:
             self._log_probs.append(log_probs)
+            self._total += log_probs.chosen
         if guided == COMPLETE or (may_end and any(tuple(ids[-len(stop) :]) == stop for stop in request.stops)):
             return self._finish("stop")
         if len(ids) == request.max_tokens:
@@ -82,7 +88,6 @@ class Answering:
         )
         if self.request.returns:
             log_probs, self._log_probs = self._log_probs, []
-            self._total += sum(each.chosen for each in log_probs)
             answer |= pack_log_probs(self.request, log_probs, self._total)
         return self.stream.send(answer)
 

@@ -8,24 +8,16 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
-from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.contract import LogProbs, TokenRequest
 
 _PADDING = {"top_token_ids": -1, "logprobs": b"null"}  # of rows that are shorter or did not ask; others have 0
 _first_stream = secrets.randbits(31) << 32
 _streams = itertools.count()
-
-
-class LogProbs(NamedTuple):
-    """Log probabilities at one place of an answer: of the chosen token, and of the most probable ones in order."""
-
-    chosen: float
-    top_ids: Sequence[int] = ()
-    top: Sequence[float] = ()
 
 
 def new_stream_id() -> int:
@@ -64,7 +56,8 @@ def pack_log_probs(request: TokenRequest, places: Sequence[LogProbs], total: flo
 
     ``output_log_probs`` FP32 [1, 1, tokens] are those of the tokens in ``output_ids``; ``cum_log_probs`` FP32 [1, 1] is
     ``total``, the sum over the request's tokens so far; ``top_log_probs`` FP32 and ``top_token_ids`` INT32, [1, tokens,
-    n], are those of the n most probable tokens at each place, the most probable one first.
+    n], are those of the n most probable tokens at each place, the most probable one first. Where a prompt begins, they
+    are not numbers, and the ids are -1.
     """
     shape = (1, len(places), request.sampling.top_logprobs)
     made: dict[str, Callable[[], Any]] = {

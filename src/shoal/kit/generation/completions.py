@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -18,8 +19,8 @@ import numpy as np
 from shoal.errors import InputError
 from shoal.kit.component.parameters import Parameters, fixed_by
 from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
-from shoal.kit.generation.answers import LogProbs, join_rows, read_log_probs, split_rows
-from shoal.kit.generation.contract import MAX_WORDS, naming_row
+from shoal.kit.generation.answers import join_rows, read_log_probs, split_rows
+from shoal.kit.generation.contract import MAX_WORDS, LogProbs, naming_row
 from shoal.kit.generation.detokenizer import Detokenizer, find_specials, spell
 from shoal.kit.generation.pieces import Piece, join_pieces
 from shoal.kit.generation.tokenizer import read_model_tokenizer
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 MOST_STREAMS = 10_000
 RETURNS = ("cumulative_logprob", "logprobs")  # outputs that a request asks for, by inputs named return_...
 # of ``carry``, with the defaults
-_REST = (("counts_each", False), ("returns", ()), ("num_echoed", 0), ("keeps_specials", False), ("begin", ""))
+_REST = (
+    ("counts_each", False),
+    ("returns", ()),
+    ("num_echoed", 0),
+    ("keeps_specials", False),
+    ("begin", ""),
+    ("echoes_alone", False),
+)
 _LEAST = -9999.0  # in JSON, which has no infinity; as in OpenAI's API
 _MOST_TOKENS = 2**32 - 1
 _FIRST_MARK = 0xD800  # of the surrogates, which no decoded text has
@@ -54,6 +62,7 @@ class TextStream:
         num_echoed: int = 0,
         keeps_specials: bool = False,
         begin: str = "",
+        echoes_alone: bool = False,
     ) -> None:
         """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
@@ -61,6 +70,7 @@ class TextStream:
         ``returns`` are names in ``RETURNS``, of log probabilities that ``pack`` adds. The first ``num_echoed`` ids are
         the prompt's, and no new tokens: they are not counted, and no stop string ends the text in them. With
         ``keeps_specials``, special tokens are a part of the text. ``begin``, the end of the prompt, is put before it.
+        With ``echoes_alone``, new tokens are left out.
 
         Raises:
             InputError: a stop string is empty.
@@ -78,7 +88,7 @@ class TextStream:
         self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
-        self._begin = begin
+        self._begin, self._echoes_alone = begin, echoes_alone
 
     def step(
         self, ids: Sequence[int], *, last: bool = False, reason: str = "", log_probs: Sequence[LogProbs] = ()
@@ -92,10 +102,13 @@ class TextStream:
             InputError: an id is negative; nothing of ``ids`` was taken.
         """
         before = self._num_output_tokens
+        if self._echoes_alone:
+            ids, reason = ids[: max(0, -before)], "length"
         text = "" if self._is_cut else self._take(ids, last)
         text, self._begin = self._begin + text, ""
-        for token, place in zip(ids[: self._num_output_tokens - before], log_probs, strict=False):
-            self._total += place.chosen
+        described = zip(ids[: self._num_output_tokens - before], log_probs, strict=False)
+        for number, (token, place) in enumerate(described, before):
+            self._total += place.chosen if number >= 0 else 0
             if "logprobs" in self._returns:
                 self._logprobs.append(self._describe(token, place))
         reason = "stop" if self._is_cut else reason if last else ""
@@ -151,10 +164,11 @@ class TextStream:
         """Return the log probabilities of the chosen ``token`` and of the most probable ones, as vLLM has them."""
         ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
         found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
+        found.pop(-1, None)  # what follows nothing has none
         self._num_described += 1
         return {
             each: {
-                "logprob": max(float(str(np.float32(value))), _LEAST),
+                "logprob": None if math.isnan(value) else max(float(str(np.float32(value))), _LEAST),
                 "rank": ranks[each],
                 **_spell(self._tokenizer, each, self._num_described == 1),
             }
@@ -169,7 +183,7 @@ class TextStream:
         """Return a piece of this stream, the next one that the client gets, as tensors of one row.
 
         ``text_output`` and ``finish_reason`` are STRING, the counts UINT32. If the request asks for them,
-        ``cumulative_logprob`` is FP32, and ``logprobs`` STRING, a JSON list with an object for each new token.
+        ``cumulative_logprob`` is FP32, and ``logprobs`` STRING, a JSON list with an object for each token.
         """
         count = piece.num_output_tokens - (self._num_packed if self._counts_each else 0)
         self._num_packed = piece.num_output_tokens
@@ -424,20 +438,21 @@ def _read_text(inputs: Arrays, name: str) -> str:
         raise InputError(f"{name} is not UTF-8: {shorten(value)}.", "Send UTF-8.") from None
 
 
-def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool, str]:
+def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[str], int, bool, str, bool]:
     """Return the arguments of ``TextStream`` after the tokenizer, from the JSON ``text``.
 
     An empty text has no stop strings. What follows ``num_input_tokens`` may be left out.
     """
     if not text:
-        return [], 0, 0, False, [], 0, False, ""
+        return [], 0, 0, False, [], 0, False, "", False
     try:
         given = json.loads(text)
         stops, numbers = given["stops"], (given["num_input_tokens"], given.get("min_tokens", 0))
-        counts_each, returns, echoed, keeps, begin = (given.get(*each) for each in _REST)
+        counts_each, returns, echoed, keeps, begin, alone = (given.get(*each) for each in _REST)
         are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
         are_numbers = all(type(each) is int and 0 <= each <= _MOST_TOKENS for each in (*numbers, echoed))
-        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and type(counts_each) is type(keeps) is bool
+        are_flags = all(type(each) is bool for each in (counts_each, keeps, alone))
+        is_valid = are_stops and len(stops) <= MAX_WORDS and are_numbers and are_flags
         is_valid = is_valid and isinstance(returns, list | tuple) and all(name in RETURNS for name in returns)
         is_valid = is_valid and isinstance(begin, str)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
@@ -447,7 +462,7 @@ def _read_passthrough(text: str) -> tuple[list[str], int, int, bool, Sequence[st
             f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and numbers of tokens.",
             'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5, "min_tokens": 0}.',
         )
-    return stops, *numbers, counts_each, returns, echoed, keeps, begin
+    return stops, *numbers, counts_each, returns, echoed, keeps, begin, alone
 
 
 def _string(text: str) -> Any:

@@ -21,10 +21,11 @@ Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,10 +107,27 @@ FOREIGN = _by_name(_WHY_FOREIGN)
 _CHOSEN, _TOP = ("output_log_probs", "cum_log_probs"), ("top_log_probs", "top_token_ids")
 LOG_PROBS = {"return_log_probs": _CHOSEN, "is_return_log_probs": _CHOSEN, "top_logprobs": _TOP}  # inputs, and outputs
 LOG_PROB_OUTPUTS = frozenset({*_CHOSEN, *_TOP})
+PROMPT_PLACES = "log probabilities of prompts"  # what engines apply, beside settings
 _OWN = """input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list embedding_bias carry
     streaming stop exclude_input_in_output guide"""
 # Inputs that a model may declare.
 INPUTS = frozenset(_OWN.split()).union(_IDLE, ALIASES, NEUTRAL, REFUSED, LOG_PROBS, (row.tensor for row in NUMBERS))
+
+
+class LogProbs(NamedTuple):
+    """Log probabilities at one place: of the token there, and of the most probable ones in order.
+
+    Those of a prompt's first token, which follows nothing, are not numbers, and its most probable tokens are -1.
+    """
+
+    chosen: float
+    top_ids: Sequence[int] = ()
+    top: Sequence[float] = ()
+
+    @classmethod
+    def make_first(cls, number: int) -> LogProbs:
+        """Return those of a prompt's first token, with ``number`` most probable ones."""
+        return cls(math.nan, [-1] * number, [math.nan] * number)
 
 
 @dataclass(frozen=True)
@@ -135,7 +153,8 @@ class TokenRequest:
     ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, unless it is complete within the
     first ``min_tokens`` tokens; a banned sequence does not occur in the answer. ``returns`` are the outputs of log
     probabilities that the answers have. ``bias`` has tokens, and what is added to their logits. Engines that choose
-    tokens with ``Sampler`` have, beside the ``guide``, its ``follower``.
+    tokens with ``Sampler`` have, beside the ``guide``, its ``follower``. ``prompt_places`` are the log probabilities
+    of the prompt's tokens, if the answers begin with them.
     """
 
     ids: tuple[int, ...]
@@ -151,6 +170,12 @@ class TokenRequest:
     bias: tuple[tuple[int, float], ...] = ()
     guide: Guide | None = None
     follower: Follower | None = None
+    prompt_places: tuple[LogProbs, ...] = ()
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the request asks for log probabilities of the prompt."""
+        return self.sampling.echo and bool(self.returns)
 
     def check_applied(self, applied: Container[str]) -> None:
         """Check that an engine that applies the settings ``applied`` applies all that the request has.
@@ -163,6 +188,7 @@ class TokenRequest:
             ("bad_words", "bad_words_list", self.bans),
             ("embedding_bias", "embedding_bias", self.bias),
             (GUIDE, GUIDE, self.guide is not None and not self.guide.is_optional),
+            (PROMPT_PLACES, "log probabilities with echo", self.is_scored),
         )
         for name, tensor, given in words:
             if given and name not in applied:

@@ -37,9 +37,10 @@ _SPARE, _PER_TOKEN = 64, 8  # tokens, and characters of a token, of the beginnin
 _OTHER_TEMPLATES = "additional_chat_templates"
 _WORDS = tuple(row.name for row in SETTINGS if row.is_list)
 _BIAS = "embedding_bias_words", "embedding_bias_weights"
-LOGIT_BIAS = "logit_bias"  # input
+LOGIT_BIAS, PROMPT_IDS = "logit_bias", "prompt_ids"  # inputs
+_PROMPTS = "text_input", "messages", PROMPT_IDS  # inputs, of which a request has one
 MOST_BIASED = 1024  # tokens
-_LISTS = frozenset({*_WORDS, *_BIAS})
+_LISTS = frozenset({*_WORDS, *_BIAS, PROMPT_IDS})
 _FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
 
 
@@ -118,6 +119,21 @@ class Prompts:
             raise self._refuse_length(len(ids))
         return ids
 
+    def _read_ids(self, given: Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt that has no text."""
+        if not given:
+            raise InputError(f"{PROMPT_IDS} is empty.", "Send at least one token.")
+        if len(given) >= self._context:
+            raise self._refuse_length(len(given))
+        return self._check_ids(PROMPT_IDS, [int(each) for each in given])
+
+    def _check_ids(self, name: str, ids: list[int]) -> list[int]:
+        most = self._tokenizer.get_vocab_size() if self._vocabulary is None else self._vocabulary
+        if wrong := [token for token in ids if not 0 <= token < most]:
+            what = f"{name} has the token {wrong[0]}, and the model's vocabulary has {most} tokens."
+            raise InputError(what, f"Send ids from 0 to {most - 1}.")
+        return ids
+
     def _check_length(self, text: str) -> None:
         """Refuse a text that cannot fit the context by its beginning: the whole of it would keep all others waiting.
 
@@ -145,16 +161,17 @@ class Prompts:
             )
 
     def check(self, names: Container[str]) -> None:
-        """Check that a request with inputs of these ``names`` has a text or a chat, and not both.
+        """Check that a request with inputs of these ``names`` has a text, a chat or token ids, and one of them alone.
 
         Raises:
-            InputError: the request has neither, or both.
+            InputError: the request has none, or several.
         """
-        if ("text_input" in names) == ("messages" in names):
-            given = "text_input and messages" if "messages" in names else "neither text_input nor messages"
-            raise InputError(f"The request has {given}.", "Send exactly one of them.")
+        given = [name for name in _PROMPTS if name in names]
+        if len(given) != 1:
+            what = " and ".join(given) or f"none of {', '.join(_PROMPTS)}"
+            raise InputError(f"The request has {what}.", "Send exactly one of them.")
         if VARIABLES in names and "messages" not in names:
-            raise InputError(f"The request has {VARIABLES}, and text_input.", "Send messages, or leave it out.")
+            raise InputError(f"The request has {VARIABLES}, and {given[0]}.", "Send messages, or leave it out.")
 
     def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return an engine's inputs for one request by name: lists, numbers and arrays, as ``stack`` takes them.
@@ -169,7 +186,7 @@ class Prompts:
         variables = self._own_variables(row)
         messages = self._messages(row)
         chat = None if messages is None else self._render(messages, variables)
-        ids = self._encode(self._text(row), chat)
+        ids = self._read_ids(row[PROMPT_IDS]) if PROMPT_IDS in row else self._encode(self._text(row), chat)
         stops, bad = ([word for word in self._words(row, name) if word] for name in _WORDS)
         max_new = self._max_new(row, len(ids))
         sampling = _sampling(row).check(max_new)
@@ -183,7 +200,11 @@ class Prompts:
         guide, form = self._chats.write_guide(variables, final, self._tokenizer.token_to_id)
         if form is not None and any(mark in self._specials for mark in form.marks):  # they are read in the text
             rest["keeps_specials"] = True
-        if begin := find_opening(chat or ""):
+        if sampling.echo:
+            rest["num_echoed"] = len(ids)
+            if row.get("max_tokens") == 0:
+                rest["echoes_alone"] = True
+        elif begin := find_opening(chat or ""):
             rest["begin"] = begin
         text = json.dumps({"stops": stops, **rest}, ensure_ascii=False).encode()
         if len(text) > MOST_PASSTHROUGH:
@@ -280,11 +301,8 @@ class Prompts:
             raise InputError(f"{LOGIT_BIAS} is {shorten(text)}.", fix) from None
         if len(given) > MOST_BIASED:
             raise InputError(f"{LOGIT_BIAS} has {len(given)} tokens; at most {MOST_BIASED} are read.", "Send fewer.")
-        most = self._tokenizer.get_vocab_size() if self._vocabulary is None else self._vocabulary
+        self._check_ids(LOGIT_BIAS, [token for token, _ in given])
         for token, value in given:
-            if not 0 <= token < most:
-                what = f"{LOGIT_BIAS} has the token {token}, and the model's vocabulary has {most} tokens."
-                raise InputError(what, f"Send ids from 0 to {most - 1}.")
             if not -100 <= value <= 100:  # as in OpenAI's API
                 raise InputError(f"{LOGIT_BIAS} is {value} for the token {token}.", "Send numbers from -100 to 100.")
         return given
@@ -295,8 +313,10 @@ class Prompts:
         wanted: int | None = row.get("max_tokens")
         if wanted is None:
             return min(self._max_tokens, room)
+        if wanted == 0 and row.get("echo"):
+            return 1  # which is not sent
         if wanted < 1:
-            raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more, or leave it out.")
+            raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more (0 is for echo), or leave it out.")
         if wanted > room:
             raise InputError(
                 f"The prompt has {num_ids} tokens and max_tokens is {wanted}: {num_ids + wanted} together; the model's"

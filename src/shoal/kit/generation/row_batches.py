@@ -160,7 +160,8 @@ def read_rows(inputs: Arrays, limits: Limits, outputs: Container[str] = (), *, h
         excludes = (
             bool(given["exclude_input_in_output"].any()) if "exclude_input_in_output" in given else not has_prompt
         )
-        rows.append(Row(request, pad, not excludes, [] if excludes else list(request.ids)))
+        begin = [] if excludes or request.sampling.echo else list(request.ids)  # echo is the engine's
+        rows.append(Row(request, pad, not excludes, begin))
     return rows
 
 

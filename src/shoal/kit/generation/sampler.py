@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.kit.generation.answers import LogProbs
-from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.contract import LogProbs, TokenRequest
 
 NOT_FINITE = (  # what to say where there is no token
     "The model's logits are not finite, so that no token can be chosen.",
@@ -34,7 +33,7 @@ class Sampler:
 
     SETTINGS = frozenset(  # those that this module applies
         """temperature top_k top_p repetition_penalty seed min_tokens frequency_penalty presence_penalty
-        top_logprobs bad_words embedding_bias guide""".split()
+        top_logprobs echo bad_words embedding_bias guide""".split()
     )
 
     # In trials: what returns the token to take, whatever the logits [vocabulary] are, from these and the new tokens.
@@ -197,11 +196,7 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, LogProbs | None]]:
     ``rows`` has each row's sampler and its new tokens so far; a row without them gets token 0. A row gets -1 if its
     greatest logit is not finite, or one is NaN.
     """
-    if not isinstance(logits, np.ndarray):
-        logits = logits.float()
-        if logits.device.type == "cpu":
-            logits = logits.numpy()
-    ops = HOST if isinstance(logits, np.ndarray) else _Device(logits.device)
+    logits, ops = _read(logits)
     given = scores = logits.astype(np.float32, copy=False) if ops is HOST else logits
     held = [(place, *row) for place, row in enumerate(rows) if row is not None]
     if not held:
@@ -230,14 +225,38 @@ def choose(logits: Any, rows: Rows) -> list[tuple[int, LogProbs | None]]:
         chosen[place] = int(found[row]), None
     start = len(places)
     for place, number in asking:
-        ids = [int(each) for each in found[start + 1 : start + 1 + number]]
-        top = found[start + 1 + number : start + 1 + 2 * number]
-        chosen[place] = (chosen[place][0], LogProbs(found[start], ids, top) if number else LogProbs(found[start]))
+        chosen[place] = chosen[place][0], _to_place(found[start : start + 1 + 2 * number])
         start += 1 + 2 * number
     for place, sampler, new in held:
         if sampler.follow is not None:
             chosen[place] = sampler.follow(ops.read(given[place]), new), None
     return chosen
+
+
+def read_places(logits: Any, tokens: Sequence[int], number: int) -> list[LogProbs]:
+    """Return the log probabilities of each token, and of the ``number`` most probable tokens at its place.
+
+    ``logits``, [tokens, vocabulary], is an array of NumPy or a tensor of torch, of any precision.
+    """
+    logits, ops = _read(logits)
+    rows = zip(logits, ops.put(np.array(tokens)), strict=True)
+    found = ops.read(ops.xp.stack([ops.log_probs(row, token, number) for row, token in rows]))  # one copy
+    return [*map(_to_place, found.tolist())]
+
+
+def _read(logits: Any) -> tuple[Any, _Host]:
+    """Return logits where they are computed with, and the operations there."""
+    if not isinstance(logits, np.ndarray):
+        logits = logits.float()
+        if logits.device.type == "cpu":
+            logits = logits.numpy()
+    return logits, HOST if isinstance(logits, np.ndarray) else _Device(logits.device)
+
+
+def _to_place(row: Sequence[float]) -> LogProbs:
+    """Return the place of a row of ``log_probs``."""
+    chosen, *top = row
+    return LogProbs(chosen, [int(each) for each in top[: len(top) // 2]], top[len(top) // 2 :])
 
 
 def _take(scores: Any, places: list[int], ops: _Host) -> Any:

@@ -28,7 +28,7 @@ _MOST_SEED = 2**64 - 1
 class Setting:
     """One row of the table: an input of ``llm``, called ``name``, and its form as the input ``tensor`` of engines.
 
-    ``dtype`` is Triton's, without ``TYPE_``; the settings of dtype STRING are texts, all others one number.
+    ``dtype`` is Triton's, without ``TYPE_``; those of dtype STRING are texts, all others one number or truth value.
     ``allowed`` says in words what ``is_valid`` checks; it is None if the component `prompt` has a check of its own.
     ``openai`` and ``vllm`` are the names there, empty if there is no such setting. The value is a list of texts if
     ``is_list``.
@@ -67,7 +67,7 @@ class Sampling:
     ``frequency_penalty``, times a token's number in the answer, and ``presence_penalty`` are subtracted from the logits
     of tokens in the answer. The random numbers depend on ``seed`` alone; without one, each request has different ones.
     In FP32, the same request with the same seed gets the same tokens again; in half precision it does if it is computed
-    alone, because rounding depends on the rest of a batch. ``top_logprobs`` changes no token.
+    alone, because rounding depends on the rest of a batch. ``top_logprobs`` and ``echo`` change no token.
     """
 
     temperature: float = setting(
@@ -109,6 +109,11 @@ class Sampling:
         0, "INT32", lambda value: 0 <= value <= MOST_TOP, f"from 0 to {MOST_TOP}, and to the vocabulary's size",
         "Also return the log probabilities of this many most probable tokens at each place.",
         openai="top_logprobs", vllm="logprobs",
+    )  # fmt: skip
+    echo: bool = setting(
+        False, "BOOL", lambda value: value in (False, True), "true or false",
+        "The answer begins with the prompt; its tokens have log probabilities, if those are asked for.",
+        openai="echo",
     )  # fmt: skip
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from difflib import get_close_matches
@@ -21,10 +22,11 @@ from shoal.kit.generation.contract import (
     LOG_PROB_OUTPUTS,
     LOG_PROBS,
     Limits,
+    LogProbs,
     TokenRequest,
     read_streaming,
 )
-from shoal.kit.generation.guides import Guides
+from shoal.kit.generation.guides import Guide, Guides
 from shoal.kit.generation.row_batches import RowBatch, StreamedRowBatch, read_rows
 from shoal.kit.generation.tokenizer import read_model_tokenizer
 from shoal.kit.generation.weights import DECODER, Weights, find_weights, read_folder
@@ -72,6 +74,7 @@ class EngineComponent(StreamingComponent):
     answers_either_way = True
     optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
+    score: Callable[[Sequence[int], int], tuple[LogProbs, ...]] | None = None  # of prompts, if ``engine`` does not
     has_prompt = is_like_nvidia = False
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
@@ -93,7 +96,7 @@ class EngineComponent(StreamingComponent):
             )
         ids = _check_tensors(context.spec)
         self.outputs = {tensor.name for tensor in context.spec.outputs}
-        self._compilers = ThreadPoolExecutor(2, "shoal-guides")
+        self._compilers, self._scorers = ThreadPoolExecutor(2, "shoal-guides"), ThreadPoolExecutor(1, "shoal-prompts")
         self.guides = Guides(lambda: read_model_tokenizer(weights.folder), weights.vocabulary, weights.end_ids)
         self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
@@ -125,25 +128,34 @@ class EngineComponent(StreamingComponent):
         for row, each in zip(rows, answers.streams, strict=True):
             # one token at a time, so that a whole answer that is stopped has its tokens so far
             request = replace(row.request, is_streaming=True) if is_whole else row.request
-            if request.guide is None:
-                engine.admit(request, each)
+            if self.score is not None and request.is_scored:
+                self._scorers.submit(self._prepare, request, each)
+            elif request.guide is not None:
+                self._compilers.submit(self._prepare, request, each)
             else:
-                self._compilers.submit(self._admit_guided, request, each)
+                engine.admit(request, each)
 
-    def _admit_guided(self, request: TokenRequest, stream: Stream) -> None:
-        """Compile the request's guide, which may take two seconds, in which no other request waits."""
-        guide = request.guide
-        assert guide is not None
+    def _prepare(self, request: TokenRequest, stream: Stream) -> None:
+        """Compile the request's guide, or score its prompt, which may take seconds, and admit it."""
+        if not stream.is_open:
+            return
         try:
-            try:
-                request = replace(request, follower=self.guides.follow(guide))
-            except InputError:
-                if not guide.is_optional:
-                    raise
-                request = replace(request, guide=None)
+            if request.guide is not None:
+                request = self._compile(request, request.guide)
+            if self.score is not None and request.is_scored:
+                places = self.score(request.ids, request.sampling.top_logprobs)
+                request = replace(request, prompt_places=places)
             self.engine.admit(request, stream)
         except Exception as error:  # which the component puts into words for the client, without paths
             stream.end(error)
+
+    def _compile(self, request: TokenRequest, guide: Guide) -> TokenRequest:
+        try:
+            return replace(request, follower=self.guides.follow(guide))
+        except InputError:
+            if not guide.is_optional:
+                raise
+            return replace(request, guide=None)
 
     def is_ready(self) -> bool:
         """Whether the engine computes."""
@@ -151,7 +163,8 @@ class EngineComponent(StreamingComponent):
 
     def close(self) -> None:
         """Close the engine."""
-        self._compilers.shutdown()  # each request that waits for its guide is admitted, and then ended
+        for pool in (self._compilers, self._scorers):
+            pool.shutdown()  # each request that waits for it is admitted, and then ended
         self.engine.close()
 
 

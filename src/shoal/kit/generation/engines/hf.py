@@ -22,7 +22,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from shoal.errors import SetupError, ShoalError
 from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import RunningSequence, step
-from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.contract import PROMPT_PLACES, Limits, TokenRequest
 from shoal.kit.generation.sampler import Sampler
 from shoal.kit.generation.weights import PAGE, count_cache_pages, count_pages
 
@@ -79,7 +79,7 @@ class HfEngine:
     at most as many tokens as the cache holds.
     """
 
-    settings = Sampler.SETTINGS
+    settings = Sampler.SETTINGS | {PROMPT_PLACES}
 
     def __init__(self, model: Any, limits: Limits, *, cache_tokens: int) -> None:
         slots, context = limits.slots, limits.context

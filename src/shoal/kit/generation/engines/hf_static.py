@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from shoal.errors import ShoalError
 from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import RunningSequence, step
-from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.contract import PROMPT_PLACES, Limits, TokenRequest
 from shoal.kit.generation.sampler import Sampler
 
 _WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
@@ -51,7 +51,7 @@ class HfStaticEngine:
     a request with more tokens is computed alone.
     """
 
-    settings = Sampler.SETTINGS
+    settings = Sampler.SETTINGS | {PROMPT_PLACES}
 
     def __init__(self, model: Any, limits: Limits, *, together: int) -> None:
         self.limits = limits

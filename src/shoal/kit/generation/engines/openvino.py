@@ -19,8 +19,7 @@ import numpy as np
 from shoal.errors import ArtifactError, SetupError, ShoalError, needs
 from shoal.kit.component.stream import Stream
 from shoal.kit.generation.answering import Answering
-from shoal.kit.generation.answers import LogProbs
-from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.contract import Limits, LogProbs, TokenRequest
 from shoal.kit.generation.weights import OPENVINO, PAGE, Weights, choose_dtype, count_cache_pages
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # OpenVINO's names
@@ -52,7 +51,7 @@ class OpenVinoEngine:
     """
 
     # Not its frequency and presence penalties: it adds them to logits below zero, and makes such tokens likelier.
-    settings = frozenset("temperature top_k top_p repetition_penalty seed min_tokens".split())
+    settings = frozenset("temperature top_k top_p repetition_penalty seed min_tokens echo".split())
 
     def __init__(self, weights: Weights, limits: Limits, *, dtype: str, cache_tokens: int, threads: int | None) -> None:
         if not (weights.folder / OPENVINO).is_file():

@@ -14,7 +14,7 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,7 @@ from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.stream import Stream
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
-from shoal.kit.generation.answers import LogProbs
-from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.contract import PROMPT_PLACES, Limits, LogProbs, TokenRequest
 from shoal.kit.generation.guides import GUIDE
 from shoal.kit.generation.sampling import NUMBERS
 from shoal.kit.generation.weights import Weights
@@ -40,6 +39,7 @@ _GUIDES = {"backend": "guidance", "disable_any_whitespace": True}
 _DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True, "structured_outputs_config": _GUIDES}
 # Settings by request alone; token ids in and out, but guides need the tokenizer.
 _FIXED = {"skip_tokenizer_init": False, "generation_config": "vllm"}
+_FURTHER = frozenset(("echo", "bad_words", "embedding_bias", GUIDE, PROMPT_PLACES))  # what it applies beside numbers
 _HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
@@ -87,7 +87,7 @@ class VllmEngine:
             does not know one of ``arguments`` or a GPU is missing.
     """
 
-    settings = frozenset(row.name for row in NUMBERS if row.vllm) | {"bad_words", "embedding_bias", GUIDE}
+    settings = frozenset(row.name for row in NUMBERS if row.vllm) | _FURTHER
 
     def __init__(
         self,
@@ -169,6 +169,8 @@ class VllmEngine:
             async with aclosing(llm.generate(prompt, _make_params(request), request_id)) as outputs:
                 async for output in outputs:
                     new = output.outputs[0]
+                    if output.prompt_logprobs and not answering.ids:
+                        answering.begin(_read_prompt(request.ids, output.prompt_logprobs, number))
                     for index, token in enumerate(new.token_ids):
                         place = _read_place(token, new.logprobs[index], number) if request.returns else None
                         if not answering.add(token, place, beside=len(self._answerings)):
@@ -321,6 +323,12 @@ def _read_place(token: int, found: Mapping[int, Any], number: int) -> LogProbs:
     return LogProbs(found[token].logprob, [each for each, _ in top], [each.logprob for _, each in top])
 
 
+def _read_prompt(ids: Sequence[int], found: Sequence[Mapping[int, Any] | None], number: int) -> list[LogProbs]:
+    """Convert vLLM's log probabilities of a prompt, which has none of its first token."""
+    places = zip(ids[1:], found[1:], strict=True)
+    return [LogProbs.make_first(number), *(_read_place(token, each or {}, number) for token, each in places)]
+
+
 def _make_params(request: TokenRequest) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -332,6 +340,8 @@ def _make_params(request: TokenRequest) -> Any:
         given["min_tokens"] = 0
     if not request.returns:
         given["logprobs"] = None
+    if request.is_scored:
+        given["prompt_logprobs"] = sampling.top_logprobs
     if request.bias:
         given["logit_bias"] = dict(request.bias)
     if (guide := request.guide) is not None:

@@ -95,8 +95,8 @@ CompletionLogprobs = TypedDict(
     "CompletionLogprobs",
     {
         "tokens": list[str],
-        "token_logprobs": list[float],
-        "top_logprobs": list[dict[str, float]],
+        "token_logprobs": list[float | None],  # none of a prompt's first token
+        "top_logprobs": list[dict[str, float] | None],
         "text_offset": list[int],
     },
 )

@@ -149,7 +149,7 @@ class _Completion(_TextFormat):
             for each in place.values():  # the most probable first, of tokens with the same text
                 if each["rank"]:
                     top.setdefault(each["decoded_token"], each["logprob"])
-            tops.append(top)
+            tops.append(None if first["logprob"] is None else top)
             offsets.append(self._offsets.setdefault(number, 0))
             self._offsets[number] += len(first["decoded_token"])
         return {

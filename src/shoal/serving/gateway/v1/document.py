@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.serving.gateway.v1 import answers, messages, responses, schema, tokens
+from shoal.serving.gateway.v1 import answers, messages, prediction_requests, responses, schema, tokens
 
 MODEL = "{model}"  # in paths
 _REFS = "#/components/schemas/{name}"
@@ -43,19 +43,19 @@ class Operation(NamedTuple):
 
 OPERATIONS = (
     Operation("Models", "/v1/models", answers.Models),
-    Operation("Prediction", f"/v1/models/{MODEL}:predict", answers.Predictions, schema.PredictRequest),
+    Operation("Prediction", f"/v1/models/{MODEL}:predict", answers.Predictions, prediction_requests.PredictRequest),
     Operation("Model", f"/v1/models/{MODEL}", answers.Model),
     Operation("Chat completions", "/v1/chat/completions", answers.Chat, schema.ChatRequest, answers.CHAT_EVENTS),
     Operation("Completions", "/v1/completions", answers.Completion, schema.CompletionRequest, answers.TEXT_EVENTS),
     Operation("Responses", "/v1/responses", answers.Response, responses.ResponseRequest, answers.RESPONSE_EVENTS),
     Operation("Messages", "/v1/messages", answers.MessageAnswer, messages.MessageRequest, answers.MESSAGE_EVENTS),
     Operation("Numbers of tokens", "/v1/messages/count_tokens", answers.Count, messages.CountRequest),
-    Operation("Embeddings", "/v1/embeddings", answers.Embeddings, schema.EmbeddingsRequest),
-    Operation("Classification", "/v1/classify", answers.Classification, schema.ClassifyRequest),
-    Operation("Ranking", "/v1/rerank", answers.Ranking, schema.RerankRequest),
-    Operation("Ranking, by Cohere's second version", "/v2/rerank", answers.Ranking, schema.RerankRequest),
-    Operation("Ranking, by vLLM's path", "/rerank", answers.Ranking, schema.RerankRequest),
-    Operation("Scores", "/v1/score", answers.Scores, schema.ScoreRequest),
+    Operation("Embeddings", "/v1/embeddings", answers.Embeddings, prediction_requests.EmbeddingsRequest),
+    Operation("Classification", "/v1/classify", answers.Classification, prediction_requests.ClassifyRequest),
+    Operation("Ranking", "/v1/rerank", answers.Ranking, prediction_requests.RerankRequest),
+    Operation("Ranking, by Cohere's second version", "/v2/rerank", answers.Ranking, prediction_requests.RerankRequest),
+    Operation("Ranking, by vLLM's path", "/rerank", answers.Ranking, prediction_requests.RerankRequest),
+    Operation("Scores", "/v1/score", answers.Scores, prediction_requests.ScoreRequest),
     Operation("Token ids", "/tokenize", answers.Tokens, tokens.TokenizeRequest),
     Operation("Texts of token ids", "/detokenize", answers.Text, tokens.DetokenizeRequest),
 )

@@ -26,6 +26,7 @@ from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, desc
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
 from shoal.serving.gateway.v1.model_request import COPIES, ModelRequest
+from shoal.serving.gateway.v1.prediction_requests import ClassifyRequest, PredictRequest
 from shoal.serving.gateway.v1.predictions import (
     answer_classify,
     answer_embeddings,
@@ -34,7 +35,7 @@ from shoal.serving.gateway.v1.predictions import (
     answer_score,
 )
 from shoal.serving.gateway.v1.responses import answer_response
-from shoal.serving.gateway.v1.schema import MOST_BODY, ClassifyRequest, FieldNames, PredictRequest, decode
+from shoal.serving.gateway.v1.schema import MOST_BODY, FieldNames, decode
 from shoal.serving.gateway.v1.sse import Json, to_response
 from shoal.serving.gateway.v1.tokens import (
     DetokenizeRequest,

@@ -51,7 +51,7 @@ def explain(kind: type[Struct], message: str, reasons: Mapping[str, str]) -> Api
         what = f"is not supported{f': {reason}' if reason else ''}. Leave it out."
         return ApiError(f"{place} {what}", place, _UNSERVED)
     what = say_kinds(what)
-    if kind.__name__ in ("EmbeddingsRequest", "CompletionRequest") and place.startswith(("input[", "prompt[")):
+    if kind.__name__ == "EmbeddingsRequest" and place.startswith("input["):
         ids = "Send no token ids; LangChain does unless check_embedding_ctx_length=False."
         return ApiError(f"{place} is no text: {what[:100]}. {ids}", place)
     valid = f" Valid: {values}." if (values := ", ".join(map(repr, _find_values(kind, place)))) else ""

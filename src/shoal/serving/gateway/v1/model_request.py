@@ -18,7 +18,7 @@ from aiohttp import web
 
 from shoal.clients.client.calls import Answer, Call, Method, decode, join, split, to_arrays
 from shoal.clients.client.grpc_transport import from_grpc, to_grpc
-from shoal.clients.llm.dialects import Dialect, Messages, find_dialect
+from shoal.clients.llm.dialects import Dialect, Prompt, find_dialect
 from shoal.errors import InputError, ServerError
 from shoal.kit.component.spec import ModelSpec
 from shoal.kit.generation.pieces import Piece
@@ -40,7 +40,7 @@ T = TypeVar("T")
 COPIES = 8
 _AT_ONCE = 4  # requests in flight for the rows, or prompts, of one
 _SETTINGS = {row.name for row in SETTINGS} | {"return_logprobs", "logit_bias", VARIABLES, TOOLS}
-_PROMPTS = ("messages", "history", "text_input", "prompt")  # inputs
+_PROMPTS = ("messages", "history", "text_input", "prompt", "prompt_ids")  # inputs
 _FIRST = re.compile(r"(\w+)(?:\[(\d+)\])?")  # words of a refusal: an input, and a message of it
 _FORMS = {"INT32": Struct("<i"), "UINT32": Struct("<I"), "FP32": Struct("<f")}  # of numbers, by datatype
 _STEP = re.compile(r"^in ensemble '[^']*', ")
@@ -91,12 +91,7 @@ class ModelRequest:
     # --- language models -------------------------------------------------------------------------------------------
 
     async def generate(
-        self,
-        prompts: Sequence[str | Messages],
-        settings: Sequence[Mapping[str, Any]],
-        take: Take,
-        *,
-        is_streaming: bool,
+        self, prompts: Sequence[Prompt], settings: Sequence[Mapping[str, Any]], take: Take, *, is_streaming: bool
     ) -> None:
         """Continue prompts, each in a request of its own and with its own settings.
 

@@ -22,14 +22,14 @@ from shoal.serving.gateway.http.bodies import work_apart
 from shoal.serving.gateway.refusals import RefusalReason
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.model_request import ModelRequest
-from shoal.serving.gateway.v1.schema import (
-    MOST_BODY,
+from shoal.serving.gateway.v1.prediction_requests import (
     ClassifyRequest,
     EmbeddingsRequest,
     PredictRequest,
     RerankRequest,
     ScoreRequest,
 )
+from shoal.serving.gateway.v1.schema import MOST_BODY
 from shoal.serving.gateway.v1.sse import to_response
 
 _USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tokens

@@ -45,7 +45,7 @@ _UNSUPPORTED = {
     "web_search_options": _FUNCTIONS, "best_of": "answers are not compared: send n",
     "image_url": _TEXTS, "input_audio": _TEXTS, "file": _TEXTS,
     "type": _TEXTS, "audio": "audio is not served", "modalities": "text is the only modality",
-    "echo": "the prompt is not repeated in the answer", "suffix": "texts are continued at their end alone",
+    "suffix": "texts are continued at their end alone",
     "prediction": "answers are not predicted", "store": _NO_STATE,
     "thinking": _NO_REASONING, "reasoning": _NO_REASONING,
     "summary": _NO_REASONING, "previous_response_id": _NO_STATE, "conversation": _NO_STATE, "background": _NO_STATE,
@@ -303,23 +303,30 @@ class ChatRequest(GenerationBody, kw_only=True):
 
 
 class CompletionRequest(GenerationBody, kw_only=True):
-    """Body of ``POST /v1/completions``."""
+    """Body of ``POST /v1/completions``. A prompt is a text or token ids."""
 
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_ANSWERS)]
+    prompt: str | Annotated[list[str | Number | Annotated[list[Number], Meta(min_length=1)]], Meta(min_length=1)]
+    max_tokens: Number | None = None  # 0: with echo
     logprobs: Number | None = None
     best_of: None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
+        if len({type(each) for each in self.prompt}) > 1:
+            raise ApiError("prompt has texts and token ids. Send one kind.", "prompt")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError("max_tokens is 0. Send more, or echo: true.", "max_tokens")
         if (number := len(self.prompts) * (self.n or 1)) > MOST_ANSWERS:
-            raise ApiError(f"The request has {number} answers; at most {MOST_ANSWERS} are given. Send less.", "n")
+            what = f"The request has {number} answers; at most {MOST_ANSWERS} are given. Send less."
+            raise ApiError(what, "n" if self.n else "prompt")
 
     @property
-    def prompts(self) -> list[str]:
-        """The texts to continue."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[Any]:
+        """The texts, or lists of token ids, to continue."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else [*self.prompt]
 
     @property
     def field_names(self) -> FieldNames:
@@ -330,108 +337,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names that language models have for them."""
         wanted = {} if self.logprobs is None else {"return_logprobs": True, "top_logprobs": self.logprobs}
-        return super().settings() | wanted
-
-
-class EmbeddingsRequest(Body, kw_only=True):
-    """Body of ``POST /v1/embeddings``."""
-
-    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Count | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts to embed."""
-        return [self.input] if isinstance(self.input, str) else self.input
-
-
-class ClassifyRequest(Body, kw_only=True):
-    """Body of ``POST /v1/classify``, as vLLM and NVIDIA Dynamo have it."""
-
-    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts to classify."""
-        return [self.input] if isinstance(self.input, str) else self.input
-
-
-class Document(Struct, forbid_unknown_fields=True):
-    """Document to rank."""
-
-    text: str
-
-
-class RerankRequest(Body, kw_only=True):
-    """Body of ``POST /v1/rerank``, as Cohere, Jina, Voyage and vLLM have it; ``top_k`` is another name of ``top_n``."""
-
-    query: str
-    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=2048)]
-    top_n: Count | None = None
-    top_k: Count | None = None
-    return_documents: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Check what the types do not say."""
-        if None not in (self.top_n, self.top_k):
-            raise ApiError("The request has top_n and top_k, which are the same. Leave one out.", "top_k")
-
-    @property
-    def texts(self) -> list[str]:
-        """The documents."""
-        return [each if isinstance(each, str) else each.text for each in self.documents]
-
-
-class ScoreRequest(Body, kw_only=True):
-    """Body of ``POST /v1/score``, as vLLM has it: one text with each of others, or as many of both."""
-
-    text_1: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
-    text_2: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
-
-    @property
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """The first and the second texts."""
-        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
-        if len(first) not in (1, len(second)):
-            raise ApiError(f"text_1 has {len(first)} texts and text_2 has {len(second)}.", "text_1")
-        return first * (len(second) // len(first)), second
-
-
-_Row = str | bool | int | float | list[Any] | dict[str, Any]
-_Rows = Annotated[list[_Row], Meta(min_length=1, max_length=2**14)]
-
-
-class PredictRequest(Struct, forbid_unknown_fields=True):
-    """Body of ``POST /v1/models/NAME:predict``, of KServe's first protocol: rows as ``instances`` or ``inputs``.
-
-    A row is values by input, or the value of a model's only one. A text alone is one row. ``inputs`` may also have all
-    rows' values by input.
-    """
-
-    instances: _Rows | str | None = None
-    inputs: _Rows | dict[str, _Rows] | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.instances is None and self.inputs is None:
-            raise ApiError("The request has no instances.", "instances", "missing_required_parameter")
-        if self.instances is not None and self.inputs is not None:
-            raise ApiError("The request has instances and inputs, which are the same. Leave one out.", "inputs")
-        if isinstance(self.inputs, dict) and len({len(rows) for rows in self.inputs.values()}) != 1:
-            raise ApiError("The inputs have different numbers of rows, or none.", "inputs")
-
-    @property
-    def field(self) -> str:
-        """The field that has the rows."""
-        return "instances" if self.inputs is None else "inputs"
-
-    @property
-    def rows(self) -> list[Any]:
-        """The rows."""
-        if isinstance(self.inputs, dict):
-            return [dict(zip(self.inputs, row, strict=True)) for row in zip(*self.inputs.values(), strict=True)]
-        rows = self.instances if self.inputs is None else self.inputs
-        return [rows] if isinstance(rows, str) else rows or []
+        return {**super().settings(), **wanted, "echo": self.echo or None}
 
 
 def decode(kind: type[T], body: bytes) -> T:
