@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,18 @@ def test_a_forest() -> None:
 def test_an_encoder_of_sentence_transformers() -> None:
     place = _locate(SMALL_ENCODER, None)[0]
     with Service(Path(place), Path("log"), "--name", "minilm") as service:
-        answer = post(service, "/v1/embeddings", model="minilm", input=TEXTS)
+        answer = post(service, "/v1/embeddings", model="minilm", input=TEXTS, truncate="NONE")
+        many = post(service, "/v1/embeddings", model="minilm", input=["A cat.", *["a " * 300] * 600])
         assert len(type_printed(service, "curl")["data"][0]["embedding"]) == 384
     tokens = AutoTokenizer.from_pretrained(place)(TEXTS, padding=True, return_tensors="pt")
+    number = int(tokens["attention_mask"].sum())
+    assert answer["usage"] == {"prompt_tokens": number, "total_tokens": number}
+    assert "warnings" not in answer
+    assert many["usage"]["prompt_tokens"] == 5 + 600 * 256
+    assert many["warnings"] == [
+        "The model reads at most 256 tokens of a row, and these have as many or more: "
+        "input[1], input[2], input[3] and 597 more."
+    ]
     with torch.inference_mode():
         hidden = AutoModel.from_pretrained(place)(**tokens).last_hidden_state
     wanted = embed(hidden, tokens["attention_mask"].numpy(), "mean", is_normalised=True)
@@ -131,12 +141,22 @@ def test_a_cross_encoder(activation: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "sentence_transformers": more}), "utf-8")
     documents = [*TEXTS, "A cat. " * 600, ""]
     with Service(Path("ranker"), Path("log")) as service:
-        answer = post(service, "/v1/rerank", model="ranker", query="a cat", documents=documents)
+        asked = {"model": "ranker", "query": "a cat", "documents": documents}
+        answer = post(service, "/v1/rerank", **asked, max_tokens_per_doc=4096, truncate="END")
+        refusals: list[tuple[str, dict[str, Any]]] = [
+            ("documents[2]", {"truncate": "NONE"}), ("max_tokens_per_doc", {"max_tokens_per_doc": 100}),
+        ]  # fmt: skip
+        for place, wrong in refusals:
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                post(service, "/v1/rerank", **asked, **wrong)
+            assert json.loads(refused.value.read())["error"]["param"] == place
         assert len(type_printed(service, "curl")["results"]) == 2
     pairs = tokenizer(["a cat"] * 4, documents, padding=True, truncation=True, return_tensors="pt", max_length=512)
     with torch.inference_mode():
         wanted = model(**pairs).logits[:, 0]
     wanted = wanted.sigmoid() if activation == "Sigmoid" else wanted
+    assert answer["usage"]["prompt_tokens"] == int(pairs["attention_mask"].sum())
+    assert answer["warnings"][0].endswith(" have as many or more: documents[2].")
     scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
     np.testing.assert_allclose([scores[index] for index in range(4)], wanted.numpy(), atol=1e-5)
 

@@ -16,12 +16,14 @@ from tritonclient.grpc import service_pb2
 
 from shoal.authoring.repository.apis import Api, Served
 from shoal.kit.generation.pieces import Piece
+from shoal.kit.text import tokens
 from shoal.serving.gateway.callers.callers import ANYONE
 from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
-from shoal.serving.gateway.v1 import schema
+from shoal.serving.gateway.v1 import counts, schema
 from shoal.serving.gateway.v1.chat import describe_places
+from shoal.serving.gateway.v1.counts import Texts
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import to_anthropic
 from shoal.serving.gateway.v1.model_request import ModelRequest
@@ -346,14 +348,18 @@ def test_the_last_message_of_the_assistant_is_continued() -> None:
     assert "chat_template_kwargs" not in ask("message", {"messages": [USER]}).settings()
 
 
+def test_the_default_length_is_the_tokenizers() -> None:
+    assert counts.MAX_LENGTH == tokens.MAX_LENGTH
+
+
 @pytest.mark.parametrize(("dimensions", "is_right"), [(None, True), (2, True), (1, False), (3, False)])
 def test_embeddings_have_their_own_size(dimensions: int | None, is_right: bool) -> None:
     async def infer(_: Any) -> Any:
         return {"Y": np.array([[1, 2]], np.float32)}
 
-    served = Served(Api.EMBEDDINGS, "TEXT", "Y")
+    texts = Texts(Served(Api.EMBEDDINGS, "TEXT", "Y"))
     made = answer_embeddings(
-        ask("embeddings", {"dimensions": dimensions}), cast("Any", SimpleNamespace(infer=infer)), served
+        ask("embeddings", {"dimensions": dimensions}), cast("Any", SimpleNamespace(infer=infer)), texts
     )
     if is_right:
         body = cast("bytes", asyncio.run(made).body)
@@ -407,9 +413,9 @@ def test_a_text_beside_many_others_is_bounded() -> None:
     query, documents = "x" * 2**19, ["a"] * 16
     rerank = ask("rerank", {"query": query, "documents": documents})
     score = ask("score", {"text_1": query, "text_2": documents})
-    served = Served(Api.RERANK, "first", "SCORE", second="second")
+    texts = Texts(Served(Api.RERANK, "first", "SCORE", second="second"))
     nobody: Any = None
-    for answering in (answer_rerank(rerank, nobody, served), answer_score(score, nobody, served)):
+    for answering in (answer_rerank(rerank, nobody, texts), answer_score(score, nobody, texts)):
         with pytest.raises(ApiError, match="once for each second one, has more than 4194304 bytes") as refused:
             asyncio.run(answering)
         assert refused.value.reason is RefusalReason.LARGE

@@ -305,23 +305,46 @@ Count = TypedDict("Count", {"input_tokens": int})
 
 # --- models of numbers ----------------------------------------------------------------------------------------------
 
-TextUsage = TypedDict(
-    "TextUsage", {"prompt_tokens": _Zero, "total_tokens": _Zero, "completion_tokens": NotRequired[_Zero]}
-)
+TextUsage = TypedDict("TextUsage", {"prompt_tokens": int, "total_tokens": int, "completion_tokens": NotRequired[_Zero]})
 Embedding = TypedDict("Embedding", {"object": Literal["embedding"], "index": int, "embedding": list[float] | str})
-Embeddings = TypedDict("Embeddings", {"object": _List, "data": list[Embedding], "model": str, "usage": TextUsage})
 Classes = TypedDict("Classes", {"index": int, "label": str | None, "probs": list[float], "num_classes": int})
-Classification = TypedDict(
-    "Classification",
-    {"id": str, "object": _List, "created": int, "model": str, "data": list[Classes], "usage": TextUsage},
-)
 Document = TypedDict("Document", {"text": str})
 Rank = TypedDict("Rank", {"index": int, "relevance_score": float, "document": NotRequired[Document]})
-Ranking = TypedDict("Ranking", {"id": str, "model": str, "results": list[Rank], "usage": TextUsage})
 Score = TypedDict("Score", {"index": int, "object": Literal["score"], "score": float})
-Scores = TypedDict(
-    "Scores", {"id": str, "object": _List, "created": int, "model": str, "data": list[Score], "usage": TextUsage}
-)
+
+
+class _OfTexts(TypedDict):
+    """Members of answers about texts: ``warnings`` is about those that may be cut."""
+
+    model: str
+    usage: TextUsage
+    warnings: NotRequired[list[str]]
+
+
+class Embeddings(_OfTexts):
+    object: _List
+    data: list[Embedding]
+
+
+class Classification(_OfTexts):
+    id: str
+    object: _List
+    created: int
+    data: list[Classes]
+
+
+class Ranking(_OfTexts):
+    id: str
+    results: list[Rank]
+
+
+class Scores(_OfTexts):
+    id: str
+    object: _List
+    created: int
+    data: list[Score]
+
+
 Predictions = TypedDict("Predictions", {"predictions": list[dict[str, Any]]})
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from shoal.serving.gateway.http.routes import Envelope, Route
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.answers import MessageError
 from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
+from shoal.serving.gateway.v1.counts import Texts, find_counter
 from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
@@ -61,6 +62,9 @@ class ApiFront:
         self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
         marked = mark_decoupled(configs, configs.get)
         self._served = {name: find_served(each, marked) for name, each in marked.items()}
+        self._texts = {
+            name: Texts(served, find_counter(configs[name], served, configs)) for name, served in self._served.items()
+        }
         self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
         below = find_below(configs)
@@ -71,11 +75,11 @@ class ApiFront:
         }
 
         def numbers(answer: Callable[..., Awaitable[web.Response]]) -> Handler:
-            return lambda asked, model_request: answer(asked, model_request, self._served[model_request.model])
+            return lambda asked, model_request: answer(asked, model_request, self._texts[model_request.model])
 
         def classify(asked: ClassifyRequest, model_request: ModelRequest) -> Awaitable[web.Response]:
             return answer_classify(
-                asked, model_request, self._served[model_request.model], self._labels[model_request.model]
+                asked, model_request, self._texts[model_request.model], self._labels[model_request.model]
             )
 
         answers: dict[str, Handler] = {

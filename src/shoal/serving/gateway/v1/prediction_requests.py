@@ -10,7 +10,13 @@ from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.schema import Body, Count, Text
 
 
-class EmbeddingsRequest(Body, kw_only=True):
+class Truncating(Body, kw_only=True):
+    """Fields of requests whose texts may be too long: ``NONE`` refuses those, as with Cohere and NVIDIA's NIM."""
+
+    truncate: Literal["END", "NONE"] | None = None
+
+
+class EmbeddingsRequest(Truncating, kw_only=True):
     """Body of ``POST /v1/embeddings``."""
 
     input: Text | Annotated[list[Text], Meta(min_length=1, max_length=2048)]
@@ -23,7 +29,7 @@ class EmbeddingsRequest(Body, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class ClassifyRequest(Body, kw_only=True):
+class ClassifyRequest(Truncating, kw_only=True):
     """Body of ``POST /v1/classify``, as vLLM and NVIDIA Dynamo have it."""
 
     input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
@@ -40,7 +46,7 @@ class Document(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class RerankRequest(Body, kw_only=True):
+class RerankRequest(Truncating, kw_only=True):
     """Body of ``POST /v1/rerank``, as Cohere, Jina, Voyage and vLLM have it; ``top_k`` is another name of ``top_n``."""
 
     query: str
@@ -48,6 +54,7 @@ class RerankRequest(Body, kw_only=True):
     top_n: Count | None = None
     top_k: Count | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Count | None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
@@ -60,7 +67,7 @@ class RerankRequest(Body, kw_only=True):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
-class ScoreRequest(Body, kw_only=True):
+class ScoreRequest(Truncating, kw_only=True):
     """Body of ``POST /v1/score``, as vLLM has it: one text with each of others, or as many of both."""
 
     text_1: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import math
 import secrets
 import time
 from collections import defaultdict
@@ -15,11 +17,12 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from shoal.authoring.repository.apis import Served
 from shoal.clients.client.calls import find_text_input
 from shoal.kit.component.spec import ModelSpec
 from shoal.serving.gateway.http.bodies import work_apart
 from shoal.serving.gateway.refusals import RefusalReason
+from shoal.serving.gateway.v1.counts import Counted, Texts
+from shoal.serving.gateway.v1.counts import count as count_tokens
 from shoal.serving.gateway.v1.errors import ApiError
 from shoal.serving.gateway.v1.model_request import ModelRequest
 from shoal.serving.gateway.v1.prediction_requests import (
@@ -28,17 +31,17 @@ from shoal.serving.gateway.v1.prediction_requests import (
     PredictRequest,
     RerankRequest,
     ScoreRequest,
+    Truncating,
 )
 from shoal.serving.gateway.v1.schema import MOST_BODY
 from shoal.serving.gateway.v1.sse import to_response
 
-_USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # such models do not count tokens
 _VALUE = 8  # bytes of a number of an answer
 
 
-async def answer_embeddings(asked: EmbeddingsRequest, model_request: ModelRequest, served: Served) -> web.Response:
+async def answer_embeddings(asked: EmbeddingsRequest, model_request: ModelRequest, texts: Texts) -> web.Response:
     """Answer with an embedding for each text, in their order."""
-    array = await _infer({served.text: asked.texts}, model_request, served)
+    array, counted = await _infer({texts.served.text: asked.texts}, model_request, texts, asked, "input")
     if asked.dimensions not in (None, array.shape[1]):
         what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {array.shape[1]}."
         raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
@@ -48,59 +51,68 @@ async def answer_embeddings(asked: EmbeddingsRequest, model_request: ModelReques
         embedding = base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist()
         return {"object": "embedding", "index": index, "embedding": embedding}
 
-    head = {"object": "list", "model": asked.model, "usage": _USAGE}
+    head = {"object": "list", "model": asked.model, **counted.members}
     return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
 async def answer_classify(
-    asked: ClassifyRequest, model_request: ModelRequest, served: Served, labels: tuple[str, ...]
+    asked: ClassifyRequest, model_request: ModelRequest, texts: Texts, labels: tuple[str, ...]
 ) -> web.Response:
     """Answer with the probabilities, or the score, of each text, and the label of the greatest one."""
-    array = await _infer({served.text: asked.texts}, model_request, served)
+    array, counted = await _infer({texts.served.text: asked.texts}, model_request, texts, asked, "input")
     if labels and len(labels) != array.shape[1]:
-        what = f"The model's output {served.output} has {array.shape[1]} classes for {len(labels)} labels."
+        what = f"The model's output {texts.served.output} has {array.shape[1]} classes for {len(labels)} labels."
         raise ApiError(what, "model")
 
     def to_row(index: int, row: Any) -> dict[str, Any]:
         label = labels[int(np.argmax(row))] if labels else None
         return {"index": index, "label": label, "probs": row.tolist(), "num_classes": len(row)}
 
-    head = {**_make_head("classify", asked.model), "usage": {**_USAGE, "completion_tokens": 0}}
+    head = {**_make_head("classify", asked.model), **counted.members}
+    head["usage"]["completion_tokens"] = 0
     return await _to_response(head, "data", map(to_row, count(), array), array.size)
 
 
-async def answer_rerank(asked: RerankRequest, model_request: ModelRequest, served: Served) -> web.Response:
+async def answer_rerank(asked: RerankRequest, model_request: ModelRequest, texts: Texts) -> web.Response:
     """Answer with the scores of documents for a query, the greatest one first."""
-    texts = asked.texts
-    scores = await _score([asked.query] * len(texts), texts, model_request, served)
+    most, least = asked.max_tokens_per_doc, texts.counter.most if texts.counter else math.inf
+    if most is not None and most < least:
+        what = f"max_tokens_per_doc is {most}: the model's tokenizer, not the request, says how much of a text is read"
+        raise ApiError(f"{what}. Leave it out.", "max_tokens_per_doc", "unsupported_parameter")
+    documents = asked.texts
+    pairs = [asked.query] * len(documents), documents
+    scores, counted = await _score(pairs, model_request, texts, asked, "documents")
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or asked.top_k]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if asked.return_documents is not False:
-        results = [{**each, "document": {"text": texts[each["index"]]}} for each in results]
+        results = [{**each, "document": {"text": documents[each["index"]]}} for each in results]
     head = {"id": f"rerank-{secrets.token_hex(12)}", "model": asked.model}
-    return to_response({**head, "results": results, "usage": _USAGE})
+    return to_response({**head, "results": results, **counted.members})
 
 
-async def answer_score(asked: ScoreRequest, model_request: ModelRequest, served: Served) -> web.Response:
+async def answer_score(asked: ScoreRequest, model_request: ModelRequest, texts: Texts) -> web.Response:
     """Answer with the score of each pair of texts, in their order."""
-    scores = await _score(*asked.pairs, model_request, served)
+    scores, counted = await _score(asked.pairs, model_request, texts, asked, "text_2")
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    return to_response({**_make_head("score", asked.model), "data": data, "usage": _USAGE})
+    return to_response({**_make_head("score", asked.model), "data": data, **counted.members})
 
 
 def _make_head(kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{kind}-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model}
 
 
-async def _score(first: list[str], second: list[str], model_request: ModelRequest, served: Served) -> list[float]:
+async def _score(
+    pairs: tuple[list[str], list[str]], model_request: ModelRequest, texts: Texts, asked: Truncating, field: str
+) -> tuple[list[float], Counted]:
+    first, second = pairs
     size = sum(map(len, first))  # of characters, which encoding may multiply by 4
     if size > MOST_BODY or (size := sum(len(text.encode()) for text in first)) > MOST_BODY:
         what = f"The first text, once for each second one, has more than {MOST_BODY} bytes."
         raise ApiError(f"{what} Send fewer at a time.", reason=RefusalReason.LARGE)
     model_request.reserve(size)
-    array = await _infer({served.text: first, served.second: second}, model_request, served)
-    scores: list[float] = array[:, 0].tolist()
-    return scores
+    values = {texts.served.text: first, texts.served.second: second}
+    array, counted = await _infer(values, model_request, texts, asked, field)
+    return array[:, 0].tolist(), counted
 
 
 async def answer_predict(asked: PredictRequest, model_request: ModelRequest, spec: ModelSpec) -> web.Response:
@@ -180,12 +192,26 @@ def _decode(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace")
 
 
-async def _infer(values: dict[str, list[str]], model_request: ModelRequest, served: Served) -> Any:
-    answer = await model_request.infer(values)
+async def _infer(
+    values: dict[str, list[str]], model_request: ModelRequest, texts: Texts, asked: Truncating, field: str
+) -> tuple[Any, Counted]:
+    """Return the model's numbers for rows of texts, and how many tokens it reads of them."""
+    served, counter = texts
+    if counter is None and asked.truncate == "NONE":
+        what = f"truncate is NONE, and no step of {asked.model} counts tokens. Leave it out."
+        raise ApiError(what, "truncate", "unsupported_parameter")
+    counting = counter and asyncio.create_task(count_tokens(counter, model_request, values, asked, field))
+    try:
+        answer = await model_request.infer(values)
+        counted = await counting if counting else Counted()
+    finally:
+        if counting:
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
     array = answer.get(served.output)
     if array is None or array.ndim != 2 or len(array) != len(values[served.text]) or not np.isfinite(array).all():
         raise ApiError(f"The model's output {served.output} is not a row of finite numbers for each text.", "input")
-    return array
+    return array, counted
 
 
 async def _to_response(head: dict[str, Any], name: str, rows: Iterable[Any], num_values: int) -> web.Response:
