@@ -352,20 +352,24 @@ def test_the_default_length_is_the_tokenizers() -> None:
     assert counts.MAX_LENGTH == tokens.MAX_LENGTH
 
 
-@pytest.mark.parametrize(("dimensions", "is_right"), [(None, True), (2, True), (1, False), (3, False)])
-def test_embeddings_have_their_own_size(dimensions: int | None, is_right: bool) -> None:
-    async def infer(_: Any) -> Any:
-        return {"Y": np.array([[1, 2]], np.float32)}
+@pytest.mark.parametrize(
+    ("dimensions", "wanted"), [(None, [3, 4, 12]), (3, [3, 4, 12]), (2, [7.8, 10.4]), (1, None), (4, None)]
+)
+def test_embeddings_are_cut_to_their_models_sizes(dimensions: int | None, wanted: list[float] | None) -> None:
+    """They keep their length, so that those of length 1 are cut to others of length 1."""
 
-    texts = Texts(Served(Api.EMBEDDINGS, "TEXT", "Y"))
+    async def infer(_: Any) -> Any:
+        return {"Y": np.array([[3, 4, 12]], np.float32)}
+
+    texts = Texts(Served(Api.EMBEDDINGS, "TEXT", "Y"), dimensions=frozenset({2, 4}))
     made = answer_embeddings(
         ask("embeddings", {"dimensions": dimensions}), cast("Any", SimpleNamespace(infer=infer)), texts
     )
-    if is_right:
-        body = cast("bytes", asyncio.run(made).body)
-        assert json.loads(body)["data"] == [{"object": "embedding", "index": 0, "embedding": [1.0, 2.0]}]
+    if wanted:
+        (found,) = json.loads(cast("bytes", asyncio.run(made).body))["data"]
+        assert found["embedding"] == pytest.approx(wanted)
     else:
-        with pytest.raises(ApiError, match=f"dimensions is {dimensions}, and m gives embeddings of 2") as refused:
+        with pytest.raises(ApiError, match=f"dimensions is {dimensions}, and m gives embeddings of 2, 3") as refused:
             asyncio.run(made)
         assert (refused.value.param, refused.value.code) == ("dimensions", NOT_SERVED)
 

@@ -121,6 +121,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
         '{\\"X\\": [[1]]}', '{\\"X\\": [[2]]}', lambda c, _: str(make_canaries(c)), PYTHON + DECOUPLED
     ),
     (ANY, "content"): Config("one", "two", look_at_ensemble),
+    (ANY, "dimensions"): Config("", "64 128", lambda c, _: c["a"].dimensions),
     (ANY, "EXECUTION_ENV_PATH"): Config("/nowhere/one", "/nowhere/two", look_at_check),
     (ANY, "FORCE_CPU_ONLY_INPUT_TENSORS"): Config("yes", "no", look_at_ensemble, GPU),
     (ANY, "hang_seconds"): Config("1", "2", lambda c, _: read_hang_seconds(c)),

@@ -49,6 +49,8 @@ TABLE = tuple(Parameter(*row) for row in (
     ("canary", _JSON, "", ANY, "shoal serve",
      "Inputs of a test request to a model that answers in pieces; without it, such a model is not tested."),
     ("content", "text", "", ANY, "shoal describe, shoal graph", "What the model computes; shoal compose writes it."),
+    ("dimensions", "whole numbers, separated by spaces", "", ANY, "shoal serve",
+     "Sizes to which clients may cut embeddings, of a model trained for it (Matryoshka); shoal add-model writes it."),
     ("EXECUTION_ENV_PATH", "path", "", ANY, "Triton, shoal check", "Python environment; compose --env writes it."),
     (HOST_INPUTS, "yes or no", "yes", ANY, "Triton, shoal graph", "Whether inputs go to the host."),
     ("hang_seconds", _SECONDS, "1.5; 60 if decoupled", ANY, "shoal serve", "Longest wait without processor time."),
@@ -139,7 +141,9 @@ TABLE = tuple(Parameter(*row) for row in (
     ("weights", "JSON list of numbers", "", COMPONENT, "blend", "Weight of each input; if empty, all are equal."),
 ))  # fmt: skip
 # Parameters of every model whose values have a form, and the properties that read them.
-TYPED = {each: each for each in ("canary", "hang_seconds", "load_seconds", "slots")} | {"public": "is_public"}
+TYPED = {each: each for each in ("canary", "dimensions", "hang_seconds", "load_seconds", "slots")} | {
+    "public": "is_public"
+}
 NAMES = frozenset(parameter.name for parameter in TABLE)
 
 
@@ -172,6 +176,15 @@ class ParameterProperties:
     def api(self) -> str:
         """Kind of answers for OpenAI's clients, as ``shoal.authoring.repository.apis`` reads it; empty without it."""
         return self.spec.parameters.get("api", "")
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Sizes to which embeddings may be cut: the first numbers of one are an embedding themselves (Matryoshka)."""
+        parameters = self._only("dimensions")
+        words = parameters.text("dimensions").split()
+        if not all(word.isdecimal() and int(word) for word in words):
+            raise parameters.refusal("dimensions", "expected numbers of 1 or more", "64 128 256")
+        return tuple(map(int, words))
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -122,7 +122,9 @@ def _configure(name: str, content: str, made: _Made, task: str, form: str, max_b
     """Return the configuration of the exported encoder."""
     (ids, mask), (out,) = NAMES
     backend, file = FORMATS[form]
-    api = {} if task == PREDICT else {"api": task}
+    more = {} if task == PREDICT else {"api": task}
+    if task == EMBEDDINGS and made.dimensions:
+        more["dimensions"] = " ".join(map(str, made.dimensions))
     return make_config(
         name,
         backend,
@@ -130,7 +132,7 @@ def _configure(name: str, content: str, made: _Made, task: str, form: str, max_b
         [TensorSpec(out, "TYPE_FP32", (made.width,))],
         artifact=file,
         max_batch_size=max_batch_size,
-        parameters={ATTENTION_MASK: mask, "content": content, **api},
+        parameters={ATTENTION_MASK: mask, "content": content, **more},
     )
 
 
@@ -224,7 +226,8 @@ def _few(names: list[str]) -> str:
 class _Made:
     """A module to export; its output has size ``width`` per row, and ``what`` describes the output.
 
-    ``notes`` are for the user; ``labels`` are the names of its classes, if there are any.
+    ``notes`` are for the user; ``labels`` are the names of its classes, if there are any; ``dimensions`` are sizes that
+    it was trained to be cut to.
     """
 
     module: Trunked
@@ -233,6 +236,7 @@ class _Made:
     notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     row: str = "text"
+    dimensions: tuple[int, ...] = ()
 
 
 def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _Made:
@@ -278,7 +282,8 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     module = Embedder(
         model, pooling, sentences.dense, is_normalised=is_normalised, size=size, cuts_first=bool(normalise)
     )
-    return _Made(module, width, what, tuple(notes))
+    known = getattr(model.config, "matryoshka_dimensions", None) or ()  # as vLLM reads it
+    return _Made(module, width, what, tuple(notes), dimensions=tuple(size for size in known if size <= width))
 
 
 def _classify(encoder: _Encoder, task: str) -> _Made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from shoal.authoring.repository.apis import Served
@@ -27,13 +27,26 @@ class Counter(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """A pipeline that turns texts into numbers, and the step that counts their tokens, if it has one."""
+    """A pipeline that turns texts into numbers.
+
+    ``counter`` is the step that counts their tokens, if it has one. Embeddings may be cut to ``dimensions``.
+    """
 
     served: Served
     counter: Counter | None = None
+    dimensions: Set[int] = frozenset()
 
 
-def find_counter(config: ModelConfig, served: Served, configs: Mapping[str, ModelConfig]) -> Counter | None:
+def find_texts(
+    name: str, served: Served, configs: Mapping[str, ModelConfig], below: Mapping[str, Collection[str]]
+) -> Texts:
+    """Return what is known of a model that serves texts; ``below`` are the models that each one calls."""
+    steps = [configs[each] for each in (name, *below[name]) if each in configs]
+    dimensions = {size for step in steps for size in step.dimensions}
+    return Texts(served, _find_counter(configs[name], served, configs), dimensions)
+
+
+def _find_counter(config: ModelConfig, served: Served, configs: Mapping[str, ModelConfig]) -> Counter | None:
     """Return the step of an ensemble that tokenizes its texts; None if no step gives an attention mask of them."""
     texts = {served.text, served.second} - {""}
     for step in config.steps:

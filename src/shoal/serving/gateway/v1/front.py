@@ -22,7 +22,7 @@ from shoal.serving.gateway.http.routes import Envelope, Route
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.answers import MessageError
 from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
-from shoal.serving.gateway.v1.counts import Texts, find_counter
+from shoal.serving.gateway.v1.counts import find_texts
 from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
@@ -62,12 +62,10 @@ class ApiFront:
         self._gate, self._specs, self._aliases = gate, {name: each.spec for name, each in configs.items()}, aliases
         marked = mark_decoupled(configs, configs.get)
         self._served = {name: find_served(each, marked) for name, each in marked.items()}
-        self._texts = {
-            name: Texts(served, find_counter(configs[name], served, configs)) for name, served in self._served.items()
-        }
+        below = find_below(configs)
+        self._texts = {name: find_texts(name, served, configs, below) for name, served in self._served.items()}
         self._labels = {name: read_labels(configs[name], served) for name, served in self._served.items()}
         self._start = int(time.time())
-        below = find_below(configs)
         self._steps = {
             name: find_steps((name, *sorted(below[name])), configs)
             for name, served in self._served.items()

@@ -42,9 +42,14 @@ _VALUE = 8  # bytes of a number of an answer
 async def answer_embeddings(asked: EmbeddingsRequest, model_request: ModelRequest, texts: Texts) -> web.Response:
     """Answer with an embedding for each text, in their order."""
     array, counted = await _infer({texts.served.text: asked.texts}, model_request, texts, asked, "input")
-    if asked.dimensions not in (None, array.shape[1]):
-        what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {array.shape[1]}."
-        raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
+    if asked.dimensions not in (None, size := array.shape[1]):
+        if asked.dimensions not in texts.dimensions or asked.dimensions > size:
+            sizes = ", ".join(map(str, sorted({*(each for each in texts.dimensions if each < size), size})))
+            what = f"dimensions is {asked.dimensions}, and {asked.model} gives embeddings of {sizes}."
+            raise ApiError(f"{what} Leave it out.", "dimensions", "unsupported_parameter")
+        whole, array = array, array[:, : asked.dimensions]
+        lengths = [np.linalg.norm(each, axis=1, keepdims=True) for each in (whole, array)]
+        array = array * (lengths[0] / np.maximum(lengths[1], np.finfo(np.float32).tiny))  # as long as it was
 
     def to_row(index: int, row: Any) -> dict[str, Any]:
         is_text = asked.encoding_format == "base64"
@@ -196,7 +201,7 @@ async def _infer(
     values: dict[str, list[str]], model_request: ModelRequest, texts: Texts, asked: Truncating, field: str
 ) -> tuple[Any, Counted]:
     """Return the model's numbers for rows of texts, and how many tokens it reads of them."""
-    served, counter = texts
+    served, counter = texts.served, texts.counter
     if counter is None and asked.truncate == "NONE":
         what = f"truncate is NONE, and no step of {asked.model} counts tokens. Leave it out."
         raise ApiError(what, "truncate", "unsupported_parameter")
