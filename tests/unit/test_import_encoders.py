@@ -166,6 +166,16 @@ def test_an_activation_that_is_not_known(published: Path, tmp_path: Path) -> Non
         add_model(published / "triage", "m", project=tmp_path / "project", task="rerank")
 
 
+def test_sizes_to_which_embeddings_may_be_cut(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "nested"
+    shutil.copytree(published / "triage", folder)
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text("utf-8")), "matryoshka_dimensions": [8, 16, 9999]}
+    path.write_text(json.dumps(config), "utf-8")
+    added, _ = add(tmp_path, folder, "m", task="embeddings", pooling="mean")
+    assert added.dimensions == (8, 16)
+
+
 def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
     add(tmp_path, published / "triage", "topic", task="classify", tokenizer="tokens")
     pipeline(tmp_path, "topic", "tokens", "triage")
