@@ -82,7 +82,7 @@ def test_a_chat(model: str, service: Service, client: openai.OpenAI) -> None:
         piece.usage and piece.usage.completion_tokens
         for piece in client.chat.completions.create(model=model, **chat("Hello"), stream=True, stream_options=options)
     ]
-    assert counted[-1] == 12
+    assert (counted[0], counted[-1]) == (0, 12)  # the first one has the role alone
     assert None not in counted
     assert counted == sorted(counted)
     assert whole.model == pieces[0].model == model
@@ -143,6 +143,11 @@ def test_log_probabilities(service: Service, client: openai.OpenAI) -> None:
     assert places.token_logprobs == [place[0] for place in values]
     tops = [{each["decoded_token"]: each["logprob"] for each in reversed([*place.values()])} for place in expected]
     assert places.top_logprobs == tops
+    drawn = client.completions.create(model="llm", prompt="A cat", max_tokens=5, temperature=1, seed=3, logprobs=0)
+    alone = drawn.choices[0].logprobs
+    assert alone is not None
+    found_alone = zip(alone.tokens or (), alone.token_logprobs or (), strict=True)
+    assert alone.top_logprobs == [{token: value} for token, value in found_alone]  # OpenAI's has the chosen one, too
     asked: Any = chat("Hello", logprobs=True, top_logprobs=2, max_tokens=4)
     whole = client.chat.completions.create(model="llm", **asked).choices[0].logprobs
     pieces = [piece.choices[0].logprobs for piece in client.chat.completions.create(model="llm", **asked, stream=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,12 @@ class _TextFormat(ResponseFormat):
         """Return the events for one piece."""
         options = self._asked.stream_options
         usage = self._usage if options is not None and options.continuous_usage_stats else None
-        return [self._chunk([choice], usage) for choice in self._choices(number, piece)]
+        events = []
+        for choice in self._choices(number, piece):
+            is_first = "role" in choice.get("delta", {})  # it has no token
+            zero = usage and is_first and {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+            events.append(self._chunk([choice], zero or usage))
+        return events
 
     def last_events(self) -> list[Event]:
         """Return the event with the numbers of tokens, if it is asked for."""
@@ -146,9 +152,8 @@ class _Completion(_TextFormat):
             first, *_ = place.values()
             chosen.append(first)
             top: Json = {}
-            for each in place.values():  # the most probable first, of tokens with the same text
-                if each["rank"]:
-                    top.setdefault(each["decoded_token"], each["logprob"])
+            for each in sorted(place.values(), key=lambda each: each["rank"] or math.inf):  # the chosen one, too
+                top.setdefault(each["decoded_token"], each["logprob"])
             tops.append(None if first["logprob"] is None else top)
             offsets.append(self._offsets.setdefault(number, 0))
             self._offsets[number] += len(first["decoded_token"])

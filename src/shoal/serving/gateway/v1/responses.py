@@ -26,6 +26,7 @@ from shoal.serving.gateway.v1.schema import (
     Number,
     Seed,
     Verbosity,
+    check_variables,
     find_effort,
     read_settings,
 )
@@ -155,6 +156,7 @@ class ResponseRequest(Body, kw_only=True):
     tool_choice: ToolChoice | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
@@ -169,6 +171,7 @@ class ResponseRequest(Body, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""
+        check_variables(self.chat_template_kwargs)
         find_asked(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
@@ -197,20 +200,24 @@ class ResponseRequest(Body, kw_only=True):
     @property
     def _variables(self) -> Json:
         effort = find_effort(self.reasoning.effort if self.reasoning else None)
-        return effort | to_variables(self.asked_tools)
+        return (self.chat_template_kwargs or {}) | effort | to_variables(self.asked_tools)
 
     @property
     def field_names(self) -> FieldNames:
         """Fields by which a model's refusals are explained."""
         before, is_list = "instructions" if self.instructions else "", not isinstance(self.input, str)
         form = "tools" if self.tools and not (self.text and self.text.format) else "text.format"
-        names = {"max_tokens": "max_output_tokens", "guide": form, VARIABLES: "reasoning.effort"}
+        names = {
+            "max_tokens": "max_output_tokens",
+            "guide": form,
+            VARIABLES: "reasoning.effort" if self.reasoning else VARIABLES,
+        }
         return FieldNames("input", names, before, is_list, self._conversation[1])
 
     def settings(self) -> Json:
         """Return the settings by the names that language models have for them."""
         form = find_guide(**{"text.format": self.text.format if self.text else None})
-        own = {"max_tokens": self.max_output_tokens, VARIABLES: self._variables or None}
+        own = {"max_tokens": self.max_output_tokens, VARIABLES: self._variables or self.chat_template_kwargs}
         found = read_settings(self) | form | own
         if self.include or self.top_logprobs:
             found |= {"return_logprobs": True, "top_logprobs": self.top_logprobs or 0}

@@ -174,7 +174,7 @@ class GenerationBody(Body, kw_only=True):
     """Fields of every request to a language model; the numbers are checked by the model's pipeline.
 
     ``top_k``, ``repetition_penalty``, ``min_tokens``, ``ignore_eos`` and ``structured_outputs`` are vLLM's additions,
-    as is ``chat_template_kwargs`` of chats.
+    as is ``chat_template_kwargs`` of chats and Responses.
     """
 
     max_tokens: Count | None = None
