@@ -122,6 +122,9 @@ def test_the_end_of_a_guide_is_the_end(engine: Any, tokenizer: Tokenizer) -> Non
     """Whatever min_tokens and an end token say; stop words end the answer earlier."""
     tokens, reason = ask(engine, {"choice": ["yes"]}, min_tokens=50, end_id=1)
     assert (tokenizer.decode(tokens), reason) == ("yes", "stop")
+    (quote,) = tokenizer.encode('"', add_special_tokens=False).ids
+    tokens, reason = ask(engine, {"json": {"enum": ["ab"]}}, end_id=quote)
+    assert (tokenizer.decode(tokens), reason) == ('"ab"', "stop")
     word = tokenizer.encode("x", add_special_tokens=False).ids
     stops = np.array([word, [len(word)]])
     tokens, reason = ask(engine, {"regex": "a{3}x{9}"}, stop_words_list=stops)

@@ -50,12 +50,12 @@ class Answering:
 
         ``log_probs`` has its log probabilities, if the request asks for them. ``beside`` is the number of answers that
         the engine works on: from ``MANY`` on, every second token is sent with the next one, but never the first.
-        ``guided`` says whether the request's guide ends with this token, whatever other settings say.
+        ``guided`` says whether the request's guide, if it has one, ends with this token, whatever other settings say.
         """
         request, ids = self.request, self.ids
         ids.append(token)
         may_end = len(ids) > request.sampling.min_tokens
-        if guided == ENDED or (may_end and token in request.end_ids):
+        if guided == ENDED if request.guide is not None else may_end and token in request.end_ids:
             return self._finish("stop")
         self._waiting.append(token)
         if log_probs is not None:

@@ -125,6 +125,10 @@ class Follower:
             return GOES_ON
         return ENDED if self._matcher.stop_reason() == "EndOfSentence" else COMPLETE
 
+    def may_end(self) -> bool:
+        """Whether the guide allows the answer to end here."""
+        return bool(self._matcher.is_accepting())
+
     def explain(self) -> InputError:
         """Return why no token can come next."""
         why = _shorten(self._matcher.get_error()) or "other settings, such as bad_words, exclude what it needs"

@@ -27,7 +27,7 @@ from shoal.kit.component.stream import Stream
 from shoal.kit.component.tensors import Device
 from shoal.kit.generation.answering import Answering
 from shoal.kit.generation.contract import PROMPT_PLACES, Limits, LogProbs, TokenRequest
-from shoal.kit.generation.guides import GUIDE
+from shoal.kit.generation.guides import ENDED, GOES_ON, GUIDE
 from shoal.kit.generation.sampling import NUMBERS
 from shoal.kit.generation.weights import Weights
 from shoal.system.processes import Reaper
@@ -173,8 +173,11 @@ class VllmEngine:
                         answering.begin(_read_prompt(request.ids, output.prompt_logprobs, number))
                     for index, token in enumerate(new.token_ids):
                         place = _read_place(token, new.logprobs[index], number) if request.returns else None
-                        if not answering.add(token, place, beside=len(self._answerings)):
+                        guided = _follow(request, token)
+                        if not answering.add(token, place, beside=len(self._answerings), guided=guided):
                             return
+            if request.follower is not None:
+                raise request.follower.explain()
             stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
         except Exception as error:
             stream.end(_explain_death(error, answering) if llm.errored else error)
@@ -312,6 +315,21 @@ def _counting(count: Callable[[str, int], None]) -> Any:
             pass
 
     return Counter
+
+
+def _follow(request: TokenRequest, token: int) -> str:
+    """Return how the request's guide ends with a token. Where nothing may follow, vLLM lets only end tokens come.
+
+    Raises:
+        InputError: the answer ends there, and the guide does not.
+    """
+    if request.follower is None:
+        return GOES_ON
+    if token not in request.end_ids:
+        return request.follower.take(token)
+    if not request.follower.may_end():
+        raise request.follower.explain()
+    return ENDED
 
 
 def _read_place(token: int, found: Mapping[int, Any], number: int) -> LogProbs:
