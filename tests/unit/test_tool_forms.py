@@ -11,6 +11,7 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.kit.generation.calls import CallPiece, CallReader
+from shoal.kit.generation.chat_rendering import ChatRenderer
 from shoal.kit.generation.guides import ENDED, GOES_ON, Guides, read_guide
 from shoal.kit.generation.templates import ChatTemplate
 from shoal.kit.generation.tool_forms import FORMS, HERMES, MISTRAL, Form, find_form, to_template, write_guide
@@ -52,6 +53,18 @@ TOKENIZER.add_special_tokens(["[TOOL_CALLS]"])
 VOCABULARY = TOKENIZER.get_vocab_size()
 END = TOKENIZER.token_to_id("</s>")
 MARKS = [TOKENIZER.token_to_id(mark) for mark in ("<tool_call>", "[TOOL_CALLS]")]
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_templates_get_tools_as_they_are_sent() -> None:
+    """Their members in the same order, which models were trained with."""
+    template = ChatTemplate("{% if messages[0].content %}{{ tools | tojson }}{% endif %}")
+    try:
+        text = ChatRenderer(template, None, HERMES).render([{"role": "user", "content": "x"}], {"tools": TOOLS})
+    finally:
+        template.close()
+    complete = {"name": "time-now", "parameters": {"type": "object", "properties": {}}}
+    assert text == json.dumps([TOOLS[0], {"type": "function", "function": complete}])
 
 
 def answer(guides: Guides, guide: bytes, seed: int, most: int = 400) -> str:

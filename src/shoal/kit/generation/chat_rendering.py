@@ -128,6 +128,10 @@ class ChatRenderer:
 
 
 def _complete(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as transformers' own schemas of functions are: with parameters, and no word about strictness."""
-    function = {"parameters": {"type": "object", "properties": {}}, **tool["function"]}
-    return {"type": "function", "function": {key: value for key, value in function.items() if key != "strict"}}
+    """Return a tool as transformers' own schemas of functions are: with parameters, and no word about strictness.
+
+    Templates write its members in their order.
+    """
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    function.setdefault("parameters", {"type": "object", "properties": {}})
+    return {"type": "function", "function": function}
