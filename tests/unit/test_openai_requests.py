@@ -22,7 +22,7 @@ from shoal.serving.gateway.callers.quotas import Quota, Reservation
 from shoal.serving.gateway.http.routes import find_status
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1 import counts, schema
-from shoal.serving.gateway.v1.chat import describe_places
+from shoal.serving.gateway.v1.chat import _Completion, describe_places
 from shoal.serving.gateway.v1.counts import Texts
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import to_anthropic
@@ -242,6 +242,13 @@ def test_places_of_a_models_refusals() -> None:
     assert refuse_as("completion", {}, "text_input is no text.") == ("prompt", "prompt")
     assert refuse_as("completion", {}, "in ensemble 'llm', top_logprobs is 21.")[0] == "logprobs"
     assert refuse_as("message", {}, "stop_words has 5000 bytes.")[0] == "stop_sequences"
+    unread = "chat_template_kwargs has 'reasoning_effort', which the model's chat template does not read. Leave it out."
+    for kind, changed, place in (
+        ("chat", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("response", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ):
+        assert refuse_as(kind, changed, unread) == (place, place)
+    assert refuse_as("response", {"chat_template_kwargs": {"a": 1}}, unread) == ("chat_template_kwargs",) * 2
     beyond = "max_tokens is 10, and the context has 5."
     for kind, place in (("chat", "max_tokens"), ("response", "max_output_tokens"), ("message", "max_tokens")):
         assert refuse_as(kind, {place: 10}, beyond)[0] == place
@@ -346,6 +353,21 @@ def test_the_last_message_of_the_assistant_is_continued() -> None:
         assert ask(kind, {"messages": [USER, said, USER]}).variables == {}
     assert ask("message", {"messages": [USER, said]}).settings()["chat_template_kwargs"]
     assert "chat_template_kwargs" not in ask("message", {"messages": [USER]}).settings()
+
+
+def test_log_probabilities_of_parts_of_characters() -> None:
+    """As OpenAI's completions have them, so that none is lost; the offsets are those in the text."""
+    spelled = [[0xF0, 0x9F], [0x92], [0xB0], None]
+    texts = ["\ufffd", "\ufffd", "\ufffd", "!"]
+    places = [
+        {"5": {"logprob": -0.5, "rank": 1, "decoded_token": text, **({"bytes": part} if part else {})}}
+        for text, part in zip(texts, spelled, strict=True)
+    ]
+    form = _Completion(ask("completion", {"logprobs": 1}))
+    found = form.whole([Piece("💰!", "length", 1, 4, None, places)])["choices"][0]["logprobs"]
+    assert found["tokens"] == ["bytes:\\xf0\\x9f", "bytes:\\x92", "bytes:\\xb0", "!"]
+    assert found["text_offset"] == [0, 0, 0, 1]
+    assert [*found["top_logprobs"][1]] == ["bytes:\\x92"]
 
 
 def test_the_default_length_is_the_tokenizers() -> None:

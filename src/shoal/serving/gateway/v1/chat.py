@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,6 +133,7 @@ class _Completion(_TextFormat):
     def __init__(self, asked: CompletionRequest) -> None:
         super().__init__(asked)
         self._offsets: dict[int, int] = {}  # characters so far, by prompt
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}  # by prompt: a token may be a part of a character
 
     def _choice(self, number: int, piece: Piece) -> Json:
         return {
@@ -148,17 +150,19 @@ class _Completion(_TextFormat):
         if not piece.logprobs:
             return None
         chosen, tops, offsets = [], [], []
+        decoder = self._decoders.setdefault(number, codecs.getincrementaldecoder("utf-8")("replace"))
         for place in piece.logprobs:
             first, *_ = place.values()
             chosen.append(first)
             top: Json = {}
             for each in sorted(place.values(), key=lambda each: each["rank"] or math.inf):  # the chosen one, too
-                top.setdefault(each["decoded_token"], each["logprob"])
+                top.setdefault(_name(each), each["logprob"])
             tops.append(None if first["logprob"] is None else top)
             offsets.append(self._offsets.setdefault(number, 0))
-            self._offsets[number] += len(first["decoded_token"])
+            spelled = bytes(first.get("bytes") or first["decoded_token"].encode())
+            self._offsets[number] += len(decoder.decode(spelled))
         return {
-            "tokens": [each["decoded_token"] for each in chosen],
+            "tokens": [*map(_name, chosen)],
             "top_logprobs": tops,
             "text_offset": offsets,
             "token_logprobs": [each["logprob"] for each in chosen],
@@ -186,6 +190,14 @@ def _describe_call(part: CallPiece) -> Json:
 
 def _reason(piece: Piece) -> str:
     return _REASONS.get(piece.finish_reason, "stop")
+
+
+def _name(place: Mapping[str, Any]) -> str:
+    """Return a token as OpenAI's completions have it: with its bytes, if it is a part of a character."""
+    text, spelled = place["decoded_token"], place.get("bytes")
+    if not spelled or "\ufffd" not in text:
+        return str(text)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def _token(place: Mapping[str, Any]) -> Json:

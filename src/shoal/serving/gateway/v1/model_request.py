@@ -253,7 +253,10 @@ class ModelRequest:
             place = field_names.find(int(index)) if index else field_names.prompt
             message = place.removesuffix(".content") + message[len(found[0]) :]
             return ApiError(message, place)
-        return ApiError(message, field_names.settings.get(word, word if word in _SETTINGS else None))
+        setting = field_names.settings.get(word, word if word in _SETTINGS else None)
+        if word == VARIABLES and setting != word:  # a field that becomes a variable
+            message = f"{setting} is sent, and the model's chat template does not read it. Leave it out."
+        return ApiError(message, setting)
 
 
 def _read_values(message: Any) -> dict[str, Any]:

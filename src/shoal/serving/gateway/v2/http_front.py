@@ -188,7 +188,7 @@ def _request_headers(request: web.Request) -> dict[str, str]:
 def refuse_path(path: str) -> RefusedError:
     """Build the refusal of a path that no route has."""
     what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
-    if not what and path.endswith(("/trace/setting", "/load", "/unload")):
+    if not what and path.startswith("/v2/") and path.endswith(("/trace/setting", "/load", "/unload")):
         what = "Model control"
     return closed(what) if what else no_path(path)
 
