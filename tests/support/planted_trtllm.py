@@ -114,6 +114,8 @@ PLANTS = (
            **{ABOUT: about(max_seq_len=512)}),
     engine("an engine for fewer rows", "trtllm-engine-limit", LLM, "max_batch_size",
            **{ABOUT: about(max_batch_size=1)}),
+    engine("an engine that is not there", "calls-unknown", BLS, "tensorrt_llm_model_name",
+           "${tensorrt_llm_model_name}", "tensorrt"),
     engine("an engine that does not stream", "trtllm-decoupled", BLS, "decoupled", **{LLM: (DECOUPLED, "")}),
     engine("a folder without a tokenizer", "trtllm-tokenizer", POST, "tokenizer_dir", "/weights/llama", "/usr",
            **{PRE: ("/weights/llama", "/usr")}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -98,10 +97,22 @@ def test_repositories_made_by_hand(tmp_path: Path) -> None:
     command = container_command(repository)
     assert "tritonserver:26.11-py3 " in command
     assert "--disable-auto-complete-config" not in command, "its configurations may be incomplete"
-    assert find_installed(command) == [f"PyYAML=={metadata.version('PyYAML')}"]
+    assert find_installed(command) == ["PyYAML"]  # in the version that pip chooses for the image's Python
     assert f"-v '{repository}:/models:ro'" in command
     assert "--gpus" not in command
     assert "tritonserver:23.08-py3 " in container_command(repository, target="23.08")
+
+
+def test_modules_that_are_imported_later(tmp_path: Path) -> None:
+    """In functions too, but not those that the code does without; and RAPIDS, of one release."""
+    code = (
+        "import cudf\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas\n"
+        "try:\n    import orjson\nexcept ImportError:\n    orjson = None\n"
+        "try:\n    import pluggy\nexcept KeyError:\n    pass\n"
+        f"def initialize():\n    import yaml\n{MODEL}"
+    )
+    write(tmp_path, "m", config("m"), code)
+    assert find_installed(container_command(tmp_path, target="25.07")) == ["PyYAML", "cudf-cu12==26.10.*", "pluggy"]
 
 
 def test_a_module_that_no_package_here_has(tmp_path: Path) -> None:
@@ -167,6 +178,25 @@ def test_an_engine_of_several_ranks(tmp_path: Path) -> None:
     assert "--gpus all" in command
     one = write(tmp_path / "s", "tensorrt_llm", engine(tmp_path / "small", 1))
     assert "mpirun" not in container_command(one, target="25.12")
+
+
+@pytest.mark.parametrize(("version", "right"), [(1, "/models/tensorrt_llm/1"), (2, "an absolute path")])
+def test_a_relative_path_of_an_engine(version: int, right: str, tmp_path: Path) -> None:
+    """As in NVIDIA's own commands: it begins at the folder where the server starts."""
+    path = f"triton_model_repo/tensorrt_llm/{version}"
+    more = f'parameters {{ key: "gpt_model_path" value {{ string_value: "{path}" }} }}'
+    write(tmp_path, "tensorrt_llm", native("tensorrtllm", more))
+    with pytest.raises(InputError, match=rf"is {path}: a relative path, .* Write {right}\."):
+        container_command(tmp_path, target="25.12")
+
+
+def test_mistakes_are_printed_first(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("m").replace("dims: [ 4 ]", "dims: [ 0 ]"), MODEL)
+    said = printed(tmp_path)
+    assert "(tensor-dims)" in said.stdout
+    assert "docker" not in said.stdout
+    assert "was not printed. Correct them, or print it as it is: shoal serve" in str(said.exception)
+    assert "docker" in printed(tmp_path, "--no-check").stdout
 
 
 def test_options_of_serve_are_obeyed_or_named(tmp_path: Path) -> None:

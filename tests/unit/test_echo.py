@@ -8,6 +8,7 @@ import pytest
 
 from shoal.kit.generation.completions import TextStream
 from shoal.kit.generation.contract import LogProbs
+from shoal.kit.generation.detokenizer import find_specials
 from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.prompts import Prompts
 from tests.support.tokenizers import trained
@@ -29,6 +30,18 @@ def test_an_echo(is_alone: bool) -> None:
     assert first == {str(ids[0]): {"logprob": None, "rank": None, "decoded_token": BPE.decode(ids[:1])}}
     assert len(others) == len(taken) - 1
     assert packed["cumulative_logprob"].item() == -0.5 * (len(taken) - 4)
+
+
+def test_special_tokens_of_a_prompt_are_no_part_of_the_text() -> None:
+    """They have no bytes, so that places in the text can be counted."""
+    begin, ids = next(iter(find_specials(BPE).values())), BPE.encode("The cat").ids
+    stream = TextStream(BPE, returns=["logprobs"], num_echoed=3)
+    places = [LogProbs.make_first(0), *(LogProbs(-0.5) for _ in ids)]
+    piece = stream.step([begin, *ids], last=True, log_probs=places)
+    described = [next(iter(place.values())) for place in json.loads(stream.pack(piece)["logprobs"].item())]
+    assert described[0]["bytes"] == []
+    spelled = [bytes(place.get("bytes", place["decoded_token"].encode())) for place in described]
+    assert b"".join(spelled).decode() == piece.text == "The cat"
 
 
 def test_an_echo_and_token_ids() -> None:

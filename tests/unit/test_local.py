@@ -15,7 +15,7 @@ import pytest
 
 from shoal.authoring.repository.loading import component_class
 from shoal.clients.client.aio import AsyncClient
-from shoal.clients.client.calls import Call, Description, check_outputs, to_arrays
+from shoal.clients.client.calls import Call, Description, check_outputs, find_text_input, to_arrays
 from shoal.clients.client.client import Client
 from shoal.clients.client.flow import merge
 from shoal.clients.local import Pipeline, load
@@ -27,6 +27,7 @@ from tests.support.once import ROOT
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))
 WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)
 VECTOR = TensorSpec("V", "TYPE_INT64", (-1,))
+PROMPT, WORDS = TensorSpec("prompt", "TYPE_STRING", (-1,)), TensorSpec("stop", "TYPE_STRING", (-1,), is_optional=True)
 
 
 def convert(*specs: TensorSpec, **values: Any) -> Any:
@@ -44,6 +45,17 @@ def test_lists_become_the_declared_arrays() -> None:
     assert convert(TEXT, WEIGHT, excerpt=[["a"]], WEIGHT=None).keys() == {"excerpt"}
     assert convert(VECTOR, V=[[1, 2, 3]])["V"].tolist() == [[1, 2, 3]]
     assert convert(TEXT, excerpt="a")["excerpt"].tolist() == [[b"a"]]  # a single text is one row
+    assert convert(PROMPT, prompt=["a", "b"])["prompt"].tolist() == [[b"a"], [b"b"]]  # as some models declare a text
+    with pytest.raises(InputError, match=r"Input stop has shape \[2\], expected \[rows, -1\]"):
+        convert(PROMPT, WORDS, prompt=["a", "b"], stop=["c", "d"])
+
+
+def test_the_input_that_takes_a_text_alone() -> None:
+    for inputs, name in (
+        ((TEXT, WEIGHT), "excerpt"), ((PROMPT, WORDS), "prompt"), ((TEXT, PROMPT), "excerpt"), ((WORDS,), ""),
+        ((PROMPT, replace(PROMPT, name="other")), ""), ((VECTOR,), ""),
+    ):  # fmt: skip
+        assert find_text_input(ModelSpec("m", inputs, ())) == name
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_every_field_of_the_clients_is_known(kind: str) -> None:
 
 
 def test_the_page_names_what_is_not_served_and_what_does_nothing() -> None:
-    page = (ROOT / "docs" / "openai.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "openai-reference.md").read_text(encoding="utf-8")
     nothing, refused = page.split("## What does nothing")[1].split("## Errors")[0].split("| refused |")
     assert [name for name in schema.IDLE if f"`{name}`" not in nothing] == []
     assert [name for name in schema._UNSUPPORTED if "." not in name and f"`{name}`" not in refused] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +91,9 @@ def test_links_and_folders_exist() -> None:
 
 
 def test_the_fields_of_openais_api_that_are_refused_or_do_nothing() -> None:
-    page = (ROOT / "docs" / "openai.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "openai-reference.md").read_text(encoding="utf-8")
+    rewrite = runpy.run_path(str(ROOT / "docs" / "openai_fields.py"))["rewrite"]
+    assert rewrite(page) == page, "Type: python docs/openai_fields.py"
     names = {*schema.IDLE, *schema._UNSUPPORTED} - {"type"}  # of a part
     assert {name for name in names if "." not in name and f"`{name}`" not in page} == set()
     codes = {*errors._CODES.split(), "model_not_found", "context_length_exceeded", "invalid_json", "unknown_url"}

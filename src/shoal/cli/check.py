@@ -106,10 +106,10 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def find_mistakes(repository: Path) -> list[Finding]:
-    """Return the errors that ``shoal check`` finds for the server that ``shoal serve`` starts, without those of hashes.
+def find_mistakes(repository: Path, target: str = "") -> list[Finding]:
+    """Return the errors that ``shoal check`` finds for a target, without those of hashes.
 
-    The start itself compares the files with the manifest.
+    The default is the server that ``shoal serve`` starts, which itself compares the files with the manifest.
 
     Raises:
         InputError: there is no repository.
@@ -120,6 +120,6 @@ def find_mistakes(repository: Path) -> list[Finding]:
     from shoal.authoring.environment.targets import EMBEDDED
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
-    target = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
-    found = check_repository(repository, target=target, hashes=False)
+    here = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
+    found = check_repository(repository, target=target or here, hashes=False)
     return [each for each in found if each.severity == Severity.ERROR]

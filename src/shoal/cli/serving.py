@@ -107,7 +107,7 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
     listening = None if asked.is_printed else options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
     if asked.is_printed:
-        _print_container(context, repository, asked.target, options)
+        _print_container(context, repository, asked.target, options, is_checked=asked.is_checked)
         return
     _run(repository, options, asked.log, is_checked=asked.is_checked)
 
@@ -122,14 +122,18 @@ def _refuse_printed(context: typer.Context, options: Options) -> None:
         )
 
 
-def _print_container(context: typer.Context, repository: Path, target: str, options: Options) -> None:
+def _print_container(
+    context: typer.Context, repository: Path, target: str, options: Options, *, is_checked: bool
+) -> None:
     """Print the command that serves a repository in NVIDIA's container."""
-    from shoal.serving.server.container import container_command
+    from shoal.serving.server.container import choose_target, container_command
 
     _tell_left_out(context)
     ports = (options.http_port, options.grpc_port, options.metrics_port)
     memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
     command = container_command(repository, target=target, host=options.host, ports=ports, **memory)
+    if is_checked:
+        _check(repository, choose_target(repository, target), "printed")
     for line in command.splitlines():
         OUT.print(line, soft_wrap=True, markup=False)
 
@@ -158,7 +162,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         raise typer.Exit(code)
 
 
-def _check(repository: Path) -> None:
+def _check(repository: Path, target: str = "", verb: str = "started") -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
     A forked process finds them: what it loads for this is not in the process that serves afterwards.
@@ -170,14 +174,15 @@ def _check(repository: Path) -> None:
     from shoal.system.apart import run_apart
 
     try:
-        errors = run_apart(find_mistakes, repository)
+        errors = run_apart(find_mistakes, repository, target)
     except InputError:
         return  # not a repository: the start reports this itself
     if errors:
         print_findings(errors)
+        again = f"shoal serve {repository}{' --print' * bool(target)}"
         raise InputError(
-            f"{repository} has {len(errors)} mistake{'s' if len(errors) > 1 else ''} and was not started.",
-            f"Correct them, or start it as it is: shoal serve {repository} --no-check",
+            f"{repository} has {len(errors)} mistake{'s' if len(errors) > 1 else ''} and was not {verb}.",
+            f"Correct them, or {verb.removesuffix('ed')} it as it is: {again} --no-check",
         )
 
 

@@ -1,4 +1,4 @@
-"""The request by which a model is warmed up: a text for text inputs, zeros for other inputs."""
+"""The request by which a model is warmed up: a text for text inputs, zeros for others, and one new token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from shoal.kit.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 
 FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
+_NEW_TOKENS = frozenset({"max_tokens", "request_output_len"})  # inputs that language models refuse as 0
 _MAX_RANK, _MAX_VALUES = 32, 2**26  # NumPy's own limit of dimensions; the values of a tensor
 # About the length of a passage that a user would send.
 TEXT = (
@@ -23,7 +24,7 @@ TEXT = (
 
 
 def requested(spec: ModelSpec) -> dict[str, Any]:
-    """Return the inputs of a model's warm-up request: a text for text inputs, zeros for other inputs.
+    """Return the inputs of a model's warm-up request: a text for text inputs, zeros for others, and one new token.
 
     Optional inputs are left out, except for ``seed``, without which the answers to two requests may differ. If all
     inputs are optional, the request also has the first text input.
@@ -31,7 +32,8 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
     needed = [t for t in spec.inputs if not t.is_optional] or [t for t in spec.inputs if t.dtype == STRING][:1]
     needed += [t for t in spec.inputs if t.is_optional and t.name == "seed"]
     values = {t.name: make_zeros(t, spec, TEXT.encode() if t.dtype == STRING else b"") for t in needed}
-    return {name: value for name, value in values.items() if value is not None}
+    found = {name: value for name, value in values.items() if value is not None}
+    return {name: value + 1 if name.lower() in _NEW_TOKENS else value for name, value in found.items()}
 
 
 def make_zeros(tensor: TensorSpec, spec: ModelSpec, text: bytes = b"") -> Any:

@@ -224,7 +224,8 @@ def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batc
 
     A list, a column of pandas or polars, or a NumPy array of another floating-point dtype becomes an array of the
     declared dtype; other arrays of numbers must have this dtype already. An input with one value per row may be a flat
-    list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``. An input whose value is None is left out.
+    list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``, and so for [-1] if it is required. An input
+    whose value is None is left out.
 
     Raises:
         InputError: an input is unknown or missing, or has another dtype, shape or number of rows than it should.
@@ -278,7 +279,8 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
         array = value  # of integers: it is checked, not converted
     else:
         array = to_numbers(spec, value)
-    if is_batched and spec.dims == (1,) and array.ndim == 1:
+    is_text = spec.dtype == STRING and spec.dims == (-1,) and not spec.is_optional  # others are lists of words
+    if is_batched and (spec.dims == (1,) or is_text) and array.ndim == 1:
         array = array[:, None]
     mismatch = spec.mismatch(array, is_batched=is_batched)
     if mismatch:
@@ -349,11 +351,14 @@ def _encode_text(name: str, row: int, text: object) -> bytes:
 def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
     """Return the name of the input that takes texts given without a name; empty if there is no such input.
 
-    It is the only input of TYPE_STRING [1]. If there are several, it is the only required one of them. If several of
-    them are required, it is the only one that is not in ``given``. If all are optional, as in language models that also
-    take chats, it is ``text_input``, unless another one is in ``given``.
+    It is the only input of TYPE_STRING [1]; if there is none, the only required one of [-1]. If there are several, it
+    is the only required one of them. If several of them are required, it is the only one that is not in ``given``. If
+    all are optional, as in language models that also take chats, it is ``text_input``, unless another one is in
+    ``given``.
     """
-    texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
+    strings = [spec for spec in model.inputs if spec.dtype == STRING]
+    texts = [spec for spec in strings if spec.dims == (1,)]
+    texts = texts or [spec for spec in strings if spec.dims == (-1,) and not spec.is_optional]
     required = [spec for spec in texts if not spec.is_optional]
     found = required if len(required) == 1 else texts
     if len(found) != 1:

@@ -84,7 +84,7 @@ class TextStream:
         self._min_tokens, self._counts_each = min_tokens, counts_each
         self._num_packed = 0  # new tokens in the pieces that were packed
         self._tokenizer, self._returns, self._total = tokenizer, returns, 0.0
-        self._num_described = 0
+        self._is_first, self._keeps_specials = True, keeps_specials  # of the tokens that are described
         self._logprobs: list[dict[int, Any]] = []  # of tokens that are not in a packed piece
         self._ignored = 0  # characters that the detokenizer holds back, of the first min_tokens tokens
         self._is_cut = False
@@ -165,12 +165,13 @@ class TextStream:
         ranks: dict[int, int | None] = {token: None, **{each: at + 1 for at, each in enumerate(place.top_ids)}}
         found = {token: place.chosen, **dict(zip(place.top_ids, place.top, strict=True))}
         found.pop(-1, None)  # what follows nothing has none
-        self._num_described += 1
+        is_first, keeps = self._is_first, self._keeps_specials
+        self._is_first = is_first and _is_unwritten(self._tokenizer, token, keeps)
         return {
             each: {
                 "logprob": None if math.isnan(value) else max(float(str(np.float32(value))), _LEAST),
                 "rank": ranks[each],
-                **_spell(self._tokenizer, each, self._num_described == 1),
+                **_spell(self._tokenizer, each, is_first, keeps),
             }
             for each, value in found.items()
         }
@@ -202,10 +203,16 @@ class TextStream:
         }
 
 
+def _is_unwritten(tokenizer: Tokenizer, token: int, keeps_specials: bool) -> bool:
+    """Whether a token has no part in an answer's text, since it is special."""
+    return not keeps_specials and tokenizer.id_to_token(token) in find_specials(tokenizer)
+
+
 @lru_cache(maxsize=2**14)
-def _spell(tokenizer: Tokenizer, token: int, is_first: bool) -> dict[str, Any]:
+def _spell(tokenizer: Tokenizer, token: int, is_first: bool, keeps_specials: bool) -> dict[str, Any]:
     """Return a token's text and, if they are others than the text's, its bytes in an answer."""
     text, spelled = tokenizer.decode([token], skip_special_tokens=False), spell(tokenizer, token, is_first=is_first)
+    spelled = b"" if _is_unwritten(tokenizer, token, keeps_specials) else spelled
     return {"decoded_token": text} | ({} if spelled == text.encode() else {"bytes": [*spelled]})
 
 

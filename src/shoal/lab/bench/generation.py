@@ -85,7 +85,8 @@ def _check(client: Client, model: str) -> None:
     spec = client.describe(model)
     missing = sorted(_INPUTS - {tensor.name for tensor in spec.inputs})
     if missing or not generates_text(spec.outputs):
-        lacks = f"input {missing[0]}" if missing else f"one of the outputs {', '.join(sorted(_OUTPUTS))}"
+        absent = ", ".join(sorted(_OUTPUTS - {tensor.name for tensor in spec.outputs}))
+        lacks = f"input {missing[0]}" if missing else f"the output {absent}"
         raise InputError(
             f"Model {model} lacks {lacks}: it cannot be measured in tokens.",
             "A pipeline is measured from its repository: shoal bench REPOSITORY; a language model: --model NAME",

@@ -55,8 +55,10 @@ def container_command(
         raise InputError(
             f"{repository} is not a model repository: it holds no MODEL/config.pbtxt.", "Name another one."
         )
-    server = find_target(_choose_target(repository, manifest.get("target", ""), target))
+    server = find_target(choose_target(repository, target))
     members = [config for config in configs.values() if not config.is_ensemble]
+    for config in members:
+        _check_engine_paths(config)
     check_backends(members, server.name)
     kinds = {group.kind for config in members for group in config.message.instance_group}
     needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
@@ -88,7 +90,13 @@ def container_command(
     return " \\\n  ".join([f"docker run {options[0]}", *options[1:], f"bash -c {script}"])
 
 
-def _choose_target(repository: Path, composed: str, wanted: str) -> str:
+def choose_target(repository: Path, wanted: str = "") -> str:
+    """Return the release for which a repository was composed, else the ``wanted`` one, else the newest known one.
+
+    Raises:
+        InputError: it was composed for another one, or for the embedded server.
+    """
+    composed = str(read_manifest(repository).get("target", ""))
     if composed == EMBEDDED or wanted == EMBEDDED or (composed and wanted and composed != wanted):
         release = wanted.replace(EMBEDDED, "") or LATEST
         place = repository if repository.name.strip(".") else repository.resolve()
@@ -113,6 +121,18 @@ def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
     found = (find_imports(path.parent) for path in config.folder.glob("[0-9]*/model.py"))
     needed = (each.find_needed(on_gpu=_GPU in kinds, is_beside_gpu=is_beside_gpu) for each in found)
     return frozenset(config.requires).union(*needed)
+
+
+def _check_engine_paths(config: ModelConfig) -> None:
+    """Refuse a relative path of an engine, which NVIDIA's own commands have: it begins at the server's folder."""
+    for name in _ENGINES:
+        value = config.spec.parameters.get(name, "")
+        if value and not value.startswith(("/", "${")):
+            versions = config.folder.glob("[0-9]*")
+            inside = next((path for path in versions if path.parts[-2:] == Path(value).parts[-2:]), None)
+            right = f"/models/{'/'.join(inside.parts[-2:])}" if inside else "an absolute path"
+            what = f"{name} of {config.name} is {value}: a relative path, which leads nowhere in the container."
+            raise InputError(what, f"Write {right}.")
 
 
 def _find_memory(configs: Iterable[ModelConfig], each: float) -> int:

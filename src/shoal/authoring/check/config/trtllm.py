@@ -70,7 +70,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _engine(model)
 
 
-def _is_unset(value: str) -> bool:
+def is_unset(value: str) -> bool:
     """Whether NVIDIA's models take a parameter's value for none."""
     return not value or value.startswith("${") or "\0" in value
 
@@ -81,7 +81,7 @@ def find_unset_lines(model: Model) -> set[int]:
     needed = (
         {"tokenizer_dir"} if kind in _OWN_INPUT else {"gpt_model_type", "gpt_model_path"} if kind == _LLM else set()
     )
-    if not _is_unset(given.get("encoder_model_path", "")):
+    if not is_unset(given.get("encoder_model_path", "")):
         needed = {"gpt_model_type"}
     names = given.keys() - needed if kind else ()
     return {_at(model, name).line for name in names if re.fullmatch(r"\$\{\w+\}", given[name])}
@@ -107,7 +107,7 @@ def find_values(model: Model, _: Repository) -> Findings:
         return
     for name, value in model.parameters.items():
         expected, pattern = _EXPECTED.get(name, ("", ""))
-        if _is_unset(value):
+        if is_unset(value):
             continue
         if expected and not re.fullmatch(pattern, value.strip()):
             what = f"{name} of {model.name} is '{value[:80]}', not {expected}: the model would not use it."
@@ -126,11 +126,11 @@ def _tokenizer(model: Model, repository: Repository, kind: str) -> Findings:
     if "tokenizer_type" in model.parameters and model.sources and "tokenizer_type" not in model.sources[-1][1]:
         what = f"{model.name} has the parameter tokenizer_type, which its code does not read."
         yield TOKENIZER_TYPE.at(_at(model, "tokenizer_type"), what, "Remove it: the tokenizer's files say its type.")
-    if _is_unset(value) or "://" in value:
+    if is_unset(value) or "://" in value:
         return
     other = repository.known.get(_POST) if kind == _PRE else None
     theirs = other.parameters.get("tokenizer_dir", "") if other else ""
-    if other and not _is_unset(theirs) and os.path.realpath(value) != os.path.realpath(theirs):
+    if other and not is_unset(theirs) and os.path.realpath(value) != os.path.realpath(theirs):
         what = f"tokenizer_dir is {value[:200]} in {model.name}, and {theirs[:200]} in {other.name}."
         fix = "Write the same folder in both: one decodes what a model makes of the other's token ids."
         yield TOKENIZER.at(_at(model, "tokenizer_dir"), what, fix)
@@ -143,7 +143,7 @@ def _tokenizer(model: Model, repository: Repository, kind: str) -> Findings:
 def _bls(model: Model, repository: Repository) -> Findings:
     """Compare the BLS model with those that its code calls."""
     given = model.parameters.get("tensorrt_llm_model_name", "")
-    llm = _LLM if _is_unset(given) else given
+    llm = _LLM if is_unset(given) else given
     for member in (repository.known.get(name) for name in (_PRE, llm, _POST)):
         if member is None or member.message is None:
             continue
@@ -167,7 +167,7 @@ def _engine(model: Model) -> Findings:
     places = [Path(value), *(model.folder / str(version) for version in model.versions)]
     folders = (path for path in places if path.is_absolute() and path.parts[-2:] == Path(value).parts[-2:])
     folder = next((path for path in folders if exists(path)), None)
-    if _is_unset(value) or folder is None:
+    if is_unset(value) or folder is None:
         return
     place, about = _at(model, "gpt_model_path"), read_engine(folder)
     if about is None and model.is_model_folder and "artifacts" in model.parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from shoal.authoring.check.config.trtllm import is_unset
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.check.python.streams import is_stateful
@@ -23,6 +24,7 @@ BATCHED = Rule("engine-batched-twice", Severity.ADVICE)
 
 STREAM_ID = "stream_id"
 _MAX_CALLS = 100  # names of a model's calls that are looked up
+_ENGINE_NAME = "tensorrt_llm_model_name"  # parameter of tensorrt_llm_bls, ours and NVIDIA's
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -99,10 +101,13 @@ def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
 def _calls(model: Model, repository: Repository) -> Findings:
     if model.config is None:
         return
-    for name in [*dict.fromkeys(model.config.calls)][:_MAX_CALLS]:
+    called = dict.fromkeys([*dict.fromkeys(model.config.calls)][:_MAX_CALLS], "calls")
+    if (engine := model.parameters.get(_ENGINE_NAME, "")) and not is_unset(engine):
+        called.setdefault(engine, _ENGINE_NAME)
+    for name, key in called.items():
         if name not in repository.known and name not in model.config.hosts:
             yield CALLS.at(
-                model.at_entry("parameters", key="calls", within=("value", "string_value")),
+                model.at_entry("parameters", key=key, within=("value", "string_value")),
                 f"Model {model.name} calls {name}, and there is no such model.",
                 suggest(name, sorted(repository.known.keys() - {model.name})),
             )

@@ -159,7 +159,7 @@ class _Completion(_TextFormat):
                 top.setdefault(_name(each), each["logprob"])
             tops.append(None if first["logprob"] is None else top)
             offsets.append(self._offsets.setdefault(number, 0))
-            spelled = bytes(first.get("bytes") or first["decoded_token"].encode())
+            spelled = bytes(first.get("bytes", first["decoded_token"].encode()))
             self._offsets[number] += len(decoder.decode(spelled))
         return {
             "tokens": [*map(_name, chosen)],
