@@ -101,8 +101,9 @@ def test_the_client_asks_vllm(way: Literal["grpc", "http"], server: Server) -> N
 
 
 def test_the_names_are_those_of_the_table_of_settings() -> None:
-    given: dict[str, Any] = {row.name: ["a"] if row.is_list else 1 for row in ALL if row.name != "guide"}
+    given: dict[str, Any] = {row.name: ["a"] if row.is_list else 1 for row in ALL if row.name not in ("guide", "echo")}
     sent = json.loads(Vllm([]).to_inputs("A", given, is_streaming=False)["sampling_parameters"][0])
-    assert [*sent] == [row.vllm for row in ALL if row.name != "guide"]
-    with pytest.raises(InputError, match="without guide"):
-        Vllm([]).to_inputs("A", {"guide": {"regex": "a"}}, is_streaming=False)
+    assert [*sent] == [row.vllm for row in ALL if row.name in given]
+    for name in ("guide", "echo"):
+        with pytest.raises(InputError, match=f"without {name}"):
+            Vllm([]).to_inputs("A", {name: {"regex": "a"}}, is_streaming=False)

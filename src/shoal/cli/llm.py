@@ -191,7 +191,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _read_settings(given: list[str] | None) -> dict[str, Any]:
-    """Read the values of ``--set``: numbers, JSON objects, and lists of the texts that have the same name."""
+    """Read the values of ``--set``: numbers, true or false, JSON objects, and lists of texts of the same name."""
     settings: dict[str, Any] = {}
     for text in given or ():
         name, _, value = text.partition("=")
@@ -207,6 +207,10 @@ def _read_settings(given: list[str] | None) -> dict[str, Any]:
                 settings[name] = read_variables(value)
             elif row.dtype == "STRING":
                 settings[name] = value
+            elif row.dtype == "BOOL":
+                if value not in ("true", "false"):
+                    raise InputError(f"--set {text!r} is neither true nor false.", f"For example: --set {name}=true")
+                settings[name] = value == "true"
             else:
                 settings[name] = float(value) if row.dtype.startswith("FP") else int(value)
         except ValueError:

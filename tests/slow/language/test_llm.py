@@ -348,6 +348,7 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         (("--set", "top_logprobs=2"), "--set top_logprobs changes nothing in the text. Add --json"),
         (("--set", "top_q=1"), "Unknown setting 'top_q'. Did you mean top_p"),
         (("--set", "min_tokens=few"), "'min_tokens=few' has no number"),
+        (("--set", "echo=1"), "'echo=1' is neither true nor false"),
         (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),
     ):
         with pytest.raises(ShoalError, match=message):

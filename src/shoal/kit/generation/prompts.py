@@ -316,7 +316,7 @@ class Prompts:
         if wanted == 0 and row.get("echo"):
             return 1  # which is not sent
         if wanted < 1:
-            raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more (0 is for echo), or leave it out.")
+            raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more, or leave it out.")
         if wanted > room:
             raise InputError(
                 f"The prompt has {num_ids} tokens and max_tokens is {wanted}: {num_ids + wanted} together; the model's"
