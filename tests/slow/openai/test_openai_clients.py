@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from shoal.clients.client.client import Client
 from shoal.clients.llm.client import Llm
+from shoal.serving.gateway.v1.chat import _name
 from tests.support.apis import CHATS, LABELS, TEXTS, chat, connect, post
 from tests.support.service import Service
 
@@ -141,7 +142,7 @@ def test_log_probabilities(service: Service, client: openai.OpenAI) -> None:
     places = found.choices[0].logprobs
     assert places is not None
     assert places.token_logprobs == [place[0] for place in values]
-    tops = [{each["decoded_token"]: each["logprob"] for each in reversed([*place.values()])} for place in expected]
+    tops = [{_name(each): each["logprob"] for each in reversed([*place.values()])} for place in expected]
     assert places.top_logprobs == tops
     drawn = client.completions.create(model="llm", prompt="A cat", max_tokens=5, temperature=1, seed=3, logprobs=0)
     alone = drawn.choices[0].logprobs
