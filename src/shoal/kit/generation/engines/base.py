@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.errors import InputError, SetupError
+from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
@@ -75,7 +75,7 @@ class EngineComponent(StreamingComponent):
     optional_outputs = LOG_PROB_OUTPUTS
     library = "numpy"  # of the tensors; an engine that computes on GPUs has "engine"
     score: Callable[[Sequence[int], int], tuple[LogProbs, ...]] | None = None  # of prompts, if ``engine`` does not
-    has_prompt = is_like_nvidia = False
+    has_prompt = is_like_nvidia = _is_closing = False
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
@@ -140,6 +140,8 @@ class EngineComponent(StreamingComponent):
         if not stream.is_open:
             return
         try:
+            if self._is_closing:  # many prompts may wait here, and each takes seconds
+                raise ShoalError("The model is being unloaded.", "Ask again later.")
             if request.guide is not None:
                 request = self._compile(request, request.guide)
             if self.score is not None and request.is_scored:
@@ -163,8 +165,9 @@ class EngineComponent(StreamingComponent):
 
     def close(self) -> None:
         """Close the engine."""
+        self._is_closing = True
         for pool in (self._compilers, self._scorers):
-            pool.shutdown()  # each request that waits for it is admitted, and then ended
+            pool.shutdown()  # each request that waits for it is ended
         self.engine.close()
 
 
