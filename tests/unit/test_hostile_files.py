@@ -196,7 +196,7 @@ def test_what_is_no_file_is_closed(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/null")):
         with pytest.raises(OSError, match=r"directory|not a regular file"):
             open_regular(path)
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before  # a file of another test may be closed meanwhile
 
 
 # --- texts that take long ------------------------------------------------------------------------------------------

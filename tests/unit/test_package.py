@@ -300,13 +300,12 @@ def test_nothing_imports_the_first_application() -> None:
 
 
 def test_the_library_knows_no_pipeline_by_name() -> None:
-    """But in the model folders of the first one, and in its package."""
+    """But in the model folders of the first one, and in its package; cuml is a package of RAPIDS too."""
     for path in tracked("src/shoal/**"):
         place = path.relative_to(ROOT / "src" / "shoal")
         if place.parts[0] != "readability" and path.suffix in (".py", ".txt", ".tmpl"):
-            found = re.findall(
-                r"ensemble_all|bert-large(?!-uncased)|\bcuml\b|excerpt", path.read_text(encoding="utf-8")
-            )
+            text = path.read_text(encoding="utf-8").replace("cudf cugraph cuml cuvs", "")
+            found = re.findall(r"ensemble_all|bert-large(?!-uncased)|\bcuml\b|excerpt", text)
             assert not found, (place, found)
 
 
