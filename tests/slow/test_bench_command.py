@@ -23,7 +23,7 @@ ORDER = ["throughput", "latency"]  # of the pictures on the page
 def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two placements in turns, in three loads."""
     out = tmp_path / "out"
-    command = ["bench", forest, hybrid_forest, "--quick", "--seconds", 0.3, "--batches", "1,8", "--callers", "4"]
+    command = ["bench", forest, hybrid_forest, "--quick", "--seconds", 0.3, "--batches", "1,8", "--concurrency", "4"]
     result = CliRunner().invoke(cli.app, list(map(str, [*command, "--report", "--out", out])))
     assert result.exit_code == 0, result.output
     printed = result.stdout

@@ -107,9 +107,9 @@ def look_at_loads(record: dict[str, Any], _: float) -> Any:
 
 
 QUICK = "bench --model llm --url {grpc} --repeats 1 --input-tokens 4"
-MODELS = f"{QUICK} --seconds 0.1 --streams 1 --output-tokens 2"
+MODELS = f"{QUICK} --seconds 0.1 --concurrency 1 --output-tokens 2"
 REPOSITORY = "bench small --seconds 0.1 --repeats 1"
-ROWS = f"{REPOSITORY} --batches 1 --callers 1"
+ROWS = f"{REPOSITORY} --batches 1 --concurrency 1"
 MEASURED: Table = {
     "bench --model": Both(f"{MODELS.replace('--model llm', '')} --json", "--model llm", "--model text"),
     "bench --url": Both(MODELS.replace("--url {grpc}", ""), "--url {grpc}", "--url 127.0.0.1:1", PRINTED),
@@ -117,11 +117,14 @@ MEASURED: Table = {
     "bench --json": Both(MODELS, "", "--json"),
     "bench --out": Both(MODELS, "", "--out here"),
     "bench --seconds": Measured(
-        f"{QUICK} --streams 1 --output-tokens 2", "--seconds 0.1", "--seconds 5", lambda _, s: s > 5
+        f"{QUICK} --concurrency 1 --output-tokens 2", "--seconds 0.1", "--seconds 5", lambda _, s: s > 5
     ),
     "bench --repeats": Measured(MODELS.replace("--repeats 1", ""), "--repeats 1", "--repeats 5", lambda _, s: s > 5),
     "bench --quick": Measured(
-        "bench --model llm --url {grpc} --output-tokens 2 --streams 1 --repeats 1", "", "--quick", lambda _, s: s > 5
+        "bench --model llm --url {grpc} --output-tokens 2 --concurrency 1 --repeats 1",
+        "",
+        "--quick",
+        lambda _, s: s > 5,
     ),
     "bench --input-tokens": Measured(
         MODELS.replace("--input-tokens 4", ""), "--input-tokens 4", "--input-tokens 8", look_at_loads
@@ -129,12 +132,15 @@ MEASURED: Table = {
     "bench --output-tokens": Measured(
         MODELS.replace("--output-tokens 2", ""), "--output-tokens 2", "--output-tokens 4", look_at_loads
     ),
-    "bench --streams": Measured(MODELS.replace("--streams 1", ""), "--streams 1", "--streams 2", look_at_loads),
+    "bench --concurrency": Measured(
+        MODELS.replace("--concurrency 1", ""), "--concurrency 1", "--concurrency 2", look_at_loads
+    ),
     "bench --inputs": Measured(ROWS, "--inputs texts.csv", "--inputs more.csv", look_at_loads),
     "bench --text-column": Both(f"{ROWS} --inputs texts.csv", "--text-column TEXT", "--text-column nothing"),
     "bench --column": Both(f"{ROWS} --inputs texts.csv", "--column TEXT=other", "--column TEXT=nothing"),
-    "bench --batches": Measured(f"{REPOSITORY} --callers 1", "--batches 1", "--batches 2", look_at_loads),
-    "bench --callers": Measured(f"{REPOSITORY} --batches 1", "--callers 1", "--callers 2", look_at_loads),
+    "bench --batches": Measured(f"{REPOSITORY} --concurrency 1", "--batches 1", "--batches 2", look_at_loads),
+    "bench --placement": Measured(ROWS, "--placement server", "--placement server,client", look_at_loads),
+    "bench --tokenizer": Both(MODELS, "", "--tokenizer nowhere", PRINTED),
     "bench --report": Both(ROWS, "", "--report", PRINTED),
 }
 TABLE = {

@@ -190,7 +190,7 @@ def test_its_tools_know_it(built: Built) -> None:
 def test_bench_measures_it(built: Built) -> None:
     measured = json.loads(
         built.shoal(
-            "bench", built.repository, "--inputs", "messages.csv", "--batches", "4", "--callers", "1",
+            "bench", built.repository, "--inputs", "messages.csv", "--batches", "4", "--concurrency", "1",
             "--seconds", "0.5", "--repeats", "1", "--json",
         )
     )  # fmt: skip

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.lab.bench.record import BenchSettings, Figures
-from shoal.lab.bench.run import bench
+from shoal.lab.bench.run import Loads, Source, bench
 from shoal.lab.bench.steps import StepFigures
+from shoal.lab.bench.target import find_targets
 
 CONFIG = """
 backend: "python"
@@ -78,11 +79,17 @@ def put(text: str, lines: str) -> str:
     return str(text_format.MessageToString(config, as_utf8=True))
 
 
+def measure_rows(repository: Path, settings: BenchSettings, loads: Loads) -> dict[str, Any]:
+    """Measure a repository of ``write_repository``."""
+    source = Source(lambda: ("", ()), repository / "rows.csv")
+    return bench(find_targets([repository]), settings, source, loads)
+
+
 def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
     """Rows a second of twelve callers with a row each, and the advice that helps."""
     # Many executions in each window, for one at its edge is counted whole or not at all.
     settings = BenchSettings(seconds=2, warm_seconds=0.2, repeats=1)
-    record = bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(12,))
+    record = measure_rows(repository, settings, Loads((1,), (12,)))
     (rate,) = (load["median"]["rows_per_s"] for load in record["loads"] if load["callers"] == 12)
     (advice,) = record["advice"].values()
     assert "quick" not in {entry["model"] for entry in advice if entry["lines"]}

@@ -18,7 +18,7 @@ from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.spec import ModelSpec, TensorSpec
 from shoal.lab.bench.inputs import read_inputs
 from shoal.lab.bench.record import Cell, Figures, Measured, compare, rounded
-from shoal.lab.bench.run import find_cells
+from shoal.lab.bench.run import Loads, find_cells
 from shoal.lab.bench.target import find_targets
 from shoal.readability.corpus import DATA_DIR
 from tests.support.bench import LOAD, table, write_repository
@@ -107,15 +107,15 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
 
 def test_loads(forest: Path, tmp_path: Path) -> None:
     targets = find_targets([forest])
-    assert find_cells(targets, usual=(1, 4, 512, 1024)) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(512, 2)]
-    assert find_cells(targets, batches=(8, 4), callers=(3, 1)) == [
+    assert find_cells(targets, Loads(usual=(1, 4, 512, 1024))) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(512, 2)]
+    assert find_cells(targets, Loads((8, 4), (3, 1))) == [
         *(Cell(1, 1), Cell(4, 1), Cell(4, 3)),
         *(Cell(8, 1), Cell(8, 3)),
     ]
     repository = write_repository(tmp_path / "unbatched", seconds="0")
     for path in repository.glob("*/config.pbtxt"):
         path.write_text(path.read_text(encoding="utf-8").replace("max_batch_size: 4", ""), encoding="utf-8")
-    assert find_cells([*targets, *find_targets([repository])], usual=(1, 2)) == [Cell(1, 1), Cell(1, 16)]
+    assert find_cells([*targets, *find_targets([repository])], Loads(usual=(1, 2))) == [Cell(1, 1), Cell(1, 16)]
     assert str(Cell(1, 16)) == "1 row, 16 callers"
 
 
@@ -154,14 +154,22 @@ def test_losing_repositories_are_named_per_load() -> None:
     ("arguments", "message"),
     [
         (["/nowhere"], r"There is no repository /nowhere\. Make one"),
-        (["ensemble_all"], r"A pipeline is measured from its repository, shoal bench REPOSITORY, and a running"),
+        (
+            ["ensemble_all"],
+            r"A pipeline is measured from its repository, shoal bench REPOSITORY, and the model of a running server",
+        ),
         (["{forest}", "--batches", "1,few"], r"--batches '1,few' is not a list of whole numbers above 0\. For example"),
-        (["{forest}", "--callers", "0"], "--callers '0' is not a list of whole numbers above 0"),
+        (["{forest}", "--concurrency", "0"], "--concurrency '0' is not a list of whole numbers above 0"),
         (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),
         (["{forest}", "--model", "nope"], "There is no model nope"),
         (["{forest}", "--inputs", "/nowhere.csv"], r"There is no file /nowhere\.csv\."),
         (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'text'; it has 'X'"),
         (["{forest}", "{forest}"], "A repository is named twice"),
+        (["a={forest}", "a={other}"], "Two columns would have one name"),
+        (["{forest}", "--output-tokens", "8"], "--output-tokens is for models that make tokens, and forest answers in"),
+        (["{forest}", "--placement", "gpu"], "--placement 'gpu' is not server or client"),
+        (["{forest}", "{forest}", "{other}", "--model", "a", "--model", "b"], "There are 2 models for 3 subjects"),
+        (["localhost:1"], "No Triton answers at localhost:1"),
         (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),
         (["{other}"], "both needs 'X'; shoal's own texts can only fill a single text input"),
     ],

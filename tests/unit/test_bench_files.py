@@ -13,8 +13,8 @@ from shoal import cli
 from shoal.authoring.repository.loading import component_class
 from shoal.errors import ArtifactError, SetupError
 from shoal.lab.bench.record import BenchSettings
-from shoal.lab.bench.run import bench, write
-from tests.support.bench import write_repository
+from shoal.lab.bench.run import Loads, write
+from tests.support.bench import measure_rows, write_repository
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bench")
     repository = write_repository(folder / "repository", seconds="0")
     settings = BenchSettings(seconds=0.2, warm_seconds=0.1, repeats=2)
-    return bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(2,))
+    return measure_rows(repository, settings, Loads((1,), (2,)))
 
 
 def test_a_second_run_of_a_day_leaves_the_first_alone(record: dict[str, Any], tmp_path: Path) -> None:

@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.clients.llm.client import Llm
 from shoal.errors import InputError, ServerError
 from shoal.kit.generation.pieces import Piece
-from shoal.lab.bench.generation import Timeline, fit_prompt, make_record, summarise, write_prompt
+from shoal.lab.bench.generation import Timeline, fit_prompt, summarise, write_prompt
+from shoal.lab.bench.measure import Outcome
 from shoal.lab.bench.record import BenchSettings, Measured, TokenCell, TokenFigures
+from shoal.lab.bench.run import make_token_record
 from shoal.lab.bench.tables import make_sheets, remarks, write_page
+from shoal.lab.bench.target import BenchTarget, Servers
 from tests.support.commands import Shoal
-
-
-class Counter:
-    """Counts tokens as a server does: a token of the template, and so many per word."""
-
-    def __init__(self, template: int, per_word: int) -> None:
-        self.template, self.per_word = template, per_word
-
-    def generate(self, text: str, *, max_tokens: int) -> Piece:
-        assert max_tokens == 1
-        return Piece("", "length", self.count(text), 1)
-
-    def count(self, text: str) -> int:
-        return self.template + self.per_word * len(text.split())
 
 
 @pytest.mark.parametrize("wanted", [2, 3, 7, 32, 500, 4096])
 @pytest.mark.parametrize(("template", "per_word"), [(0, 1), (1, 1), (40, 1), (2, 3)])
 def test_prompts_have_about_the_wanted_number_of_tokens(wanted: int, template: int, per_word: int) -> None:
-    counter = Counter(template, per_word)
-    words = fit_prompt(wanted, cast(Llm, counter))
-    (found,) = {counter.count(write_prompt(words, number)) for number in range(20)}
+    """A token for each word, or several, and those of the template."""
+
+    def count(text: str) -> int:
+        return template + per_word * len(text.split())
+
+    words = fit_prompt(wanted, count)
+    (found,) = {count(write_prompt(words, number)) for number in range(20)}
     assert abs(found - max(wanted, template + per_word)) <= per_word / 2
 
 
@@ -71,22 +60,36 @@ def test_times_of_tokens() -> None:
     alone = summarise([Timeline(0.0, ((0.1, 1),), 0.1, 9)], 10.0, 0.25)
     assert alone.between_p99_ms is None
     with pytest.raises(ServerError, match="An answer had no tokens"):
-        Timeline.read(pieces(0), itertools.count(0.0).__next__)
+        Timeline.read([Piece("", "length", 9, 0)], itertools.count(0.0).__next__)
+
+
+def test_tokens_of_pieces_that_do_not_say_them() -> None:
+    """Each piece has its share of the answer's tokens by its characters."""
+    came = [Piece("ab", "", 0, 0), Piece("cdef", "", 0, 0), Piece("gh", "stop", 0, 0)]
+    times = [0.0, 1.0, 2.0, 3.0]
+    line = Timeline.read(came, iter(times).__next__, count=lambda text: len(text) // 2)
+    assert line.arrivals == ((1.0, 1), (2.0, 3), (3.0, 4))
+    at_the_end = [*came[:2], Piece("gh", "stop", 5, 8)]  # as OpenAI's API has them without continuous usage
+    assert Timeline.read(at_the_end, iter(times).__next__).arrivals == ((1.0, 2), (2.0, 6), (3.0, 8))
+    with pytest.raises(InputError, match=r"do not say how many tokens they have\. Name .* --tokenizer FOLDER"):
+        Timeline.read(came, iter(times).__next__)
 
 
 LOAD = TokenFigures(100.0, 20, 32, 8, 20.0, 25.0, 40.0, 10.0, 12.0, 30.0, 90.0, 0.2)
 
 
 def test_a_record_and_its_table() -> None:
-    alone, many = TokenCell(32, 8, 1), TokenCell(32, 8, 16)
-    short = TokenCell(32, 1, 1)
+    alone, many = TokenCell(32, 8, 1, 1), TokenCell(32, 8, 1, 16)
+    short = TokenCell(32, 1, 1, 1)
     found = {
         alone: [LOAD, replace(LOAD, tokens_per_s=120.0), replace(LOAD, tokens_per_s=80.0)],
         many: [replace(LOAD, tokens_per_s=400.0, first_p50_ms=50.0, between_p50_ms=25.0, client_cores=0.93)],
         short: [TokenFigures(100.0, 20, 33, 1, 20.0, 25.0, 40.0, None, None, None, 90.0, 0.2)],
     }
     measured = [Measured("llm", cell, tuple(figures)) for cell, figures in found.items()]
-    record = json.loads(json.dumps(make_record("10.0.0.7:8001", BenchSettings(), measured)))
+    target = BenchTarget("llm", "llm", None, {}, Servers(), url="10.0.0.7:8001")
+    outcome = Outcome(measured, [], is_interrupted=False)
+    record = json.loads(json.dumps(make_token_record([target], BenchSettings(), outcome)))
     assert record["loads"][0]["min_max"] == {
         "tokens_per_s": [80.0, 120.0], "first_p50_ms": [20.0, 20.0], "between_p50_ms": [10.0, 10.0],
     }  # fmt: skip
@@ -106,14 +109,29 @@ def test_a_record_and_its_table() -> None:
     assert "| 32 | 8 | 16 | 400.0 | " in page
 
 
-def test_options_that_do_not_go_together(shoal: Shoal) -> None:
+def test_several_models_are_columns_with_ratios_within_a_round() -> None:
+    alone, eight = TokenCell(32, 8, 1, 1), TokenCell(32, 8, 8, 1)
+    rates = {"hf": (100.0, 50.0, 80.0), "vllm": (300.0, 100.0, 400.0)}
+    measured = [
+        Measured(label, cell, tuple(replace(LOAD, tokens_per_s=rate) for rate in found))
+        for cell in (alone, eight)
+        for label, found in rates.items()
+    ]
+    targets = [BenchTarget(label, "m", None, {}, Servers(), url=f"h:{n}") for n, label in enumerate(rates, 1)]
+    record = make_token_record(targets, BenchSettings(), Outcome(measured, ["A note."], is_interrupted=False))
+    tokens, ratios = make_sheets(record)
+    assert tokens.columns[:5] == ("", "in", "out", "prompts", "streams")
+    assert tokens.rows[1][:7] == ("vllm", "32", "8", "1", "1", "300.0", "100.0")
+    assert ratios.title == "Times hf's, in the same round: median (smallest-greatest)"
+    assert ratios.rows[0] == ("vllm", str(alone), "3.00 (2.00-5.00)", "1.00 (1.00-1.00)", "1.00 (1.00-1.00)")
+    assert str(eight) == "32 tokens in, 8 out, 8 prompts a request, 1 stream"
+    assert "A note." in record["notes"]
+
+
+def test_refused_numbers(shoal: Shoal) -> None:
     for arguments, message in (
-        (("build/x", "--output-tokens", "8"), "--output-tokens is not for repositories"),
-        (("build/x", "--url", "localhost:8001"), "--url is not for repositories"),
-        (("--batches", "8"), "--batches is for repositories. Name one: shoal bench build/repository --batches"),
-        (("--report",), "--report is for repositories"),
         (("--output-tokens", "0"), "--output-tokens '0' is not a list of whole numbers above 0"),
-        (("--streams", "x"), "--streams 'x' is not a list"),
+        (("--concurrency", "x"), "--concurrency 'x' is not a list"),
     ):
         with pytest.raises(InputError, match=message):
             shoal("bench", *arguments)
@@ -129,31 +147,3 @@ def test_the_address_may_name_the_protocol() -> None:
 def test_no_server_answers() -> None:
     result = CliRunner().invoke(cli.app, ["bench", "--url", "127.0.0.1:9", "--model", "llm"])
     assert isinstance(result.exception, ServerError)
-
-
-@pytest.mark.parametrize(
-    ("owner", "says"),
-    [
-        ("vllm", "answers OpenAI's API, and not Triton's. Only servers of Triton and of shoal serve are measured so"),
-        ("shoal", "is not a Triton that speaks http (HTTP 404)"),
-    ],
-)
-def test_a_server_of_another_api(owner: str, says: str) -> None:
-    """It answers its list of models alone."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": "m", "owned_by": owner}]}).encode()
-            self.send_response(200 if self.path == "/v1/models" else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        result = CliRunner().invoke(cli.app, ["bench", "--url", f"http://127.0.0.1:{server.server_port}"])
-        server.shutdown()
-    assert says in str(result.exception)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,11 +29,10 @@ from shoal.cli.console import (
     show_progress,
 )
 from shoal.cli.records import takes_record
-from shoal.errors import InputError, ServerError, ShoalError
+from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.clients.client.tls import Access
-    from shoal.lab.bench.record import BenchSettings
     from shoal.system.progress import OnProgress
 
 QUICK = (1, 8, 32)  # rows per request
@@ -45,33 +42,54 @@ QUICK = (1, 8, 32)  # rows per request
 class BenchAsked:
     """Options of one ``shoal bench``, as they were given."""
 
-    repositories: Annotated[
-        list[Path] | None,
+    subjects: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Repositories of one pipeline, such as build/cpu build/gpu. Default: a running language model."
+            metavar="[SUBJECT]...",
+            help="Repositories, as build/cpu, and running servers, as HOST:PORT; or NAME= either, for the tables."
+            " Default: the server at --url.",
         ),
     ] = None
-    model: Annotated[str, typer.Option(help="The ensemble, if a repository has several; or the language model.")] = ""
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="The model, if a subject has several; repeat it to name one for each subject."),
+    ] = None
     rows: Annotated[
         Path | None,
-        typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
+        typer.Option(
+            "--inputs", help="Rows or prompts: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."
+        ),
     ] = None
     text_column: Annotated[
         str, typer.Option(help="The column of texts. Default: `text`, or the column of the input's name.")
     ] = ""
     columns: Columns = None
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc"
-    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = ""
-    callers: Annotated[
-        str, typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests.")
+    batches: Annotated[
+        str, typer.Option(help="Rows, or prompts, per request: 1,8,64. Default: 1, 2, 4 ... 512 rows; 1 prompt.")
+    ] = ""
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            help="Requests at a time: 1,16. Default: 1 and 16 for single rows and for tokens, 2 for larger requests."
+        ),
     ] = ""
     url: Url = ""
     api_key: ApiKey = ""
     ca_cert: CaCert = ""
     client_cert: ClientCert = ""
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Where the Python components of a repository's pipeline run: server, client, or both in turns,"
+            " server,client. Default: as composed."
+        ),
+    ] = ""
     input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = ""
     output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = ""
-    streams: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = ""
+    tokenizer: Annotated[
+        str, typer.Option(help="Folder of a language model's tokenizer, to count tokens that its server does not.")
+    ] = ""
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")] = (
         None
     )
@@ -89,115 +107,68 @@ class BenchAsked:
 
 @takes_record(BenchAsked)
 def bench(context: typer.Context, asked: BenchAsked) -> None:
-    """Measure pipelines on a real server: latency, throughput, and the time of each step.
+    """Measure models on a real server, several in turns: latency, throughput, the time of each step; or tokens.
 
-    Without a repository, measure a running language model of `shoal serve` or Triton: time to the first token, time
-    between tokens, tokens per second.
+    A repository is served for the measurement; a running server may be any Triton, shoal serve, or a server with
+    OpenAI's API. Language models are measured in tokens: time to the first token, time between tokens, tokens per
+    second.
     """
-    from shoal.lab.bench.record import BenchSettings
     from shoal.lab.bench.run import make_folder, write
 
     if asked.out:
         make_folder(asked.out)  # fail before measuring if it cannot be written
-    times = (1.0, 0.3, 2) if asked.is_quick else (4.0, 1.0, 3)
-    source = context.get_parameter_source("protocol")
-    is_http = asked.url.startswith(("http://", "https://")) and source is not None and source.name == "DEFAULT"
-    settings = BenchSettings(
-        "http" if is_http else asked.protocol, asked.seconds or times[0], times[1], asked.repeats or times[2]
-    )
-    _refuse_options(context, asked)
+    if not asked.rows:
+        refuse_ignored(context, "--text-column --column", "without --inputs")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
-        measure = _measure_rows if asked.repositories else _measure_tokens
-        record = measure(asked, settings, show)
+        record = _measure(context, asked, show)
     files, missing = write(record, asked.out) if asked.out else ([], "")
     if asked.as_json:
         print_json(record)
         if missing:
             ERR.print(plain(missing), soft_wrap=True)
-        return
-    _print(record, is_report=asked.is_report)
-    for path in files:
-        OUT.print(f"written: {path}", soft_wrap=True, markup=False)
-    if missing:
-        OUT.print(plain(missing), soft_wrap=True)
+    else:
+        _print(record, is_report=asked.is_report)
+        for path in files:
+            OUT.print(f"written: {path}", soft_wrap=True, markup=False)
+        if missing:
+            OUT.print(plain(missing), soft_wrap=True)
+    if record["is_interrupted"]:
+        raise typer.Exit(130)
 
 
-def _refuse_options(context: typer.Context, asked: BenchAsked) -> None:
-    """Refuse options of the other kind of measurement: of repositories, or of a running language model."""
-    of_rows = {
-        "--inputs": asked.rows,
-        "--batches": asked.batches,
-        "--callers": asked.callers,
-        "--report": asked.is_report,
-    }
-    sizes = {"--input-tokens": asked.input_tokens, "--output-tokens": asked.output_tokens}
-    of_tokens = {"--url": asked.url, **sizes, "--streams": asked.streams}
-    if wrong := [name for name, value in (of_tokens if asked.repositories else of_rows).items() if value]:
-        raise InputError(
-            f"{wrong[0]} is {'not ' if asked.repositories else ''}for repositories.",
-            "Measure a running server: shoal serve REPOSITORY; then shoal bench --output-tokens 32"
-            if asked.repositories
-            else f"Name one: shoal bench build/repository {wrong[0]} ...",
-        )
-    if asked.repositories:
+def _measure(context: typer.Context, asked: BenchAsked, show: OnProgress) -> dict[str, Any]:
+    from shoal.cli.applications import sample_texts
+    from shoal.lab.bench.record import BenchSettings
+    from shoal.lab.bench.run import BATCHES, Loads, Source, find_unit
+    from shoal.lab.bench.run import bench as run_bench
+    from shoal.lab.bench.target import PLACEMENTS, Servers, find_targets, names_server
+
+    times = (1.0, 0.3, 2) if asked.is_quick else (4.0, 1.0, 3)
+    source = context.get_parameter_source("protocol")
+    wanted = asked.protocol if source is not None and source.name != "DEFAULT" else ""
+    settings = BenchSettings(asked.seconds or times[0], times[1], asked.repeats or times[2])
+    access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
+    placements = asked.placement.split(",") if asked.placement else []
+    if wrong := [each for each in placements if each not in PLACEMENTS]:
+        raise InputError(f"--placement {wrong[0]!r} is not server or client.", "For example: --placement server,client")
+    loads = Loads(
+        _parse_numbers(asked.batches, "--batches", "1,8,64"),
+        _parse_numbers(asked.concurrency, "--concurrency", "1,16"),
+        _parse_numbers(asked.input_tokens, "--input-tokens", "32"),
+        _parse_numbers(asked.output_tokens, "--output-tokens", "8,32,128"),
+        QUICK if asked.is_quick else BATCHES,
+    )
+    columns = parse_pairs("--column", asked.columns, form="INPUT=COLUMN", example="x=a,b,c")
+    rows = Source(sample_texts, asked.rows, asked.text_column, columns, asked.tokenizer)
+    if asked.subjects and not asked.url and not any(map(names_server, asked.subjects)):
         refuse_ignored(
             context, "--api-key-file --ca-cert --client-cert", "with repositories, whose servers want no key"
         )
-    if not asked.rows:
-        refuse_ignored(context, "--text-column --column", "without --inputs")
-
-
-def _measure_rows(asked: BenchAsked, settings: BenchSettings, show: OnProgress) -> dict[str, Any]:
-    from shoal.cli.applications import sample_texts
-    from shoal.lab.bench.run import BATCHES
-    from shoal.lab.bench.run import bench as run_bench
-
-    return run_bench(
-        asked.repositories or (),
-        settings,
-        rows=asked.rows or sample_texts,
-        model=asked.model,
-        text_column=asked.text_column,
-        columns=parse_pairs("--column", asked.columns, form="INPUT=COLUMN", example="x=a,b,c"),
-        batches=_parse_numbers(asked.batches, "--batches", "1,8,64"),
-        callers=_parse_numbers(asked.callers, "--callers", "1,16"),
-        usual=QUICK if asked.is_quick else BATCHES,
-        on_progress=show,
-    )
-
-
-def _measure_tokens(asked: BenchAsked, settings: BenchSettings, show: OnProgress) -> dict[str, Any]:
-    from shoal.lab.bench.generation import bench_tokens
-    from shoal.lab.bench.record import TokenCell
-
-    lengths = (
-        _parse_numbers(asked.input_tokens or "32", "--input-tokens", "32"),
-        _parse_numbers(asked.output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
-        _parse_numbers(asked.streams or "1,16", "--streams", "1,16"),
-    )
-    access: Access = {"api_key": asked.api_key, "ca_cert": asked.ca_cert, "client_cert": asked.client_cert}
-    cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-    try:
-        return bench_tokens(asked.url, cells, settings, model=asked.model, on_progress=show, **access)
-    except ServerError:
-        if not asked.url or not _is_other_api(asked.url, access):
-            raise
-        raise InputError(
-            f"The server at {asked.url} answers OpenAI's API, and not Triton's.",
-            "Only servers of Triton and of shoal serve are measured so: serve its model with: shoal serve MODEL",
-        ) from None
-
-
-def _is_other_api(url: str, access: Access) -> bool:
-    """Whether a server lists models as OpenAI's API does, and not as shoal serve does."""
-    from shoal.clients.client.operators import read_page
-
-    try:
-        models = json.loads(read_page(url, "/v1/models", **access))["data"]
-        return bool(models) and not any(each["owned_by"] == "shoal" for each in models)
-    except (ShoalError, ValueError, KeyError, TypeError):
-        return False
+    targets = find_targets(asked.subjects or (), asked.model or (), Servers(asked.url, wanted, access), placements)
+    if (unit := find_unit(targets, rows)) != "rows":
+        refuse_ignored(context, "--report", f"with {targets[0].name}, which is measured in {unit}")
+    return run_bench(targets, settings, rows, loads, on_progress=show)
 
 
 def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:

@@ -122,9 +122,7 @@ OPTIONS = {
     "add-model": {"--repository": "--project FOLDER, of your project; then shoal compose NAME REPOSITORY"},
     "bench": {
         **dict.fromkeys(("--duration", "--time"), "--seconds SECONDS"),
-        **dict.fromkeys(
-            ("--concurrency", "--clients", "--users", "--threads"), "--callers 1,4; of a language model: --streams 1,4"
-        ),
+        **dict.fromkeys(("--callers", "--streams", "--clients", "--users", "--threads"), "--concurrency 1,4"),
         "--batch-size": "--batches 1,8",
         **dict.fromkeys(("--iterations", "--runs"), "--repeats COUNT"),
         **_TABLES,

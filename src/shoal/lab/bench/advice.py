@@ -16,6 +16,7 @@ SATURATED = 0.9  # of all cores' time
 GAIN = 1.2  # smallest ratio of rates that is worth a change
 FULL = 0.95  # of the best rate: rates above it count as equal
 ALONE = 1.2  # requests per execution: up to this, requests are run one by one
+CLIENT_FULL = 0.8  # cores: one Python process cannot take many more than one
 LARGE_SHARE = 0.3  # of a request's time
 COMPUTING = 0.2  # share of a run on a core: a step below it waits for something other than the CPU
 
@@ -53,7 +54,7 @@ def advise(evidence: Evidence) -> list[Advice]:
     """
     found: list[Advice] = []
     for cell, figures in _crowded(evidence):
-        found += _bottleneck(cell, figures)
+        found += _bottleneck(cell, figures, evidence.cores)
         found += _waiting(evidence, cell, figures)
         found += _processor(evidence, cell, figures)
     found += _idle(evidence, {a.model for a in found if a.helps and a.kind in ("batching", "instances")})
@@ -80,8 +81,29 @@ def _several(evidence: Evidence) -> dict[Cell, Figures]:
     return {cell: figures for cell, figures in evidence.cells.items() if cell.callers > 1} or dict(evidence.cells)
 
 
-def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
+def _is_full(figures: Figures) -> bool:
+    """Whether the cores are known to be saturated."""
+    return figures.cpu is not None and figures.cpu >= SATURATED
+
+
+def _tell_cores(figures: Figures, words: str) -> str:
+    """Return how busy the cores are, after ``words``; empty if it is not known."""
+    return "" if figures.cpu is None else f"{words} the cores are busy {figures.cpu:.0%}"
+
+
+def _bottleneck(cell: Cell, figures: Figures, cores: int) -> Iterator[Advice]:
     name, step = max(figures.steps.items(), key=lambda item: item[1].busy)
+    if step.busy < IDLE and not _is_full(figures):
+        why, own = f"With {cell} the busiest, {name}, runs {step.busy:.0%} of the time", figures.client_cpu * cores
+        if own >= CLIENT_FULL:
+            why += f", and the client takes {own:.1f} cores: it is the limit"
+        elif figures.server_ms and figures.server_ms < IDLE * figures.p50_ms:
+            why += (
+                f", and of a request's {figures.p50_ms:.1f} ms only {figures.server_ms:.1f} are in Triton: the rest is"
+            )
+            why += " on the way, in the network or a proxy"
+        yield Advice("bottleneck", "", "No step is the bottleneck.", f"{why}.")
+        return
     others = [other.busy for other_name, other in figures.steps.items() if other_name != name]
     rest = f", the other steps' at most {max(others):.0%}" if others else ""
     cpu = f", and a row takes {step.cpu_ms:.2f} ms of CPU there" if step.cpu_ms is not None else ""
@@ -122,7 +144,7 @@ def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
 
     The measured rates of the request sizes show this; if they are missing, the answer is True.
     """
-    if figures.cpu < SATURATED:
+    if figures.cpu is not None and figures.cpu < SATURATED:
         return True
     rates = _rates(evidence)
     larger = [rate for batch, rate in rates.items() if batch > 1]
@@ -130,11 +152,11 @@ def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
 
 
 def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Iterator[Advice]:
-    if step.cpu_ms is None and figures.cpu >= SATURATED:
+    if step.cpu_ms is None and _is_full(figures):
         return  # this step may be what saturates the cores
     number = evidence.configs[name].spec.num_instances
     taken = _cores_of(step, number) / number
-    free = evidence.cores * (1 - figures.cpu)
+    free = evidence.cores * (1 - (figures.cpu or 0))
     more = min(number, int(free / taken)) if _computes(step) else number
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
     if more < 1:
@@ -153,8 +175,8 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
         "instances",
         name,
         f"Give {name} {words}.",
-        f"{busy} with {step.requests_per_execution:.1f} requests per execution, while the cores are busy"
-        f" {figures.cpu:.0%}{each}.{gpu}",
+        f"{busy} with {step.requests_per_execution:.1f} requests per execution"
+        f"{_tell_cores(figures, ', while')}{each}.{gpu}",
         lines,
     )
 
@@ -179,7 +201,7 @@ def _is_on_gpu(evidence: Evidence, name: str) -> bool:
 
 def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
     """If the cores are saturated, advise against more instances, and for a cheaper model in the most expensive step."""
-    if figures.cpu < SATURATED:
+    if figures.cpu is None or figures.server_cpu is None or figures.other_cpu is None or not _is_full(figures):
         return
     computing = [name for name, step in figures.steps.items() if _computes(step)]
     yield Advice(
@@ -214,17 +236,17 @@ def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
     if cell is None or figures is None:
         return
     busiest = max(step.busy for step in figures.steps.values())
-    if busiest < BUSY and figures.cpu < SATURATED:
+    if busiest < BUSY and not _is_full(figures):
         own = figures.client_cpu * evidence.cores
         has_larger = any(other.batch > cell.batch for other in evidence.cells)  # measured, and not better
-        is_client = own >= 0.8  # cores: one Python process cannot take many more than one
+        is_client = own >= CLIENT_FULL
         yield Advice(
             "callers",
             "",
             "Increase the load: use more callers."
             if has_larger
             else "Increase the load: use more callers, or more rows per request.",
-            f"With {cell} no step runs more than {busiest:.0%} of the time, and the cores are busy {figures.cpu:.0%}."
+            f"With {cell} no step runs more than {busiest:.0%} of the time{_tell_cores(figures, ', and')}."
             + (f" The client itself takes {own:.1f} cores: use several processes." if is_client else ""),
         )
     idle = {name: step.busy for name, step in figures.steps.items() if step.busy < IDLE and name not in improved}

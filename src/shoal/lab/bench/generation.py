@@ -1,4 +1,4 @@
-"""Measurement of models that generate text: time to the first token, time between tokens, tokens per second."""
+"""Measurement of models that make tokens: time to the first token, time between tokens, tokens per second."""
 
 from __future__ import annotations
 
@@ -6,91 +6,51 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.clients.client.client import Client
-from shoal.clients.client.tls import Access
-from shoal.clients.llm.client import Llm
 from shoal.errors import InputError, ServerError
-from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
+from shoal.lab.bench.asking import Asker, Count, Prompt, make_asker, takes_ids
 from shoal.lab.bench.load import closed_loop
-from shoal.lab.bench.measure import Pool
-from shoal.lab.bench.record import BenchSettings, Measured, TokenCell, TokenFigures, start_record
-from shoal.system.progress import OnProgress
+from shoal.lab.bench.measure import Subject
+from shoal.lab.bench.record import BenchSettings, Measured, TokenCell, TokenFigures
+from shoal.lab.bench.target import BenchTarget
 
-_OUTPUTS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"}
-_INPUTS = {"text_input", "max_tokens", "min_tokens", "stream"}
 # One token each, with the space before it, in the vocabularies of most models.
 _TEXT = "the of and to in is was for on that with as by at from it an be are this"
 _WORDS = _TEXT.split()
+_FIRST_IDS = range(10, 100)  # token ids that every vocabulary has
 _BUSY = 0.8  # of a core: a Python process with more time is near its limit
 _HERE = ("127.0.0.1", "localhost", "[::1]")
+_NO_COUNT = "The answers do not say how many tokens they have."
+_TOKENIZER = "Name the folder of the model's tokenizer.json: --tokenizer FOLDER"
 
 _Loads = Sequence[Measured[TokenCell, TokenFigures]]
 
 
-def generates_text(outputs: Iterable[TensorSpec]) -> bool:
-    """Whether ``outputs`` include all outputs of shoal's text-generating models, such as ``text_output``."""
-    return {tensor.name for tensor in outputs} >= _OUTPUTS
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts to send: ``texts`` in turn, or common words, of which ``words`` has the number for each wanted length.
 
-
-def bench_tokens(
-    url: str,
-    cells: Sequence[TokenCell],
-    settings: BenchSettings,
-    *,
-    model: str = "",
-    on_progress: OnProgress = lambda stage, done, total: None,
-    **access: Unpack[Access],
-) -> dict[str, Any]:
-    """Measure a language model on the running server at ``url`` under each load (``cells``); return the record.
-
-    ``access`` has the options of ``shoal.Client`` for access: ``api_key``, ``ca_cert`` and ``client_cert``.
-
-    All loads are measured once, then all again, ``settings.repeats`` times in all. Each request sets ``min_tokens`` and
-    ``max_tokens`` to the load's ``output_tokens``, so that every answer has this number of tokens.
-
-    Raises:
-        InputError: the model does not generate text, or refuses the length of a prompt or an answer.
-        ServerError: no server answers, or it refuses or loses a request.
+    A model that takes token ids gets those of ``encode``; without it, random ones.
     """
-    with closing(Pool(url, settings.protocol, **access)) as pool:
-        pool.connect(1)
-        with pool.take() as client:
-            url, model = client.url, model or client.default_model()
-            _check(client, model)
-            llm = Llm(client, model)
-            on_progress("fitting prompts", 0, 1)
-            words = {length: fit_prompt(length, llm) for length in sorted({cell.input_tokens for cell in cells})}
-            on_progress("fitting prompts", 1, 1)
-        found: dict[TokenCell, list[TokenFigures]] = {cell: [] for cell in cells}
-        total, done, numbers = settings.repeats * len(cells), itertools.count(), itertools.count(1)
-        for _, cell in itertools.product(range(settings.repeats), cells):
-            on_progress("measuring", next(done), total)
-            pool.connect(cell.concurrency, [model])
-            prompts = map(partial(write_prompt, words[cell.input_tokens]), numbers)
-            found[cell].append(_load(pool, model, cell, prompts, settings))
-        on_progress("measuring", total, total)
-    return make_record(url, settings, [Measured(model, cell, tuple(figures)) for cell, figures in found.items()])
 
+    words: Mapping[int, int]
+    texts: Sequence[str] = ()
+    encode: Callable[[str], Sequence[int]] | None = None
 
-def _check(client: Client, model: str) -> None:
-    spec = client.describe(model)
-    missing = sorted(_INPUTS - {tensor.name for tensor in spec.inputs})
-    if missing or not generates_text(spec.outputs):
-        absent = ", ".join(sorted(_OUTPUTS - {tensor.name for tensor in spec.outputs}))
-        lacks = f"input {missing[0]}" if missing else f"the output {absent}"
-        raise InputError(
-            f"Model {model} lacks {lacks}: it cannot be measured in tokens.",
-            "A pipeline is measured from its repository: shoal bench REPOSITORY; a language model: --model NAME",
-        )
+    def make(self, length: int, number: int, *, is_ids: bool) -> Prompt:
+        """Return the ``number``-th prompt of about ``length`` tokens."""
+        if is_ids and not self.encode:
+            return random.Random(number).choices(_FIRST_IDS, k=length)
+        text = self.texts[number % len(self.texts)] if self.texts else write_prompt(self.words[length], number)
+        return self.encode(text) if is_ids and self.encode else text
 
 
 def write_prompt(words: int, number: int) -> str:
@@ -100,45 +60,88 @@ def write_prompt(words: int, number: int) -> str:
     return " ".join([first, *rest])
 
 
-def fit_prompt(wanted: int, llm: Llm) -> int:
+def fit_prompt(wanted: int, count: Count) -> int:
     """Return how many words a prompt of about ``wanted`` tokens has.
 
-    The server counts the tokens of three prompts. The first two give the tokens per word. The third has the number of
+    The tokens of three prompts are counted. The first two give the tokens per word. The third has the number of
     words that follows from this; its token count corrects the number.
     """
-
-    def count(words: int) -> int:
-        return llm.generate(write_prompt(words, 0), max_tokens=1).num_input_tokens
-
-    less, more = count(1), count(1 + len(_WORDS))
+    less, more = (count(write_prompt(words, 0)) for words in (1, 1 + len(_WORDS)))
     per_word = max(1.0, (more - less) / len(_WORDS))
     words = 1 + max(0, round((wanted - less) / per_word))
-    return max(1, words + round((wanted - count(words)) / per_word))
+    return max(1, words + round((wanted - count(write_prompt(words, 0))) / per_word))
 
 
-def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], settings: BenchSettings) -> TokenFigures:
-    timelines: list[Timeline] = []
-    readings: list[tuple[float, float]] = []  # clock seconds, and CPU seconds of this process
+class Tokens(Subject[TokenCell, TokenFigures]):
+    """A model that makes tokens (``target``), on its server, with clients. ``count`` counts where the server does not.
 
-    def send(_: int) -> int:
-        with pool.take() as client:
-            pieces = Llm(client, model).stream(
-                next(prompts), max_tokens=cell.output_tokens, min_tokens=cell.output_tokens
-            )
-            timeline = Timeline.read(pieces)
-        timelines.append(timeline)
-        return timeline.output_tokens
+    ``prompts`` may be set later.
+    """
 
-    def read() -> None:
-        used = os.times()
-        readings.append((time.perf_counter(), used.user + used.system))
+    def __init__(self, target: BenchTarget, count: Count | None, settings: BenchSettings, held: ExitStack) -> None:
+        self.label, self._settings, self._count = target.label, settings, count
+        self.prompts = Prompts({})
+        self._is_ids = takes_ids(target.spec)
+        self._asker: Asker = make_asker(target, count, held)
+        self._numbers = itertools.count(1)
 
-    load = closed_loop(
-        send, callers=cell.concurrency, seconds=settings.seconds, warm_seconds=settings.warm_seconds, on_edge=read
-    )
-    (opened, before), (closed, after) = readings
-    counted = [line for line in timelines if opened <= line.end <= closed]
-    return summarise(counted, load.rows_per_second, (after - before) / (closed - opened))
+    @property
+    def most_rows(self) -> int:
+        """Number of prompts that a request may have."""
+        return self._asker.most_rows
+
+    def fit(self, lengths: Iterable[int]) -> dict[int, int]:
+        """Return the numbers of words of prompts that have about these numbers of tokens.
+
+        Raises:
+            InputError: nothing counts the tokens.
+        """
+        return (
+            {} if self._is_ids and not self.prompts.encode else {n: fit_prompt(n, self._count_prompt) for n in lengths}
+        )
+
+    def _count_prompt(self, text: str) -> int:
+        if self._is_ids or self._count:
+            assert self._count
+            return self._count(text)
+        pieces = [*self._asker.ask([text], 1)]
+        if not (number := pieces[-1].num_input_tokens if pieces else 0):
+            raise InputError(_NO_COUNT, _TOKENIZER)
+        return number
+
+    def first(self, cell: TokenCell) -> Mapping[str, Any]:
+        """Send the first request of a load."""
+        return {"the text": ["".join(piece.text for piece in self._ask(cell, [0] * cell.batch))]}
+
+    def _ask(self, cell: TokenCell, numbers: Sequence[int]) -> Iterator[Piece]:
+        prompts = [self.prompts.make(cell.input_tokens, number, is_ids=self._is_ids) for number in numbers]
+        inputs = 0 if self._is_ids or not self._count else sum(self._count(str(prompt)) for prompt in prompts)
+        for piece in self._asker.ask(prompts, cell.output_tokens):
+            yield piece if piece.num_input_tokens else piece._replace(num_input_tokens=inputs)
+
+    def load(self, cell: TokenCell) -> TokenFigures:
+        """Measure the model under the closed loop ``cell``."""
+        timelines: list[Timeline] = []
+        readings: list[tuple[float, float]] = []  # clock seconds, and CPU seconds of this process
+        self._asker.prepare(cell.concurrency)
+
+        def send(_: int) -> int:
+            numbers = [next(self._numbers) for _ in range(cell.batch)]
+            timeline = Timeline.read(self._ask(cell, numbers), count=self._count)
+            timelines.append(timeline)
+            return timeline.output_tokens
+
+        def read() -> None:
+            used = os.times()
+            readings.append((time.perf_counter(), used.user + used.system))
+
+        settings = self._settings
+        load = closed_loop(
+            send, callers=cell.concurrency, seconds=settings.seconds, warm_seconds=settings.warm_seconds, on_edge=read
+        )
+        (opened, before), (closed, after) = readings
+        counted = [line for line in timelines if opened <= line.end <= closed]
+        return summarise(counted, load.rows_per_second, (after - before) / (closed - opened), cell.batch)
 
 
 class Timeline(NamedTuple):
@@ -154,19 +157,28 @@ class Timeline(NamedTuple):
     input_tokens: int
 
     @classmethod
-    def read(cls, pieces: Iterable[Piece], clock: Callable[[], float] = time.perf_counter) -> Timeline:
+    def read(
+        cls, pieces: Iterable[Piece], clock: Callable[[], float] = time.perf_counter, count: Count | None = None
+    ) -> Timeline:
         """Read the pieces of an answer as they arrive. A piece without a new token only changes ``end``.
 
+        If pieces do not say how many tokens they have, each has its share of the answer's tokens by its characters. If
+        the answer does not say that either, ``count`` counts its tokens.
+
         Raises:
+            InputError: nothing counts the tokens.
             ServerError: the answer has no tokens, or ends before its last piece.
         """
         start = end = clock()
-        arrivals: list[tuple[float, int]] = []
+        came: list[tuple[float, str, int]] = []
         input_tokens = 0
         for piece in pieces:
-            end, input_tokens = clock(), piece.num_input_tokens
-            if piece.num_output_tokens > (arrivals[-1][1] if arrivals else 0):
-                arrivals.append((end, piece.num_output_tokens))
+            end, input_tokens = clock(), piece.num_input_tokens or input_tokens
+            came.append((end, piece.text, piece.num_output_tokens))
+        arrivals: list[tuple[float, int]] = []
+        for at, number in _count_pieces(came, count):
+            if number > (arrivals[-1][1] if arrivals else 0):
+                arrivals.append((at, number))
         if not arrivals:
             raise ServerError("An answer had no tokens.", "See the server's log.")
         return cls(start, tuple(arrivals), end, input_tokens)
@@ -185,16 +197,31 @@ class Timeline(NamedTuple):
             yield from itertools.repeat((now - before) / (more - fewer), more - fewer)
 
 
-def summarise(timelines: Sequence[Timeline], tokens_per_s: float, client_cores: float) -> TokenFigures:
-    """Compute the figures of one load from the times of its answers."""
+def _count_pieces(came: Sequence[tuple[float, str, int]], count: Count | None) -> Iterator[tuple[float, int]]:
+    """Yield the time of each piece, and the number of tokens up to it."""
+    if all(number for _, text, number in came if text):
+        yield from ((at, number) for at, _, number in came)
+        return
+    whole = "".join(text for _, text, _ in came)
+    total = came[-1][2] or (count(whole) if count else 0)
+    if not total:
+        raise InputError(_NO_COUNT, _TOKENIZER)
+    done = 0
+    for at, text, _ in came:
+        done += len(text)
+        yield at, max(1, round(total * done / len(whole))) if done else 0
+
+
+def summarise(timelines: Sequence[Timeline], tokens_per_s: float, client_cores: float, rows: int = 1) -> TokenFigures:
+    """Compute the figures of one load from the times of its answers, each to a request of so many ``rows``."""
     first = [line.arrivals[0][0] - line.start for line in timelines]
     between = [seconds for line in timelines for seconds in line.between()]
     p50, p90, p99 = _percentiles(between) if between else (None, None, None)
     return TokenFigures(
         tokens_per_s,
         len(timelines),
-        median(line.input_tokens for line in timelines),
-        median(line.output_tokens for line in timelines),
+        median(line.input_tokens / rows for line in timelines),
+        median(line.output_tokens / rows for line in timelines),
         *_percentiles(first),
         p50,
         p90,
@@ -210,49 +237,46 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
     return float(p50), float(p90), float(p99)
 
 
-def make_record(url: str, settings: BenchSettings, measured: _Loads) -> dict[str, Any]:
-    """Build the benchmark's record: figures, machine, versions and settings, as JSON values."""
-    model = measured[0].label
-    return {
-        "unit": "tokens",
-        **start_record(settings, measured, "transformers"),
-        "repositories": [{"label": model, "model": model, "url": url}],
-        "comparison": list(_compare(measured)),
-        "notes": list(_notes(url, measured)),
-        "advice": {},
-    }
-
-
-def _compare(measured: _Loads) -> Iterator[str]:
+def compare_streams(measured: _Loads) -> Iterator[str]:
     """Yield a sentence per pair of prompt and answer length: what the most streams gain and cost against the fewest."""
-    by_length: dict[tuple[int, int], list[Measured[TokenCell, TokenFigures]]] = {}
+    by_length: dict[tuple[str, int, int, int], list[Measured[TokenCell, TokenFigures]]] = {}
     for entry in sorted(measured, key=lambda entry: entry.cell):
-        by_length.setdefault((entry.cell.input_tokens, entry.cell.output_tokens), []).append(entry)
-    for (_, length), (few, *_, many) in ((key, loads) for key, loads in by_length.items() if len(loads) > 1):
+        by_length.setdefault((entry.label, *entry.cell[:3]), []).append(entry)
+    labels = {entry.label for entry in measured}
+    for (label, _, length, _), (few, *_, many) in ((key, loads) for key, loads in by_length.items() if len(loads) > 1):
         one, all_ = few.median, many.median
         price = ""
         if one.between_p50_ms and all_.between_p50_ms:
             price = f", {all_.between_p50_ms / one.between_p50_ms:.1f} times the time between tokens"
         yield (
-            f"Answers of {length} tokens, {many.cell.concurrency} streams against {few.cell.concurrency}:"
+            f"{f'{label}, answers' if len(labels) > 1 else 'Answers'} of {length} tokens,"
+            f" {many.cell.concurrency} streams against {few.cell.concurrency}:"
             f" {all_.tokens_per_s / one.tokens_per_s:.1f} times the tokens per second,"
             f" {all_.first_p50_ms / one.first_p50_ms:.1f} times the time to the first token{price}."
         )
 
 
-def _notes(url: str, measured: _Loads) -> Iterator[str]:
+def note_tokens(measured: _Loads) -> Iterator[str]:
     """Yield sentences on what limits the figures, such as a client that is near the limit of one process."""
-    prompts = {entry.cell.input_tokens: entry.median.input_tokens for entry in measured}
-    answers = {entry.cell.output_tokens: entry.median.output_tokens for entry in measured}
-    for kind, lengths in (("Prompts", prompts), ("Answers", answers)):
-        for wanted, real in lengths.items():
-            if real != wanted:
-                yield f"{kind} had {real:g} tokens instead of {wanted}."
+    said = dict.fromkeys(
+        f"{kind}{'' if len({m.label for m in measured}) == 1 else f' of {entry.label}'} had {real:g} tokens instead of"
+        f" {wanted}."
+        for kind, wanted_, real_ in (("Prompts", 0, "input_tokens"), ("Answers", 1, "output_tokens"))
+        for entry in measured
+        if (wanted := entry.cell[wanted_]) and (real := getattr(entry.median, real_)) != wanted
+    )
+    yield from said
     busy = max(entry.median.client_cores for entry in measured)
     if busy > _BUSY:
         yield (
             f"This client used up to {busy:.1f} cores, near the limit of one Python process: the server may be faster"
             " than these figures. Measure with fewer streams, or with several clients."
         )
-    if url.rpartition(":")[0] not in _HERE:
-        yield f"The server is at {url}; the machine and the versions are the client's."
+
+
+def note_places(targets: Iterable[BenchTarget]) -> Iterator[str]:
+    """Yield which servers are not on this machine, or may be under other clients' load."""
+    for url in dict.fromkeys(target.url for target in targets if target.url):
+        host = url.rpartition("://")[2].removesuffix("/v1").rpartition(":")[0]
+        if host not in _HERE:
+            yield f"The server is at {url}; the machine and the versions are the client's."

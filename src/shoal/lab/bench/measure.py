@@ -1,34 +1,147 @@
-"""Measurement of pipelines, each on its own server, with interleaved repeats."""
+"""Measurement of several subjects in turns, and of models that answer requests of rows."""
 
 from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import LifoQueue
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
+
+import numpy as np
 
 from shoal.authoring.repository.devices import is_in_client
 from shoal.clients.client.calls import Answer
 from shoal.clients.client.client import Client
 from shoal.clients.client.tls import Access
 from shoal.clients.local import Pipeline, load
-from shoal.errors import ServerError
+from shoal.errors import ShoalError
 from shoal.lab.bench.inputs import Inputs
 from shoal.lab.bench.load import Load, closed_loop
-from shoal.lab.bench.record import BenchSettings, Cell, Figures, Measured
-from shoal.lab.bench.steps import Reading, read, summarise_step
+from shoal.lab.bench.record import BenchSettings, C, Cell, F, Figures, Measured
+from shoal.lab.bench.steps import Reading, summarise_step
 from shoal.lab.bench.target import BenchTarget
-from shoal.serving.server.launch import KEEP_LOG, Server, serve
 from shoal.system.machine import usable_cores
 from shoal.system.progress import OnProgress
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
+_CLOSE = 1e-3  # absolute and relative difference of numbers that count as equal
 T = TypeVar("T")
 _Call = tuple[float, float]  # begin and end of a call, in clock seconds
+
+
+class Subject(ABC, Generic[C, F]):
+    """A column of the tables, with its label: one model on one server."""
+
+    label: str
+
+    @abstractmethod
+    def first(self, cell: C) -> Mapping[str, Any]:
+        """Send the first request of a load, and return its answer's arrays or texts."""
+
+    @abstractmethod
+    def load(self, cell: C) -> F:
+        """Measure one load."""
+
+
+class Outcome(NamedTuple, Generic[C, F]):
+    """Results of all loads, and sentences on what failed, differed, or was not measured."""
+
+    measured: list[Measured[C, F]]
+    notes: list[str]
+    is_interrupted: bool
+
+
+def measure(
+    subjects: Sequence[Subject[C, F]], cells: Sequence[C], settings: BenchSettings, on_progress: OnProgress
+) -> Outcome[C, F]:
+    """Measure every load on every subject; only one is under load at a time.
+
+    Repeats are interleaved: every load once on every subject, then all of them again. If the machine gets slower, or
+    another program runs for a while, all subjects are thus affected alike. Each repeat begins with another subject.
+    A load that fails on a subject is left out there, and named in a note; so are answers that differ from those of the
+    first subject. Ctrl-C ends the measurement.
+
+    Raises:
+        ShoalError: every load failed; the error is the first one.
+        KeyboardInterrupt: nothing was measured before Ctrl-C.
+    """
+    failed: dict[tuple[str, C], ShoalError] = {}
+    notes = list(_compare_answers(subjects, cells, failed, on_progress))
+    found: dict[tuple[str, C], list[F]] = {(s.label, cell): [] for cell in cells for s in subjects}
+    total = settings.repeats * len(found)
+    rounds = ((cell, s) for turn in range(settings.repeats) for cell in cells for s in _rotated(subjects, turn))
+    is_interrupted = False
+    try:
+        for number, (cell, subject) in enumerate(rounds):
+            on_progress("measuring", number, total)
+            if (key := (subject.label, cell)) in failed:
+                continue
+            try:
+                found[key].append(subject.load(cell))
+            except ShoalError as error:
+                failed[key] = error
+    except KeyboardInterrupt:
+        is_interrupted = True
+        number = sum(map(len, found.values()))
+        if not number:
+            raise
+        notes.append(f"Interrupted: {number} of {total} measurements were made.")
+    on_progress("measuring", total, total)
+    measured = [Measured(label, c, tuple(f)) for (label, c), f in found.items() if f and (label, c) not in failed]
+    if not measured and failed:
+        raise next(iter(failed.values()))
+    notes += [f"{label} failed at {cell}, and is left out there: {error}" for (label, cell), error in failed.items()]
+    return Outcome(measured, notes, is_interrupted)
+
+
+def _rotated(items: Sequence[T], turn: int) -> list[T]:
+    begin = turn % len(items)
+    return [*items[begin:], *items[:begin]]
+
+
+def _compare_answers(
+    subjects: Sequence[Subject[C, F]],
+    cells: Sequence[C],
+    failed: dict[tuple[str, C], ShoalError],
+    on_progress: OnProgress,
+) -> Iterator[str]:
+    """Send each subject the first request of each size, which also warms it up; yield how their answers differ."""
+    sizes = {cell._replace(**{cell._fields[-1]: 1}): cell for cell in cells}  # without the callers
+    said: set[str] = set()
+    for number, cell in enumerate(sizes):
+        on_progress("warming up", number, len(sizes))
+        answers: dict[str, Mapping[str, Any]] = {}
+        for subject in subjects:
+            try:
+                answers[subject.label] = subject.first(cell)
+            except ShoalError as error:
+                failed |= {(subject.label, c): error for c in cells if c[:-1] == cell[:-1]}
+        first, *others = answers or [""]
+        for other in others:
+            if other not in said and (words := _tell_apart(answers[first], answers[other])):
+                said.add(other)
+                yield f"The answers of {other} differ from those of {first}, first at {cell}: {words}."
+    on_progress("warming up", len(sizes), len(sizes))
+
+
+def _tell_apart(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return how an answer differs from the first one in their common outputs, as a clause; empty if it does not."""
+    differing = []
+    for name in (name for name in first if name in other):
+        mine, its = np.asarray(first[name]), np.asarray(other[name])
+        if mine.shape != its.shape:
+            differing.append(f"{name} has shape {list(its.shape)} instead of {list(mine.shape)}")
+        elif mine.dtype.kind not in "fiub":
+            if number := int(np.sum(mine != its)):
+                differing.append(f"{name} in {number} of {mine.size} texts")
+        elif not np.allclose(mine, its, _CLOSE, _CLOSE, equal_nan=True):
+            differing.append(f"{name} by up to {np.nanmax(np.abs(mine.astype(float) - its)):.4g}")
+    return ", ".join(differing)
 
 
 class Pool:
@@ -75,38 +188,39 @@ class Pool:
             client.close()
 
 
-class Running:
-    """A measured pipeline (``target``) with its running server and clients.
+class Rows(Subject[Cell, Figures]):
+    """A model that answers once (``target``), on its server, with clients.
 
-    With the placement ``hybrid``, the Python components run in the thread that sends the request, as in a real client.
+    If the target is in the client, the Python components run in the thread that sends the request, as in a real client.
     """
 
     def __init__(self, target: BenchTarget, inputs: Inputs, settings: BenchSettings, held: ExitStack) -> None:
-        self.target, self._inputs, self._settings = target, inputs, settings
-        self.server: Server = held.enter_context(serve(target.repository))
-        self._steps = target.steps()
-        self._pool = Pool(
-            self.server.grpc_url if settings.protocol == "grpc" else self.server.http_url, settings.protocol
-        )
+        self.label, self._model, self._inputs, self._settings = target.label, target.name, inputs, settings
+        self._endpoint = target.open(held)
+        self.steps = target.steps()
+        self._pool = Pool(self._endpoint.url, target.servers.protocol, **self._endpoint.access)
         held.callback(self._pool.close)
         self._pool.connect(1)
         self._pipeline: Pipeline | None = None
-        self._calls: list[_Call] = []  # of the pipeline, in ``hybrid``
-        if target.is_hybrid:
-            self._pipeline = load(target.repository / target.name, remote=self._pool)
+        self._calls: list[_Call] = []  # of the pipeline, if it runs in the client
+        if target.is_client and target.graph:
+            self._pipeline = load(target.graph.config.folder, remote=self._pool)
             held.callback(self._pipeline.close)
         self._levels = _remote_levels(self._pipeline) if self._pipeline else [[target.name]]
 
-    def send(self, number: int, rows: int) -> int:
-        """Send the ``number``-th request of ``rows`` rows; return ``rows``."""
+    def first(self, cell: Cell) -> Mapping[str, Any]:
+        """Send the first request of a load."""
+        return self._ask(0, cell.batch)
+
+    def _ask(self, number: int, rows: int) -> Mapping[str, Any]:
+        """Send the ``number``-th request of ``rows`` rows."""
         tensors = self._inputs.take(number * rows, rows)
         if self._pipeline is None:
-            self._pool.infer(self.target.name, tensors)
-        else:
-            begin = time.perf_counter()
-            self._pipeline(**tensors)
-            self._calls.append((begin, time.perf_counter()))
-        return rows
+            return self._pool.infer(self._model, tensors)
+        begin = time.perf_counter()
+        answer = self._pipeline(tensors)
+        self._calls.append((begin, time.perf_counter()))
+        return answer
 
     def load(self, cell: Cell) -> Figures:
         """Measure the pipeline under the closed loop ``cell``."""
@@ -114,10 +228,14 @@ class Running:
         self._pool.connect(cell.callers * len(models), models)
         readings: list[Reading] = []
 
-        def note() -> None:
-            readings.append(read(self.server))
+        def send(number: int) -> int:
+            self._ask(number, cell.batch)
+            return cell.batch
 
-        send, settings = partial(self.send, rows=cell.batch), self._settings
+        def note() -> None:
+            readings.append(self._endpoint.read())
+
+        settings = self._settings
         load = closed_loop(
             send, callers=cell.callers, seconds=settings.seconds, warm_seconds=settings.warm_seconds, on_edge=note
         )
@@ -126,15 +244,12 @@ class Running:
     def _summarise(self, load: Load, before: Reading, after: Reading) -> Figures:
         spent = after - before
         seconds, counters = spent.at, spent.counters
-        if failed := [name for name, counter in counters.items() if counter.failed]:
-            raise ServerError(
-                f"Requests to {', '.join(failed)} failed while {self.target.label} was measured: {self.server.cause()}",
-                KEEP_LOG,
-            )
-        top = counters[self.target.name]
-        cores, own = usable_cores(), spent.server + spent.client
+        self._endpoint.check(spent, self.label)
+        top = counters.get(self._model)
+        cores = usable_cores()
         available = seconds * cores
         spare = seconds * (len(os.sched_getaffinity(0)) - cores)  # beyond the quota: others may use these freely
+        own, busy = (spent.server or 0.0) + spent.client, min(spent.cores - spare, available)
         return Figures(
             rows_per_s=load.rows_per_second,
             requests=len(load.latencies),
@@ -142,15 +257,15 @@ class Running:
             p90_ms=1000 * load.percentile(90),
             p99_ms=1000 * load.percentile(99),
             max_ms=1000 * load.percentile(100),
-            server_cpu=spent.server / available,
+            server_cpu=None if spent.server is None else spent.server / available,
             client_cpu=spent.client / available,
-            other_cpu=max(0.0, min(spent.cores - spare, available) - own) / available,
-            server_ms=top.total_ns / top.requests / 1e6 if top.requests else None,
+            other_cpu=None if spent.server is None else max(0.0, busy - own) / available,
+            server_ms=top.total_ns / top.requests / 1e6 if top and top.requests else None,
             local_ms=self._local_ms(before.at, after.at),
             steps={
                 name: summarise_step(counters[name], seconds, config.spec.num_instances, spent.models.get(name))
-                for name, config in self._steps.items()
-                if counters[name].requests  # excludes steps that run in the client
+                for name, config in self.steps.items()
+                if name in counters and counters[name].requests  # excludes steps that run in the client
             },
         )
 
@@ -175,7 +290,7 @@ def _time_within(calls: Sequence[_Call], opened: float, closed: float) -> float:
 
 
 def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
-    """Return the models that a ``hybrid`` pipeline calls on the server; the models of one list run in parallel."""
+    """Return the models that a pipeline in the client calls on the server; the models of one list run in parallel."""
     graph = pipeline.graph
     found: dict[int, list[str]] = {}
     for step, level in zip(graph.steps, graph.levels(), strict=True):
@@ -184,40 +299,13 @@ def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
     return list(found.values())
 
 
-def measure(
-    targets: Sequence[BenchTarget],
-    cells: Sequence[Cell],
-    inputs: Inputs,
-    settings: BenchSettings,
-    on_progress: OnProgress,
-) -> list[Measured[Cell, Figures]]:
-    """Measure every load on every target. Each target has its own server; only one server is under load at a time.
-
-    Repeats are interleaved: every load once on every target, then all of them again. If the machine gets slower, or
-    another program runs for a while, all targets are thus affected alike. Each repeat begins with another target.
-    """
-    with ExitStack() as held:
-        running = []
-        for number, target in enumerate(targets):
-            on_progress("starting servers", number, len(targets))
-            running.append(Running(target, inputs, settings, held))
-        on_progress("starting servers", len(targets), len(targets))
-        batches = sorted({cell.batch for cell in cells})
-        for number, batch in enumerate(batches):
-            on_progress("warming up", number, len(batches))
-            for one in running:
-                one.send(0, batch)  # some models compile, and memory pools grow
-        on_progress("warming up", len(batches), len(batches))
-        found: dict[tuple[str, Cell], list[Figures]] = {(t.label, cell): [] for t in targets for cell in cells}
-        total = settings.repeats * len(cells) * len(running)
-        rounds = ((cell, one) for turn in range(settings.repeats) for cell in cells for one in _rotated(running, turn))
-        for number, (cell, one) in enumerate(rounds):
-            on_progress("measuring", number, total)
-            found[one.target.label, cell].append(one.load(cell))
-        on_progress("measuring", total, total)
-    return [Measured(label, cell, tuple(figures)) for (label, cell), figures in found.items()]
-
-
-def _rotated(items: Sequence[T], turn: int) -> list[T]:
-    begin = turn % len(items)
-    return [*items[begin:], *items[:begin]]
+def start_rows(
+    targets: Sequence[BenchTarget], inputs: Inputs, settings: BenchSettings, held: ExitStack, on_progress: OnProgress
+) -> list[Rows]:
+    """Start or reach the server of each target."""
+    found = []
+    for number, target in enumerate(targets):
+        on_progress("starting servers", number, len(targets))
+        found.append(Rows(target, inputs, settings, held))
+    on_progress("starting servers", len(targets), len(targets))
+    return found

@@ -20,7 +20,6 @@ _EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats var
 class BenchSettings:
     """Settings: each load is measured for ``seconds``, after ``warm_seconds``; all loads are run ``repeats`` times."""
 
-    protocol: str = "grpc"
     seconds: float = 4.0
     warm_seconds: float = 1.0
     repeats: int = 3
@@ -38,11 +37,20 @@ class Cell(NamedTuple):
 
 
 class TokenCell(NamedTuple):
-    """Parameters of a load on a language model: tokens per prompt, tokens per answer, and parallel streams."""
+    """Parameters of a load on a language model: tokens per prompt and answer, prompts per request, parallel requests.
+
+    A number of tokens is 0 if the prompts are given, or if the model alone decides how long an answer is.
+    """
 
     input_tokens: int
     output_tokens: int
+    batch: int
     concurrency: int
+
+    def __str__(self) -> str:
+        batch = f" {self.batch} prompts a request," if self.batch > 1 else ""
+        streams = f"{self.concurrency} stream{'' if self.concurrency == 1 else 's'}"
+        return f"{self.input_tokens or 'given'} tokens in, {self.output_tokens or 'any'} out,{batch} {streams}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Figures:
     """Results of one load on one pipeline.
 
     ``server_cpu``, ``client_cpu`` and ``other_cpu`` are the shares of all cores' time that the server with its stub
-    processes, this process, and all other programs used. ``server_ms`` is Triton's mean time for a request of the whole
+    processes, this process, and all other programs used; only the client's is known for a server that runs already.
+    ``server_ms`` is Triton's mean time for a request of the whole
     pipeline. ``local_ms`` is the mean time per request of the steps in the client, with the placement ``hybrid``; then
     ``server_ms`` is None. ``steps`` has the models that the server ran, in the order of the pipeline.
     """
@@ -61,16 +70,18 @@ class Figures:
     p90_ms: float
     p99_ms: float
     max_ms: float
-    server_cpu: float
+    server_cpu: float | None
     client_cpu: float
-    other_cpu: float
+    other_cpu: float | None
     server_ms: float | None
     local_ms: float | None
     steps: Mapping[str, StepFigures]
 
     @property
-    def cpu(self) -> float:
-        """Share of all cores' time that was used, by any process."""
+    def cpu(self) -> float | None:
+        """Share of all cores' time that was used, by any process; None if it is not known."""
+        if self.server_cpu is None or self.other_cpu is None:
+            return None
         return self.server_cpu + self.client_cpu + self.other_cpu
 
 
@@ -102,6 +113,7 @@ _SPREADS = {  # the figures whose minimum and maximum are in the record
     Figures: ("rows_per_s", "p50_ms", "p90_ms", "p99_ms"),
     TokenFigures: ("tokens_per_s", "first_p50_ms", "between_p50_ms"),
 }
+_RATIOS = {Figures: ("rows_per_s", "p50_ms"), TokenFigures: ("tokens_per_s", "first_p50_ms", "between_p50_ms")}
 C = TypeVar("C", Cell, TokenCell)
 F = TypeVar("F", Figures, TokenFigures)
 
@@ -201,6 +213,25 @@ def _compare_at(cell: Cell, entries: Sequence[Measured[Cell, Figures]]) -> Itera
         else:
             worse = "slower" if is_latency else "less"
             yield f"{entry.label} does not win at {cell}: {shown}, {ratio:.1f} times {worse}."
+
+
+def find_ratios(measured: Sequence[Measured[C, F]]) -> list[dict[str, Any]]:
+    """Compare each subject with the first one under each load, by the ratios of their figures within each repeat."""
+    found = []
+    by_cell: dict[C, list[Measured[C, F]]] = {}
+    for entry in measured:
+        by_cell.setdefault(entry.cell, []).append(entry)
+    for cell, (first, *others) in by_cell.items():
+        for other in others:
+            ratios: dict[str, Any] = {}
+            for name in _RATIOS[type(first.repeats[0])]:
+                pairs = [
+                    (getattr(a, name), getattr(b, name)) for a, b in zip(first.repeats, other.repeats, strict=False)
+                ]
+                if known := [b / a for a, b in pairs if a and b]:
+                    ratios[name] = [median(known), min(known), max(known)]
+            found.append({"repository": other.label, "to": first.label, **cell._asdict(), "ratios": rounded(ratios)})
+    return found
 
 
 def _overlap(first: tuple[float, float] | None, second: tuple[float, float] | None) -> bool:

@@ -4,101 +4,147 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import count
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import count, product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from shoal.authoring.repository.manifest import launch_flags
+from shoal.clients.llm.tokens import open_tokenizer
 from shoal.errors import InputError, SetupError
+from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.lab.bench.advice import Evidence, advise
-from shoal.lab.bench.inputs import Inputs, Texts, read_inputs
-from shoal.lab.bench.measure import measure
-from shoal.lab.bench.record import BenchSettings, Cell, Figures, Measured, compare, rounded, start_record
+from shoal.lab.bench.asking import sets_length, takes_ids, takes_prompts
+from shoal.lab.bench.generation import Prompts, Tokens, compare_streams, note_places, note_tokens
+from shoal.lab.bench.inputs import Texts, read_inputs
+from shoal.lab.bench.measure import Outcome, measure, start_rows
+from shoal.lab.bench.record import (
+    BenchSettings,
+    C,
+    Cell,
+    F,
+    Figures,
+    Measured,
+    TokenCell,
+    TokenFigures,
+    compare,
+    find_ratios,
+    rounded,
+    start_record,
+)
 from shoal.lab.bench.tables import write_page
-from shoal.lab.bench.target import BenchTarget, find_targets
+from shoal.lab.bench.target import BenchTarget, check_inputs
 from shoal.system.progress import OnProgress
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 NEIGHBOURS = 0.1  # of all cores' time: other programs that use more make the figures unreliable
+_INPUT_TOKENS, _OUTPUT_TOKENS, _STREAMS = (32,), (8, 32, 128), (1, 16)
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Sizes of the loads to measure, where they are wanted: rows or prompts per request, requests at a time, tokens.
+
+    Without ``batches``, requests have the sizes in ``usual`` that every target takes.
+    """
+
+    batches: Sequence[int] = ()
+    concurrency: Sequence[int] = ()
+    input_tokens: Sequence[int] = ()
+    output_tokens: Sequence[int] = ()
+    usual: Sequence[int] = BATCHES
+
+
+@dataclass(frozen=True)
+class Source:
+    """Source of the rows or prompts: a file, or ``texts``; the columns of a file are named as for `read_inputs`.
+
+    ``tokenizer`` is that of `open_tokenizer`; it counts the tokens where a server does not.
+    """
+
+    texts: Texts
+    file: Path | None = None
+    text_column: str = ""
+    columns: Mapping[str, str] | None = None
+    tokenizer: str = ""
 
 
 def bench(
-    places: Sequence[Path],
+    targets: Sequence[BenchTarget],
     settings: BenchSettings,
+    source: Source,
+    loads: Loads | None = None,
     *,
-    rows: Path | Texts,
-    model: str = "",
-    text_column: str = "",
-    columns: Mapping[str, str] | None = None,
-    batches: Sequence[int] = (),
-    callers: Sequence[int] = (),
-    usual: Sequence[int] = BATCHES,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Measure the pipeline of each repository, interleaved, each on its own server; return the record as JSON values.
-
-    ``rows`` is a file, or a function that returns the name and the texts of a corpus; ``text_column`` and ``columns``
-    are those of `read_inputs`. ``batches``, ``callers`` and
-    ``usual`` choose the loads, as in `find_cells`.
+    """Measure targets in turns, in rows or in tokens, as they are; return the record as JSON values.
 
     Raises:
-        InputError: the pipelines take different inputs, a repository is named twice, or a size or the rows cannot be
-            used.
+        InputError: the targets take different inputs, or a size or the rows cannot be used.
         ArtifactError: a repository or the file of rows is missing or damaged.
-        ServerError: a server does not start, or fails under load.
+        ServerError: a server does not start, or fails under every load.
         SetupError: the embedded server cannot run here.
     """
-    targets = find_targets(places, model)
-    cells = find_cells(targets, batches, callers, usual)
-    inputs = read_inputs(targets[0].graph.config.spec, rows, text_column, columns)
-    measured = measure(targets, cells, inputs, settings, on_progress)
-    return _make_record(targets, inputs, settings, measured)
+    loads = loads or Loads()
+    measure_unit = _bench_rows if find_unit(targets, source) == "rows" else _bench_tokens
+    with ExitStack() as held:
+        return measure_unit(targets, settings, source, loads, held, on_progress)
 
 
-def find_cells(
-    targets: Sequence[BenchTarget],
-    batches: Sequence[int] = (),
-    callers: Sequence[int] = (),
-    usual: Sequence[int] = BATCHES,
-) -> list[Cell]:
-    """Choose the loads to measure; the first is one caller with one row.
-
-    The request sizes are ``batches``, or else those sizes in ``usual`` that every target takes. The numbers of callers
-    are ``callers``, or else 1 and 16 with single rows, and 2 with larger requests.
+def find_unit(targets: Sequence[BenchTarget], source: Source) -> str:
+    """Return the unit in which targets are measured: rows, tokens (of texts) or token ids.
 
     Raises:
-        InputError: a size in ``batches`` exceeds the limit of a target.
+        InputError: the targets have different units.
     """
-    smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
-    limit = max(1, smallest.graph.config.spec.max_batch_size)
-    beyond = [batch for batch in batches if batch > limit]
-    if beyond:
-        raise InputError(
-            f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows per request, not {beyond[0]}.",
-            f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
-        )
-    cells = {Cell(1, 1)}
-    for batch in batches or usual:
-        if batch <= limit:
-            cells |= {Cell(batch, number) for number in callers or ((1, 16) if batch == 1 else (2,))}
-    return sorted(cells)
+
+    def find(spec: ModelSpec | None) -> str:
+        if takes_ids(spec):
+            return "token ids"
+        return "tokens" if takes_prompts(spec, has_tokenizer=bool(source.tokenizer)) else "rows"
+
+    units = {target.label: find(target.spec) for target in targets}
+    if len({*units.values()}) > 1:
+        listed = ", ".join(f"{label} in {unit}" for label, unit in units.items())
+        raise InputError(f"The subjects are measured in different units: {listed}.", "Measure them one by one.")
+    return next(iter(units.values()))
 
 
-def _make_record(
-    targets: Sequence[BenchTarget], inputs: Inputs, settings: BenchSettings, measured: Sequence[Measured[Cell, Figures]]
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _bench_rows(
+    targets: Sequence[BenchTarget],
+    settings: BenchSettings,
+    source: Source,
+    loads: Loads,
+    held: ExitStack,
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """Build the benchmark's record: figures, machine, versions, settings and advice, as JSON values."""
-    record = start_record(settings, measured)
-    evidence = {
-        target.label: Evidence(
-            {entry.cell: entry.median for entry in measured if entry.label == target.label},
-            target.steps(),
-            record["machine"]["cores"],
-        )
-        for target in targets
-    }
+    for option, value in (
+        ("--input-tokens", loads.input_tokens),
+        ("--output-tokens", loads.output_tokens),
+        ("--tokenizer", source.tokenizer),
+    ):
+        if value:
+            raise InputError(
+                f"{option} is for models that make tokens, and {targets[0].name} answers in rows.", "Leave it out."
+            )
+    check_inputs(targets)
+    cells = find_cells(targets, loads)
+    spec = next(target.spec for target in targets if target.spec)
+    inputs = read_inputs(spec, source.file or source.texts, source.text_column, source.columns)
+    subjects = start_rows(targets, inputs, settings, held, on_progress)
+    outcome = measure(subjects, cells, settings, on_progress)
+    measured = outcome.measured
+    record = _start(targets, settings, outcome)
+    evidence = {}
+    for subject in subjects:
+        found = {entry.cell: entry.median for entry in measured if entry.label == subject.label}
+        if found:
+            evidence[subject.label] = Evidence(found, subject.steps, record["machine"]["cores"])
+    notes = [f"{inputs.source}: {inputs.note}"] if inputs.note else []
     return {
         **record,
         "inputs": {
@@ -106,22 +152,149 @@ def _make_record(
             "num_rows": inputs.num_rows,
             "mean_bytes_a_row": rounded(inputs.text_bytes),
         },
-        "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "comparison": compare(measured),
-        "notes": [*([f"{inputs.source}: {inputs.note}"] if inputs.note else []), *_notes(measured)],
+        "notes": [*notes, *_notes(measured), *_note_steps(targets, measured), *record["notes"]],
         "advice": {label: [asdict(advice) for advice in advise(case)] for label, case in evidence.items()},
+    }
+
+
+def find_cells(targets: Sequence[BenchTarget], loads: Loads | None = None) -> list[Cell]:
+    """Choose the loads to measure in rows; the first is one caller with one row.
+
+    The numbers of callers are those wanted, or else 1 and 16 with single rows, and 2 with larger requests.
+
+    Raises:
+        InputError: a wanted size exceeds the limit of a target.
+    """
+    loads = loads or Loads()
+    limit, smallest = min(
+        ((max(1, target.spec.max_batch_size), target) for target in targets if target.spec), key=lambda pair: pair[0]
+    )
+    if beyond := [batch for batch in loads.batches if batch > limit]:
+        raise InputError(
+            f"{smallest.name} in {smallest.repository or smallest.url} takes 1 to {limit} rows per request, not"
+            f" {beyond[0]}.",
+            f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
+        )
+    cells = {Cell(1, 1)}
+    for batch in loads.batches or loads.usual:
+        if batch <= limit:
+            cells |= {Cell(batch, number) for number in loads.concurrency or ((1, 16) if batch == 1 else (2,))}
+    return sorted(cells)
+
+
+def _start(
+    targets: Sequence[BenchTarget], settings: BenchSettings, outcome: Outcome[C, F], *libraries: str
+) -> dict[str, Any]:
+    """Return what the records of rows and of tokens have."""
+    measured = outcome.measured
+    return {
+        **start_record(settings, measured, *libraries),
+        "repositories": [target.describe() for target in targets],
+        "ratios": find_ratios(measured),
+        "notes": [*note_places(targets), *outcome.notes],
+        "is_interrupted": outcome.is_interrupted,
     }
 
 
 def _notes(measured: Iterable[Measured[Cell, Figures]]) -> Iterable[str]:
     """Yield a warning if other programs used much CPU time during the measurements."""
-    disturbed = [(entry, entry.median.other_cpu) for entry in measured if entry.median.other_cpu > NEIGHBOURS]
-    if disturbed:
-        most = max(share for _, share in disturbed)
+    shares = [share for entry in measured if (share := entry.median.other_cpu or 0) > NEIGHBOURS]
+    if shares:
         yield (
-            f"Other programs took up to {most:.0%} of the cores' time, in {len(disturbed)} of the loads more than"
+            f"Other programs took up to {max(shares):.0%} of the cores' time, in {len(shares)} of the loads more than"
             f" {NEIGHBOURS:.0%}: figures are lower than on a quiet machine."
         )
+
+
+def _note_steps(targets: Iterable[BenchTarget], measured: Iterable[Measured[Cell, Figures]]) -> Iterable[str]:
+    """Yield which running servers did not let this client read Triton's statistics."""
+    silent = {entry.label for entry in measured if not entry.median.steps}
+    for target in targets:
+        if target.label in silent and target.url and not target.is_client:
+            yield f"{target.label}: the server does not let this client read its statistics, so no steps are shown."
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def _bench_tokens(
+    targets: Sequence[BenchTarget],
+    settings: BenchSettings,
+    source: Source,
+    loads: Loads,
+    held: ExitStack,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    if remote := next((target for target in targets if target.is_client), None):
+        raise InputError(f"{remote.name} makes tokens: it cannot be measured in the client.", "Leave --placement out.")
+    tokenizer = open_tokenizer(source.tokenizer) if source.tokenizer else None
+    subjects = []
+    for number, target in enumerate(targets):
+        on_progress("starting servers", number, len(targets))
+        subjects.append(
+            Tokens(target, (lambda text: len(tokenizer.encode(text).ids)) if tokenizer else None, settings, held)
+        )
+    on_progress("starting servers", len(targets), len(targets))
+    cells = _find_token_cells(targets, subjects, source, loads)
+    encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+    on_progress("fitting prompts", 0, 1)
+    prompts = Prompts({}, _read_prompts(source) if source.file else (), encode)
+    subjects[0].prompts = prompts
+    words = {} if prompts.texts else subjects[0].fit(sorted({cell.input_tokens for cell in cells}))
+    on_progress("fitting prompts", 1, 1)
+    for subject in subjects:
+        subject.prompts = replace(prompts, words=words)
+    return make_token_record(targets, settings, measure(subjects, cells, settings, on_progress))
+
+
+def make_token_record(
+    targets: Sequence[BenchTarget], settings: BenchSettings, outcome: Outcome[TokenCell, TokenFigures]
+) -> dict[str, Any]:
+    """Build the record of a measurement in tokens, as JSON values."""
+    record = _start(targets, settings, outcome, "transformers")
+    return {
+        "unit": "tokens",
+        **record,
+        "comparison": [*compare_streams(outcome.measured)],
+        "notes": [*note_tokens(outcome.measured), *record["notes"]],
+        "advice": {},
+    }
+
+
+def _find_token_cells(
+    targets: Sequence[BenchTarget], subjects: Sequence[Tokens], source: Source, loads: Loads
+) -> list[TokenCell]:
+    is_ids, is_free = takes_ids(targets[0].spec), any(not sets_length(target.spec) for target in targets)
+    if is_free and loads.output_tokens:
+        raise InputError(f"{targets[0].name} alone decides how long its answers are.", "Leave --output-tokens out.")
+    if source.file and loads.input_tokens:
+        raise InputError("--input-tokens has no effect with --inputs, whose prompts are as long as they are.")
+    if source.file and is_ids and not source.tokenizer:
+        raise InputError(f"{targets[0].name} takes token ids, not texts.", "Name a tokenizer: --tokenizer FOLDER")
+    most = min(subjects, key=lambda subject: subject.most_rows)
+    if beyond := [batch for batch in loads.batches if batch > most.most_rows]:
+        limit = f"1 to {most.most_rows} prompts" if most.most_rows > 1 else "one prompt"
+        raise InputError(
+            f"{most.label} takes {limit} per request, not {beyond[0]}.",
+            "Send several requests at a time: --concurrency 8",
+        )
+    lengths = (
+        (0,) if source.file else loads.input_tokens or _INPUT_TOKENS,
+        (0,) if is_free else loads.output_tokens or _OUTPUT_TOKENS,
+    )
+    sizes = (loads.batches or (1,), loads.concurrency or _STREAMS)
+    return [TokenCell(*numbers) for numbers in product(*lengths, *sizes)]
+
+
+def _read_prompts(source: Source) -> list[str]:
+    assert source.file
+    spec = ModelSpec("the model", (TensorSpec("prompt", STRING, (1,)),), (), 1)
+    rows = read_inputs(spec, source.file, source.text_column, source.columns).arrays["prompt"]
+    return [text.decode(errors="replace") for text in rows.ravel().tolist()]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def make_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,12 @@ class Reading:
     """Clock time, CPU time and Triton's counters; subtract an earlier reading to get what was used since.
 
     All times are in seconds; ``at`` is the clock's. The CPU times are those of the server with its stub processes
-    (``server``), of this process (``client``), of all programs on the cores that this process may use (``cores``), and
-    of each model's stub processes (``models``).
+    (``server``; None if they are not known), of this process (``client``), of all programs on the cores that this
+    process may use (``cores``), and of each model's stub processes (``models``).
     """
 
     at: float
-    server: float
+    server: float | None
     client: float
     cores: float
     models: Mapping[str, float]
@@ -66,7 +66,7 @@ class Reading:
     def __sub__(self, before: Reading) -> Reading:
         return Reading(
             self.at - before.at,
-            self.server - before.server,
+            None if self.server is None or before.server is None else self.server - before.server,
             self.client - before.client,
             self.cores - before.cores,
             {name: seconds - before.models.get(name, 0.0) for name, seconds in self.models.items()},
@@ -87,8 +87,13 @@ def read(server: Server) -> Reading:
             total += process.seconds
             if model := served_model(process.arguments()):
                 models[model] += process.seconds
+    return replace(read_client(counters), server=total, models=dict(models))
+
+
+def read_client(counters: Mapping[str, Counters]) -> Reading:
+    """Take a reading of this process and of the cores, with a server's ``counters``."""
     own = os.times()
-    return Reading(time.perf_counter(), total, own.user + own.system, _read_cores(), dict(models), counters)
+    return Reading(time.perf_counter(), None, own.user + own.system, _read_cores(), {}, counters)
 
 
 def _read_cores() -> float:
@@ -99,7 +104,7 @@ def _read_cores() -> float:
 
 
 def _read_counters(server: Server) -> dict[str, Counters]:
-    """Read the counters of every model of a server, each summed over the model's versions."""
+    """Read the counters of every model of a server."""
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc import service_pb2 as pb
     from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -110,6 +115,11 @@ def _read_counters(server: Server) -> dict[str, Counters]:
             reply = GRPCInferenceServiceStub(channel).ModelStatistics(pb.ModelStatisticsRequest(), 60, metadata=key)
         except grpc.RpcError as error:
             raise ServerError(f"Triton gave no statistics: {error.details()}.", server.cause()) from None
+    return read_statistics(reply)
+
+
+def read_statistics(reply: Any) -> dict[str, Counters]:
+    """Return the counters of every model in a ``ModelStatisticsResponse``, each summed over the model's versions."""
     found: dict[str, Counters] = {}
     for entry in reply.model_stats:
         found[entry.name] = _counters(entry) + found.get(entry.name, Counters())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.lab.bench.record import Cell
+from shoal.lab.bench.record import Cell, TokenCell
 
 Record = Mapping[str, Any]
 
@@ -23,10 +23,29 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make the tables: repositories, latency, throughput and steps; for a language model, one table of tokens."""
+    """Make the tables: repositories, latency, throughput and steps; or tokens; and the ratios of several subjects."""
+    ratios = [_ratios(record)] if record.get("ratios") else []
     if record.get("unit") == "tokens":
-        return [_tokens(record)]
-    return [_repositories(record), _latency(record), _throughput(record), *_steps(record)]
+        return [_tokens(record), *ratios]
+    return [_repositories(record), _latency(record), _throughput(record), *ratios, *_steps(record)]
+
+
+def _ratios(record: Record) -> Sheet:
+    """Show how many times the first subject's figures the others have, within a round."""
+    names = {"rows_per_s": "rows/s", "p50_ms": "p50"}
+    if record.get("unit") == "tokens":
+        names = {"tokens_per_s": "tokens/s", "first_p50_ms": "first p50", "between_p50_ms": "next p50"}
+    rows = []
+    for entry in record["ratios"]:
+        cell = Cell(entry["batch"], entry["callers"]) if "callers" in entry else _token_cell(entry)
+        shown = [f"{r[0]:.2f} ({r[1]:.2f}-{r[2]:.2f})" if (r := entry["ratios"].get(name)) else "-" for name in names]
+        rows.append((entry["repository"], str(cell), *shown))
+    title = f"Times {record['ratios'][0]['to']}'s, in the same round: median (smallest-greatest)"
+    return Sheet(title, ("", "load", *names.values()), tuple(rows), 2)
+
+
+def _token_cell(entry: Record) -> TokenCell:
+    return TokenCell._make(entry[name] for name in TokenCell._fields)
 
 
 def remarks(record: Record) -> list[str]:
@@ -76,16 +95,26 @@ def _throughput(record: Record) -> Sheet:
 
 def _tokens(record: Record) -> Sheet:
     times = [f"{name}_p{q}_ms" for name in ("first", "between") for q in (50, 90, 99)]
-    columns = ("in", "out", "streams", "tokens/s", "from", "to", "first p50", "p90", "p99", "next p50", "p90", "p99")
+    columns = ["in", "out", "streams", "tokens/s", "from", "to", "first p50", "p90", "p99", "next p50", "p90", "p99"]
+    several = len(record["repositories"]) > 1
+    has_batches = any(load["batch"] > 1 for load in record["loads"])
     rows = []
     for load in record["loads"]:
         middle = load["median"]
-        counts = f"{middle['input_tokens']:g}", f"{middle['output_tokens']:g}", str(load["concurrency"])
+        counts = [f"{middle['input_tokens']:g}", f"{middle['output_tokens']:g}", str(load["concurrency"])]
+        if has_batches:
+            counts.insert(2, str(load["batch"]))
+        if several:
+            counts.insert(0, load["repository"])
         rates = [middle["tokens_per_s"], *load["min_max"]["tokens_per_s"]]
         shown = ["-" if middle[name] is None else _ms(middle[name]) for name in times]
         rows.append((*counts, *map(_rate, rates), *shown))
-    model = record["repositories"][0]["model"]
-    return Sheet(f"{model}: tokens in and out; ms to the first token, and to each next one", columns, tuple(rows), 0)
+    if has_batches:
+        columns.insert(2, "prompts")
+    columns = ["", *columns] if several else columns
+    models = ", ".join(dict.fromkeys(entry["model"] for entry in record["repositories"]))
+    title = f"{models}: tokens in and out; ms to the first token, and to each next one"
+    return Sheet(title, tuple(columns), tuple(rows), int(several))
 
 
 def _shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
@@ -132,8 +161,8 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def _share(value: float) -> str:
-    return f"{value:.0%}"
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
@@ -156,7 +185,7 @@ def _list_conditions(record: Record) -> Iterator[str]:
     yield f"- {machine['flags'] or 'no flags of note'}; Python {machine['python']}, {versions}"
     times = f"{settings['seconds']:g} s per load after {settings['warm_seconds']:g} s of warm-up"
     yield (
-        f"- closed loop over {settings['protocol']}, {times}, {settings['repeats']} repeats in turn;"
+        f"- closed loop, {times}, {settings['repeats']} repeats in turn;"
         " medians, and the minimum and maximum of the repeats"
     )
     for sentence in remarks(record):
