@@ -103,6 +103,31 @@ def test_advice_for_one_load_is_not_contradicted_for_another(configs: dict[str, 
     assert found(advice, "callers").what == "Increase the load: use more callers."  # larger requests were no better
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"client_cpu": 0.5}, "the client takes 2.0 cores: it is the limit."),
+        ({"server_ms": 5.0, "p50_ms": 60.0}, "of a request's 60.0 ms only 5.0 are in Triton: the rest is on the way"),
+        ({}, "the busiest, quick, runs 5% of the time."),
+    ],
+)
+def test_no_step_is_the_bottleneck(configs: dict[str, ModelConfig], changed: dict[str, float], said: str) -> None:
+    lazy = replace(LOAD, steps={"quick": QUICK, "slow": replace(STEP, busy=0.02)}, **changed)
+    found_one = found(advise(case(configs, {Cell(1, 8): lazy})), "bottleneck")
+    assert found_one.what == "No step is the bottleneck."
+    assert said in found_one.why
+
+
+def test_a_server_whose_processor_time_is_not_known(configs: dict[str, ModelConfig]) -> None:
+    """More instances are proposed, without a word on cores."""
+    configs["slow"] = with_more(configs["slow"], BATCHING)
+    steps = {"quick": QUICK, "slow": replace(STEP, cpu_ms=None)}
+    advice = advise(case(configs, {Cell(1, 8): replace(LOAD, server_cpu=None, other_cpu=None, steps=steps)}))
+    proposed = found(advice, "instances", "slow")
+    assert proposed.what == "Give slow 2 instances."
+    assert not [entry for entry in advice if "cores are" in entry.why]
+
+
 def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> None:
     configs["slow"] = with_more(configs["slow"], f'{BATCHING} backend: "pytorch"')
     steps = {"quick": QUICK, "slow": replace(STEP, cpu_ms=30.0)}

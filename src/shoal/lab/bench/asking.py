@@ -66,6 +66,9 @@ class Asker(ABC):
     def prepare(self, number: int) -> None:  # noqa: B027 - most open connections as they need them
         """Open connections for ``number`` callers."""
 
+    def recover(self) -> None:  # noqa: B027 - OpenAI's API does not say it
+        """Wait until the server is ready again."""
+
 
 def make_asker(target: BenchTarget, count: Count | None, held: ExitStack) -> Asker:
     """Return the way to ask a target, whose server and connections end with ``held``."""
@@ -100,6 +103,9 @@ class _OfTriton(Asker):
 
     def prepare(self, number: int) -> None:
         self._pool.connect(number, [self._spec.name])
+
+    def recover(self) -> None:
+        self._pool.wait_ready(self._spec.name)
 
 
 class _Texts(_OfTriton):

@@ -119,6 +119,10 @@ class Tokens(Subject[TokenCell, TokenFigures]):
         for piece in self._asker.ask(prompts, cell.output_tokens):
             yield piece if piece.num_input_tokens else piece._replace(num_input_tokens=inputs)
 
+    def recover(self) -> None:
+        """Wait until the server is ready again."""
+        self._asker.recover()
+
     def load(self, cell: TokenCell) -> TokenFigures:
         """Measure the model under the closed loop ``cell``."""
         timelines: list[Timeline] = []

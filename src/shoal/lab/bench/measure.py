@@ -7,8 +7,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from queue import LifoQueue
 from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
@@ -29,6 +30,7 @@ from shoal.system.machine import usable_cores
 from shoal.system.progress import OnProgress
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
+_RECOVERY = 60.0  # seconds
 _CLOSE = 1e-3  # absolute and relative difference of numbers that count as equal
 T = TypeVar("T")
 _Call = tuple[float, float]  # begin and end of a call, in clock seconds
@@ -46,6 +48,9 @@ class Subject(ABC, Generic[C, F]):
     @abstractmethod
     def load(self, cell: C) -> F:
         """Measure one load."""
+
+    def recover(self) -> None:
+        """Wait after a failure until the server is ready again, for a minute at most."""
 
 
 class Outcome(NamedTuple, Generic[C, F]):
@@ -85,6 +90,7 @@ def measure(
                 found[key].append(subject.load(cell))
             except ShoalError as error:
                 failed[key] = error
+                subject.recover()
     except KeyboardInterrupt:
         is_interrupted = True
         number = sum(map(len, found.values()))
@@ -121,6 +127,7 @@ def _compare_answers(
                 answers[subject.label] = subject.first(cell)
             except ShoalError as error:
                 failed |= {(subject.label, c): error for c in cells if c[:-1] == cell[:-1]}
+                subject.recover()
         first, *others = answers or [""]
         for other in others:
             if other not in said and (words := _tell_apart(answers[first], answers[other])):
@@ -182,6 +189,15 @@ class Pool:
             self.calls[model].append((begin, time.perf_counter()))
             return answer
 
+    def wait_ready(self, model: str) -> None:
+        """Wait until the server has ``model`` loaded, for a minute at most."""
+        deadline = time.monotonic() + _RECOVERY
+        while time.monotonic() < deadline:
+            with self.take() as client, suppress(ShoalError):
+                if client.is_ready(model):
+                    return
+            time.sleep(0.5)
+
     def close(self) -> None:
         """Close every connection."""
         for client in self._made:
@@ -211,6 +227,10 @@ class Rows(Subject[Cell, Figures]):
     def first(self, cell: Cell) -> Mapping[str, Any]:
         """Send the first request of a load."""
         return self._ask(0, cell.batch)
+
+    def recover(self) -> None:
+        """Wait until the server is ready again."""
+        self._pool.wait_ready(next(chain.from_iterable(self._levels), self._model))
 
     def _ask(self, number: int, rows: int) -> Mapping[str, Any]:
         """Send the ``number``-th request of ``rows`` rows."""
