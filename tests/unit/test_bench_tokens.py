@@ -123,8 +123,8 @@ def test_several_models_are_columns_with_ratios_within_a_round() -> None:
     assert tokens.columns[:5] == ("", "in", "out", "prompts", "streams")
     assert tokens.rows[1][:7] == ("vllm", "32", "8", "1", "1", "300.0", "100.0")
     assert ratios.title == "Times hf's, in the same round: median (smallest-greatest)"
-    assert ratios.rows[0] == ("vllm", str(alone), "3.00 (2.00-5.00)", "1.00 (1.00-1.00)", "1.00 (1.00-1.00)")
-    assert str(eight) == "32 tokens in, 8 out, 8 prompts a request, 1 stream"
+    assert ratios.rows[0] == ("vllm", str(alone), "3.00 (2.00-5.00)", "1.00", "1.00")
+    assert str(eight) == "32 in, 8 out, 8 prompts, 1 stream"
     assert "A note." in record["notes"]
 
 

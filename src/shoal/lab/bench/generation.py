@@ -262,14 +262,15 @@ def compare_streams(measured: _Loads) -> Iterator[str]:
 
 def note_tokens(measured: _Loads) -> Iterator[str]:
     """Yield sentences on what limits the figures, such as a client that is near the limit of one process."""
-    said = dict.fromkeys(
-        f"{kind}{'' if len({m.label for m in measured}) == 1 else f' of {entry.label}'} had {real:g} tokens instead of"
-        f" {wanted}."
-        for kind, wanted_, real_ in (("Prompts", 0, "input_tokens"), ("Answers", 1, "output_tokens"))
-        for entry in measured
-        if (wanted := entry.cell[wanted_]) and (real := getattr(entry.median, real_)) != wanted
-    )
-    yield from said
+    several = len({entry.label for entry in measured}) > 1
+    for kind, name in (("Prompts", "input_tokens"), ("Answers", "output_tokens")):
+        found: dict[tuple[str, int], list[float]] = {}
+        for entry in measured:
+            found.setdefault((entry.label, getattr(entry.cell, name)), []).append(getattr(entry.median, name))
+        for (label, wanted), real in found.items():
+            if wanted and {*real} != {wanted}:
+                counts = " to ".join(f"{number:g}" for number in sorted({min(real), max(real)}))
+                yield f"{kind}{f' of {label}' if several else ''} had {counts} tokens instead of {wanted}."
     busy = max(entry.median.client_cores for entry in measured)
     if busy > _BUSY:
         yield (

@@ -48,9 +48,9 @@ class TokenCell(NamedTuple):
     concurrency: int
 
     def __str__(self) -> str:
-        batch = f" {self.batch} prompts a request," if self.batch > 1 else ""
+        batch = f" {self.batch} prompts," if self.batch > 1 else ""
         streams = f"{self.concurrency} stream{'' if self.concurrency == 1 else 's'}"
-        return f"{self.input_tokens or 'given'} tokens in, {self.output_tokens or 'any'} out,{batch} {streams}"
+        return f"{self.input_tokens or 'given'} in, {self.output_tokens or 'any'} out,{batch} {streams}"
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,14 @@ def _ratios(record: Record) -> Sheet:
     rows = []
     for entry in record["ratios"]:
         cell = Cell(entry["batch"], entry["callers"]) if "callers" in entry else _token_cell(entry)
-        shown = [f"{r[0]:.2f} ({r[1]:.2f}-{r[2]:.2f})" if (r := entry["ratios"].get(name)) else "-" for name in names]
+        shown = [_ratio(*entry["ratios"][name]) if name in entry["ratios"] else "-" for name in names]
         rows.append((entry["repository"], str(cell), *shown))
     title = f"Times {record['ratios'][0]['to']}'s, in the same round: median (smallest-greatest)"
     return Sheet(title, ("", "load", *names.values()), tuple(rows), 2)
+
+
+def _ratio(middle: float, least: float, most: float) -> str:
+    return f"{middle:.2f}" if least == most else f"{middle:.2f} ({least:.2f}-{most:.2f})"
 
 
 def _token_cell(entry: Record) -> TokenCell:
