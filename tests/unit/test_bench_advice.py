@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_advice_for_one_load_is_not_contradicted_for_another(configs: dict[str, 
         ({}, "the busiest, quick, runs 5% of the time."),
     ],
 )
-def test_no_step_is_the_bottleneck(configs: dict[str, ModelConfig], changed: dict[str, float], said: str) -> None:
+def test_no_step_is_the_bottleneck(configs: dict[str, ModelConfig], changed: dict[str, Any], said: str) -> None:
     lazy = replace(LOAD, steps={"quick": QUICK, "slow": replace(STEP, busy=0.02)}, **changed)
     found_one = found(advise(case(configs, {Cell(1, 8): lazy})), "bottleneck")
     assert found_one.what == "No step is the bottleneck."

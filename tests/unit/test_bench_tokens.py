@@ -96,7 +96,7 @@ def test_a_record_and_its_table() -> None:
     assert remarks(record) == [
         "Answers of 8 tokens, 16 streams against 1: 4.0 times the tokens per second, 2.5 times the time to the first"
         " token, 2.5 times the time between tokens.",
-        "Prompts had 33 tokens instead of 32.",
+        "Prompts had 32 to 33 tokens instead of 32.",
         "This client used up to 0.9 cores, near the limit of one Python process: the server may be faster than these"
         " figures. Measure with fewer streams, or with several clients.",
         "The server is at 10.0.0.7:8001; the machine and the versions are the client's.",
