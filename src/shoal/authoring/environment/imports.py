@@ -12,6 +12,8 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from shoal.authoring.environment.stub import parse_version
+from shoal.authoring.environment.targets import OLDEST_PYTHON
 from shoal.authoring.vendoring import find_carried
 from shoal.errors import InputError
 from shoal.system.files import read_bytes
@@ -120,11 +122,12 @@ def _is_optional(node: ast.AST) -> bool:
     return bool(_MISSING & {getattr(each, "id", "") for each in types})
 
 
-def find_requirements(modules: Collection[str], cuda: int) -> list[str]:
-    """Return lines for pip that install ``modules`` beside a CUDA of the major version ``cuda``, sorted.
+def find_requirements(modules: Collection[str], cuda: int, python: str) -> list[str]:
+    """Return lines for pip that install ``modules`` for a Python, beside a CUDA of the major version ``cuda``, sorted.
 
     Packages that shoal depends on have its bounds, as in ``env/`` and the package's own extras; those of RAPIDS are of
-    one release. Any other package is in the version that pip chooses for the image's Python.
+    one release. Any other package is in the version that pip chooses for the image's Python; and so are all of them
+    for a Python on which shoal does not run, for which versions within its bounds may not exist.
 
     Raises:
         InputError: the package of a module is not known, since it is not installed here.
@@ -145,6 +148,7 @@ def find_requirements(modules: Collection[str], cuda: int) -> list[str]:
         name = _PACKAGES.get(module, f"{module.replace('_', '-')}{'-cu13' * (module in _RAPIDS)}")
         line = bounds.get(name) or (module in _RAPIDS and bounds[_RELEASED].replace(_RELEASED, name))
         line = line or _find_installed(module)
+        line = line if parse_version(python) >= OLDEST_PYTHON else re.split(r"[^\w.-]", line)[0]
         found.append(line.replace("-cuda13x", f"-cuda{cuda}x").replace("-cu13", f"-cu{cuda}"))
     return sorted(found)
 

@@ -1,10 +1,11 @@
-"""The command that serves a repository from NVIDIA's Triton container."""
+"""NVIDIA's Triton container for a repository: its image, packages and mounts, and the command of Triton alone."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,54 @@ from shoal.authoring.repository.launch_flags import CACHE_MIB, find_launch_flags
 from shoal.authoring.repository.manifest import read_manifest
 from shoal.authoring.repository.model_folders import read_configs
 from shoal.errors import InputError
+from shoal.serving.server.container_needs import ENGINES, find_devices, find_named_folders
 from shoal.system.files import read_json
 
 REPOSITORY = "nvcr.io/nvidia/tritonserver"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
-_ENGINES = ("gpt_model_path", "engine_dir")  # parameters of TensorRT-LLM's models: the folder of an engine
-_ON_GPUS = frozenset({"tensorrt", "tensorrtllm", "vllm"})  # backends that need a GPU, whatever the instance groups
-_GPU_MODULES = frozenset({"tensorrt_llm", "vllm"})
-_GPU, _MODEL = 1, 3  # instance kinds KIND_GPU and KIND_MODEL; a model of the latter chooses its devices itself
+_GPU = 1  # instance kind KIND_GPU
 _LEAST_MIB = 1024  # of shared memory, as in NVIDIA's guides; it is taken only when it is used
 _ULIMITS = ("--ulimit memlock=-1", "--ulimit stack=67108864")
 
 
-def container_command(
-    repository: Path,
-    *,
-    target: str = "",
-    host: str = "127.0.0.1",
-    ports: tuple[int, int, int] = (8000, 8001, 8002),
-    model_memory_mib: float = 0.0,
-    cache_mib: float = CACHE_MIB,
-) -> str:
-    """Return the shell command that serves a repository from NVIDIA's Triton container, in several lines.
+@dataclass(frozen=True)
+class Container:
+    """NVIDIA's container of a release for one repository, which is mounted at ``/models``.
 
-    ``target`` is the release, by default that for which the repository was composed, else the newest known one. The
-    ports for HTTP, gRPC and metrics are those of this machine, at the address ``host``; 0 is any free port. If
-    ``model_memory_mib`` is given, the container gets so many MiB for each process of a Python model, and as much for
-    Triton itself. ``cache_mib`` is the size of the response cache, if a model has one.
+    ``image`` has its tag, ``python`` is the version of its Python. ``packages`` are lines for pip, ``options`` those of
+    ``docker run`` for memory and devices, and ``mounts`` folders outside of the repository. ``server`` is the command
+    line of Triton alone, with ``num_ranks`` processes; ``num_stubs`` is the number of Python models' processes.
+    """
+
+    repository: Path
+    image: str
+    python: str
+    packages: list[str]
+    options: list[str]
+    mounts: list[str]
+    server: str
+    num_ranks: int
+    num_stubs: int
+
+    def show(self, options: Iterable[str], script: str) -> str:
+        """Return the ``docker run`` that runs a script for bash, in several lines; ``options`` are further ones."""
+        mounts = (mount_option(path, path) for path in self.mounts)
+        models = f"-v {shlex.quote(f'{self.repository.resolve()}:/models:ro')}"
+        parts = ["docker run --rm", *self.options, *options, *mounts, "-e PYTHONNOUSERSITE=1", models, self.image]
+        return " \\\n  ".join([*parts, f"bash -c {shlex.quote(script)}"])
+
+    def install(self, *more: str) -> str:
+        """Return the command that installs the packages, and ``more``; empty if there are none."""
+        # In double quotes, since the whole script is in single ones.
+        lines = [*more, *self.packages]
+        return f"pip install {' '.join(map(json.dumps, lines))} && " if lines else ""
+
+
+def find_container(repository: Path, *, target: str = "", cache_mib: float = CACHE_MIB) -> Container:
+    """Return the container that serves a repository.
+
+    ``target`` is the release, by default that for which the repository was composed, else the newest known one.
+    ``cache_mib`` is the size of the response cache, if a model has one.
 
     Raises:
         InputError: the repository was composed for another release or for the embedded server; no image of the release
@@ -57,8 +79,7 @@ def container_command(
         )
     server = find_target(choose_target(repository, target))
     members = [config for config in configs.values() if not config.is_ensemble]
-    for config in members:
-        _check_engine_paths(config)
+    named = [folder for config in members for folder in find_named_folders(config)]
     check_backends(members, server.name)
     kinds = {group.kind for config in members for group in config.message.instance_group}
     needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
@@ -69,25 +90,49 @@ def container_command(
         )
     modules = frozenset[str]().union(*needs.values())
     image = server.find_image({config.backend for config in members} & BACKENDS, modules) or IMAGES[0]
-    lines = find_requirements(modules - image.modules - {"numpy"}, image.row(server.release).cuda)
-    # In double quotes, since the whole script is in single ones.
-    install = f"pip install {' '.join(map(json.dumps, lines))} && " if lines else ""
-    uses_gpus = kinds & {_GPU, _MODEL} or any(c.backend in _ON_GPUS or _GPU_MODULES & {*c.requires} for c in members)
+    row = image.row(server.release)
+    ranks = {config.name: size for config in members if (size := _world_size(config)) > 1}
+    shared_memory = int(manifest.get("launch", {}).get("shared_memory", 0))
+    return Container(
+        repository=repository,
+        image=f"{REPOSITORY}:{server.version}-{image.suffix}",
+        python=row.python,
+        packages=find_requirements(modules - image.modules - {"numpy"}, row.cuda, row.python),
+        options=[*find_devices(members), f"--shm-size={max(_LEAST_MIB, -(-shared_memory // 2**20))}m", *_ULIMITS],
+        mounts=_mounts(manifest, named),
+        server=_launch(manifest, ranks, find_launch_flags(repository, cache_mib)),
+        num_ranks=max(ranks.values(), default=1),
+        num_stubs=_count_stubs(members),
+    )
+
+
+def container_command(
+    repository: Path,
+    *,
+    target: str = "",
+    host: str = "127.0.0.1",
+    ports: tuple[int, int, int] = (8000, 8001, 8002),
+    model_memory_mib: float = 0.0,
+    cache_mib: float = CACHE_MIB,
+) -> str:
+    """Return the shell command that serves a repository from NVIDIA's Triton alone, without shoal's service.
+
+    The ports for HTTP, gRPC and metrics are those of this machine, at the address ``host``; 0 is any free port. If
+    ``model_memory_mib`` is given, the container gets so many MiB for each process of a Python model, and as much for
+    Triton itself. See ``find_container`` for the others, and for the errors.
+    """
+    container = find_container(repository, target=target, cache_mib=cache_mib)
     address = f"[{host}]" if ":" in host else host.replace("localhost", "127.0.0.1")
     options = [
-        "--rm",
-        *(["--gpus all"] if uses_gpus else []),  # a subset would be renumbered inside
-        f"--shm-size={max(_LEAST_MIB, -(-int(manifest.get('launch', {}).get('shared_memory', 0)) // 2**20))}m",
-        *_ULIMITS,
-        *([f"--memory={_find_memory(members, model_memory_mib)}m"] if model_memory_mib else []),
+        *([f"--memory={int(model_memory_mib * (1 + container.num_stubs))}m"] if model_memory_mib else []),
         *(f"-p {address}:{port or ''}:{inside}" for port, inside in zip(ports, (8000, 8001, 8002), strict=True)),
-        *(f"--mount {shlex.quote(f'type=bind,src={path},dst={path},readonly')}" for path in _mounts(manifest, members)),
-        "-e PYTHONNOUSERSITE=1",
-        f"-v {shlex.quote(f'{repository.resolve()}:/models:ro')}",
-        f"{REPOSITORY}:{server.version}-{image.suffix}",
     ]
-    script = shlex.quote(f"{install}exec {_launch(manifest, members, find_launch_flags(repository, cache_mib))}")
-    return " \\\n  ".join([f"docker run {options[0]}", *options[1:], f"bash -c {script}"])
+    return container.show(options, f"{container.install()}exec {container.server}")
+
+
+def mount_option(source: Path | str, path: str, *, is_written: bool = False) -> str:
+    """Return the option of ``docker run`` that mounts a folder or a file of this machine at ``path``."""
+    return f"--mount {shlex.quote(f'type=bind,src={source},dst={path}' + ',readonly' * (not is_written))}"
 
 
 def choose_target(repository: Path, wanted: str = "") -> str:
@@ -123,44 +168,24 @@ def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
     return frozenset(config.requires).union(*needed)
 
 
-def _check_engine_paths(config: ModelConfig) -> None:
-    """Refuse a relative path of an engine, which NVIDIA's own commands have: it begins at the server's folder."""
-    for name in _ENGINES:
-        value = config.spec.parameters.get(name, "")
-        if value and not value.startswith(("/", "${")):
-            versions = config.folder.glob("[0-9]*")
-            inside = next((path for path in versions if path.parts[-2:] == Path(value).parts[-2:]), None)
-            right = f"/models/{'/'.join(inside.parts[-2:])}" if inside else "an absolute path"
-            what = f"{name} of {config.name} is {value}: a relative path, which leads nowhere in the container."
-            raise InputError(what, f"Write {right}.")
-
-
-def _find_memory(configs: Iterable[ModelConfig], each: float) -> int:
-    groups = [group for config in configs if config.backend == "python" for group in config.message.instance_group]
-    return int(each * (1 + sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups)))
-
-
-def _mounts(manifest: Mapping[str, Any], configs: Iterable[ModelConfig]) -> list[str]:
+def _mounts(manifest: Mapping[str, Any], named: Iterable[str]) -> list[str]:
     """Return the folders outside of the repository that its models read: environments, weights, tokenizers, engines."""
-    values = (value for config in configs for value in config.spec.parameters.values())
-    folders = {value for value in values if value.startswith("/") and Path(value).is_dir()}
-    folders |= {path for path in manifest.get("environments", {}).values() if path.startswith("/")}
+    folders = {*named, *(path for path in manifest.get("environments", {}).values() if path.startswith("/"))}
     if weights := manifest.get("weights"):
         folder = Path(weights["folder"])  # in the hub's cache, files are links into the folder two levels up
         folders.add(str(folder.parents[1] if weights["revision"] else folder))
     return sorted(path for path in folders if not any(str(parent) in folders for parent in Path(path).parents))
 
 
-def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: Iterable[str]) -> str:
+def _launch(manifest: Mapping[str, Any], ranks: Mapping[str, int], flags: Iterable[str]) -> str:
     """Return the command line of tritonserver: one process, or one for each rank of TensorRT-LLM's largest engine.
 
-    The form with several ranks is that of TensorRT-LLM's ``launch_triton_server.py``.
+    ``ranks`` are those of the models with several. The form is that of TensorRT-LLM's ``launch_triton_server.py``.
     """
     server = ["tritonserver", "--model-repository=/models"]
     if manifest:  # the configurations of other repositories may be incomplete
         server.append("--disable-auto-complete-config")
     server += flags
-    ranks = {config.name: size for config in configs if (size := _world_size(config)) > 1}
     if not ranks:
         return shlex.join([*server, "--model-control-mode=none"])
     loads = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in sorted(ranks))]
@@ -173,10 +198,16 @@ def _launch(manifest: Mapping[str, Any], configs: Iterable[ModelConfig], flags: 
 
 def _world_size(config: ModelConfig) -> int:
     """Return the number of processes of a TensorRT-LLM engine, from the engine's ``config.json``; 1 if unknown."""
-    folder = next((config.spec.parameters[name] for name in _ENGINES if config.spec.parameters.get(name)), "")
+    folder = next((config.spec.parameters[name] for name in ENGINES if config.spec.parameters.get(name)), "")
     folder = folder.replace("/models", str(config.folder.parent), 1) if folder.startswith("/models/") else folder
     try:
         about = read_json(config.folder / folder / "config.json") if folder else {}
         return int(about["pretrained_config"]["mapping"]["world_size"])
     except (OSError, ValueError, LookupError, TypeError):
         return 1
+
+
+def _count_stubs(configs: Iterable[ModelConfig]) -> int:
+    """Return the number of processes of Python models."""
+    groups = [group for config in configs if config.backend == "python" for group in config.message.instance_group]
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups)

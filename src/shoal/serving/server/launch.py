@@ -67,7 +67,8 @@ class Server:
             self.log = log or self._folder / "triton.log"
             self.beacons = self._folder / "beacons"  # heartbeat files of its components
             check_path_supported(self._folder)
-            runtime.write_backends(self._folder / "backends")
+            target = str(read_manifest(repository).get("target", ""))
+            self._backends = runtime.find_backends(self._folder / "backends", target)
             (self._folder / "empty").mkdir()
             self.beacons.mkdir()
             self._lease = Lease(self._folder)
@@ -104,7 +105,7 @@ class Server:
         http, grpc, metrics = ports
         return [
             f"--model-repository={self.repository}",
-            f"--backend-directory={self._folder / 'backends'}",
+            f"--backend-directory={self._backends}",
             f"--cache-directory={self._caches}",
             f"--backend-config=python,shm-region-prefix-name={find_prefix(self._folder)}",
             "--model-control-mode=none",

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.authoring.environment.embedded import DISTRIBUTION, STUB, VERSION, find_installed
+from shoal.authoring.environment.targets import EMBEDDED
 from shoal.errors import SetupError
 from shoal.kit.backends import BACKENDS
 
@@ -52,6 +53,18 @@ class Runtime:
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
         }
+
+    def find_backends(self, folder: Path, target: str) -> Path:
+        """Return the backend directory for a repository that was composed for ``target``, if for any.
+
+        It is the server's own if the server is laid out as in NVIDIA's images: with a stub in the Python backend's
+        folder, beside the other backends. A server from the wheel, another stub, and repositories for the embedded
+        server need copies, which are made in ``folder``.
+        """
+        if self.stub == self.python_backend / STUB and target != EMBEDDED:
+            return self.python_backend.parent
+        self.write_backends(folder)
+        return folder
 
     def write_backends(self, folder: Path) -> None:
         """Copy Triton's Python backend, and shoal's backends in Python, into the backend directory ``folder``.
