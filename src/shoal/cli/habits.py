@@ -68,12 +68,12 @@ ON_GPU = dict.fromkeys(
 _TLS = dict.fromkeys(
     ("--ssl-certfile", "--ssl-keyfile", "--ssl-cert", "--ssl-key"), "--tls-cert FILE --tls-key FILE, both of them"
 )
-_PRINT = "--print, without a value: it prints the command for docker"
+_PRINT = "--print, which prints a docker run, or --print dockerfile"
 _UNIT = f"{_PRINT}. A unit of systemd is in docs/serving.md, under systemd"
 _PROBES = f"{_PRINT}. Probes of Kubernetes are in docs/serving.md, under Containers"
 _PROXY = f"{_PRINT}. Settings of nginx and Caddy are in docs/keys.md, under Behind nginx or Caddy"
 _FORMS = {
-    **dict.fromkeys(("--print docker", "--print compose"), _PRINT),
+    **dict.fromkeys(("--print compose", "--dockerfile"), _PRINT),
     **dict.fromkeys(("--print systemd", "--systemd"), _UNIT),
     **dict.fromkeys(("--print k8s", "--print kubernetes", "--k8s", "--kubernetes"), _PROBES),
     **dict.fromkeys(("--print nginx", "--print caddy", "--nginx", "--caddy"), _PROXY),

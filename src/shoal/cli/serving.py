@@ -35,7 +35,7 @@ def _tell_left_out(context: typer.Context) -> None:
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in _PRINTED}
     given = {name for name, source in sources.items() if source and source.name in ("COMMANDLINE", "DEFAULT_MAP")}
     if left_out := [f"--{name}" for name, parameter in find_options(context).items() if parameter.name in given]:
-        ERR.print(f"Left out, since the container has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
+        ERR.print(f"Left out, since --bare has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,17 @@ class ServeAsked:
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
     ] = True
-    is_printed: Annotated[bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")] = (
-        False
-    )
+    printed: Annotated[
+        Literal["docker", "dockerfile"] | None,
+        typer.Option(
+            "--print",
+            metavar="[dockerfile]",
+            help="Print this service in NVIDIA's container instead: as a docker run, or as a Dockerfile.",
+        ),
+    ] = None
+    is_bare: Annotated[
+        bool, typer.Option("--bare", help="With --print, the command of NVIDIA's Triton alone, without this service.")
+    ] = False
     target: Annotated[
         str,
         typer.Option(
@@ -86,8 +94,9 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         from shoal.cli.serve_files import print_notes
 
         print_notes(context)
-    if asked.target and not asked.is_printed:
-        raise InputError("--target is for --print alone: shoal serve starts the server of this machine.")
+    for option, is_given in (("--target", asked.target), ("--bare", asked.is_bare)):
+        if is_given and not asked.printed:
+            raise InputError(f"{option} is for --print alone: shoal serve starts the server of this machine.")
     options = asked.options
     if len({options.http_port, options.grpc_port, options.metrics_port}) < 3:
         from shoal.cli.ports import move_ports
@@ -99,42 +108,50 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         refuse_ignored(context, "--print", "with --print-config")
         print_config(context)
         return
-    if asked.is_printed:
+    if asked.printed:
         from shoal.cli.serve_files import refuse_form
 
         refuse_form(context, asked.thing)
-        _refuse_printed(context, options)
-    listening = None if asked.is_printed else options
+        if asked.is_bare:
+            _refuse_bare(context, asked)
+    listening = None if asked.printed else options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
-    if asked.is_printed:
-        _print_container(context, repository, asked.target, options, is_checked=asked.is_checked)
+    if asked.printed:
+        _print_container(context, repository, asked, options)
         return
     _run(repository, options, asked.log, is_checked=asked.is_checked)
 
 
-def _refuse_printed(context: typer.Context, options: Options) -> None:
-    """Refuse options that the container cannot obey."""
-    refuse_ignored(context, "--audit", "with --print: the container has no proxy of shoal's that could write it")
-    if options.tls_cert:
+def _refuse_bare(context: typer.Context, asked: ServeAsked) -> None:
+    """Refuse what Triton alone cannot obey."""
+    refuse_ignored(context, "--audit", "with --bare: the container has no proxy of shoal's that could write it")
+    if asked.printed == "dockerfile":
+        raise InputError("--bare has no Dockerfile: NVIDIA's image is the whole of it.", "Type: --print --bare")
+    if asked.options.tls_cert:
         raise InputError(
-            "--tls-cert has no effect with --print: Triton has no TLS over HTTP.",
+            "--tls-cert has no effect with --bare: Triton has no TLS over HTTP.",
             "Leave it out, and put a proxy with TLS in front of the container.",
         )
 
 
-def _print_container(
-    context: typer.Context, repository: Path, target: str, options: Options, *, is_checked: bool
-) -> None:
-    """Print the command that serves a repository in NVIDIA's container."""
-    from shoal.serving.server.container import choose_target, container_command
+def _print_container(context: typer.Context, repository: Path, asked: ServeAsked, options: Options) -> None:
+    """Print the service of a repository in NVIDIA's container, or Triton alone."""
+    from shoal.cli.serve_files import find_given
+    from shoal.serving.server.container import choose_target, container_command, find_container
+    from shoal.serving.server.service_container import service_command, service_dockerfile
 
-    _tell_left_out(context)
-    ports = (options.http_port, options.grpc_port, options.metrics_port)
-    memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
-    command = container_command(repository, target=target, host=options.host, ports=ports, **memory)
-    if is_checked:
+    target = asked.target
+    if asked.is_bare:
+        _tell_left_out(context)
+        ports = (options.http_port, options.grpc_port, options.metrics_port)
+        memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
+        shown = container_command(repository, target=target, host=options.host, ports=ports, **memory)
+    else:
+        show = service_dockerfile if asked.printed == "dockerfile" else service_command
+        shown = show(find_container(repository, target=target), find_given(context), options)
+    if asked.is_checked:
         _check(repository, choose_target(repository, target), "printed")
-    for line in command.splitlines():
+    for line in shown.splitlines():
         OUT.print(line, soft_wrap=True, markup=False)
 
 

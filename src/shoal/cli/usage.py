@@ -16,6 +16,7 @@ from typer.main import get_command
 
 _USAGE_ERROR: Any = BadParameter.__base__  # of what typer raises for arguments; typer does not export it
 _KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
+_OPTIONAL = {"--print": ("docker", "dockerfile")}  # values of options that may be left out, the first by default
 
 
 def _name_kinds(params: list[Any], context: Any) -> list[Any]:
@@ -29,6 +30,15 @@ def _name_kinds(params: list[Any], context: Any) -> list[Any]:
     return params
 
 
+def _complete(args: Sequence[str]) -> list[str]:
+    """Return the arguments with the value of an option whose value was left out, which typer does not support."""
+    found = list[str]()
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        values = _OPTIONAL.get(word, ())
+        found += [word, *(values[:1] if after not in values else ())]
+    return found
+
+
 class Command(TyperCommand):
     """Command whose help names kinds of values."""
 
@@ -40,7 +50,7 @@ class Command(TyperCommand):
         """Parse the arguments; options of other tools, and missing arguments, are refused with what to type."""
         ctx.allow_extra_args = True  # they are refused here
         try:
-            extra = super().parse_args(ctx, [*args])
+            extra = super().parse_args(ctx, _complete(args))
         except _USAGE_ERROR as error:
             from shoal.cli.habits import advise
 

@@ -164,6 +164,7 @@ def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
         return frozenset()
     kinds = {group.kind for group in config.message.instance_group}
     found = (find_imports(path.parent) for path in config.folder.glob("[0-9]*/model.py"))
+    is_beside_gpu = is_beside_gpu and bool(config.calls or not config.gets_host_inputs)
     needed = (each.find_needed(on_gpu=_GPU in kinds, is_beside_gpu=is_beside_gpu) for each in found)
     return frozenset(config.requires).union(*needed)
 
