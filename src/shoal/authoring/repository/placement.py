@@ -46,7 +46,8 @@ def place(config: ModelConfig, plan: Plan, *, why_host: str = "") -> Any:
         for tensor in message.input if config.mask else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
     is_ours = config.backend in PYTHON_BASED_BACKENDS or is_component(read_code(config))
-    is_on_host = bool(plan.gpus) and all(group.kind == group.KIND_CPU for group in message.instance_group)
+    uses_gpus = bool(plan.gpus) or any(settings.gpus for settings in plan.tuning.values())
+    is_on_host = uses_gpus and all(group.kind == group.KIND_CPU for group in message.instance_group)
     if is_ours and is_on_host and config.backend == "python":
         message.parameters.pop(HOST_INPUTS, None)  # Triton copies what comes from a GPU; the component needs no CuPy
     elif is_ours and HOST_INPUTS not in message.parameters:  # otherwise Triton would copy their inputs to the host
