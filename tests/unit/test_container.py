@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.authoring.composition.compose import compose
 from shoal.authoring.environment.targets import LATEST
-from shoal.authoring.repository.plan import Plan
+from shoal.authoring.repository.plan import Plan, Tuning
 from shoal.cli import app
 from shoal.errors import InputError
 from shoal.serving.server.container import container_command
-from tests.support.containers import find_installed
+from tests.support.containers import KIND, engine, find_installed, native, write
 from tests.support.planted import MODEL, config
-
-KIND = "instance_group [ {{ kind: {} }} ]"
-ON_HOST = KIND.format("KIND_CPU")
-
-
-def write(repository: Path, name: str, text: str, code: str = "") -> Path:
-    """Write a model by hand: no manifest, and a configuration as people write it."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
-    if code:
-        (repository / name / "1" / "model.py").write_text(code, encoding="utf-8")
-    return repository
-
-
-def native(backend: str, more: str = ON_HOST) -> str:
-    return f'backend: "{backend}"\nmax_batch_size: 0\n{more}\n'
-
-
-def engine(folder: Path, ranks: int) -> str:
-    """Write an engine's description; return the configuration of a model on TensorRT-LLM."""
-    folder.mkdir()
-    about = {"pretrained_config": {"mapping": {"world_size": ranks, "tp_size": ranks}}}
-    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
-    return native("tensorrtllm", f'parameters {{ key: "gpt_model_path" value {{ string_value: "{folder}" }} }}')
 
 
 def printed(*arguments: str | Path) -> Result:
@@ -201,14 +178,15 @@ def test_mistakes_are_printed_first(tmp_path: Path) -> None:
 
 def test_options_of_serve_are_obeyed_or_named(tmp_path: Path) -> None:
     write(tmp_path, "m", config("m"), MODEL)
-    said = printed(tmp_path, "--http-port", "9000", "--grpc-port", "0", "--model-memory-mib", "500", "--max-wait", "3")
+    given = "--bare --http-port 9000 --grpc-port 0 --model-memory-mib 500 --max-wait 3"
+    said = printed(tmp_path, *given.split())
     assert "-p 127.0.0.1:9000:8000" in said.stdout
     assert "-p 127.0.0.1::8001" in said.stdout
     assert "-p 127.0.0.1:8002:8002" in said.stdout
     assert "--memory=1000m" in said.stdout  # Triton's own, and one process of m
-    assert "Left out, since the container has no proxy of shoal's: --max-wait" in said.stderr
+    assert "Left out, since --bare has no proxy of shoal's: --max-wait" in said.stderr
     assert said.stdout == container_command(tmp_path, ports=(9000, 0, 8002), model_memory_mib=500) + "\n"
-    said = printed(tmp_path, "--host", "::", "--open")
+    said = printed(tmp_path, "--host", "::", "--open", "--bare")
     assert "-p [::]:8000:8000" in said.stdout
     assert said.stderr == ""
     assert "without a key" in str(printed(tmp_path, "--host", "0.0.0.0").exception)
@@ -219,10 +197,56 @@ def test_releases_that_are_not_known(tmp_path: Path) -> None:
     said = printed(tmp_path, "--target", "99.12")
     assert "tritonserver:99.12-py3" in said.stdout
     assert "warning: Release 99.12 is not known: it is taken to be like 26.11, the newest that is." in said.stderr
-    assert printed(tmp_path, "--target", "22.11").stderr == ""
+    assert "tritonserver:22.11-py3" in (said := printed(tmp_path, "--target", "22.11", "--bare")).stdout
+    assert said.stderr == ""
     for name in ("22.10", "26.13", "next"):
         assert f"Unknown target '{name}'. Known: embedded, or a release from 22.11 on" in str(
             printed(tmp_path, "--target", name).exception
         )
-    alone = CliRunner().invoke(app, ["serve", str(tmp_path), "--target", "26.06"])
-    assert "--target is for --print alone" in str(alone.exception)
+    for option in (["--target", "26.06"], ["--bare"]):
+        alone = CliRunner().invoke(app, ["serve", str(tmp_path), *option])
+        assert f"{option[0]} is for --print alone" in str(alone.exception)
+
+
+def test_packages_for_an_older_python(tmp_path: Path) -> None:
+    """Versions within shoal's bounds do not exist for it."""
+    write(tmp_path, "m", config("m"), f"import transformers\nimport vllm\nimport cudf\n{MODEL}")
+    assert find_installed(container_command(tmp_path, target="23.08")) == ["cudf-cu12", "transformers", "vllm"]
+    (tmp_path / "m" / "1" / "model.py").write_text(f"import transformers\n{MODEL}", encoding="utf-8")
+    assert find_installed(container_command(tmp_path, target="24.11"))[0].startswith("transformers>=")
+
+
+@pytest.mark.parametrize("placed", [{"placement": "hybrid"}, {"tuning": {"cuml": Tuning(gpus=(0,))}}])
+def test_components_on_the_host_beside_a_gpu(placed: dict[str, Any], artifacts: Path, tmp_path: Path) -> None:
+    plan = Plan(target="26.06", **placed)
+    command = container_command(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
+    assert find_installed(command) == ["array-api-compat>=1.11", "tokenizers>=0.21"]
+    assert "--gpus all" in command
+
+
+def write_arguments(repository: Path, **arguments: str) -> Path:
+    """Write a model on vLLM's backend, with its model.json."""
+    write(repository, "vllm_model", native("vllm", "instance_group [ { kind: KIND_MODEL } ]"))
+    (repository / "vllm_model" / "1" / "model.json").write_text(json.dumps(arguments), encoding="utf-8")
+    return repository
+
+
+def test_folders_and_devices_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, compiled = tmp_path / "weights", tmp_path / "rbln-llama"
+    weights.mkdir()
+    compiled.mkdir()
+    command = container_command(write_arguments(tmp_path / "hub", model="org/name"), target="26.06")
+    assert "--gpus all" in command
+    assert "--mount" not in command
+    given = {"model": str(weights), "tokenizer": str(weights), "compiled_model_dir": str(compiled), "device": "rbln"}
+    command = container_command(write_arguments(tmp_path / "npu", **given), target="26.06")
+    assert "--privileged" in command
+    assert "--gpus" not in command
+    for folder in (weights, compiled):
+        assert f"--mount type=bind,src={folder},dst={folder},readonly" in command
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    for number, relative in enumerate(("./weights", "org/name")):
+        made = write_arguments(tmp_path / f"relative{number}", model=relative)
+        with pytest.raises(InputError, match=rf"model of vllm_model is {relative}: a relative path.*an absolute path"):
+            container_command(made, target="26.06")

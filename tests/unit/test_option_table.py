@@ -81,7 +81,7 @@ REFUSED = {
     "generate --set top_k=1 --set top_k=2 text": "--set top_k=... is given twice.",
     "quickstart --llm --data a.csv": "--data has no effect with --llm, whose model is made on the spot.",
     "quickstart --llm --encoder e": "--encoder has no effect with --llm, whose model is made on the spot.",
-    "serve r --print --audit a": "--audit has no effect with --print: the container has no proxy of shoal's",
+    "serve r --print --bare --audit a": "--audit has no effect with --bare: the container has no proxy of shoal's",
     "bench r --text-column a": "--text-column has no effect without --inputs.",
     "bench r --column a=b": "--column has no effect without --inputs.",
     "env build r.txt --engine venv --channel c": "--channel has no effect with --engine venv, which has no conda.",

@@ -6,20 +6,16 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from shoal.cli.console import ERR, OUT
 from shoal.clients.keys import VARIABLE
 from shoal.errors import InputError, suggest
-
-if TYPE_CHECKING:
-    from shoal.serving.server.service_container import Given
 from shoal.system.files import read_text
 
 _NOT_IN_FILES = ("thing", "task", "name", "config", "printed", "is_bare", "is_config_printed", "target", "help")
-_WRITTEN = ("audit", "log")  # options whose files the service writes
 CONFIG = "shoal.toml"
 
 
@@ -69,34 +65,6 @@ def print_config(context: typer.Context) -> None:
             OUT.print(f"{name} = {shown}", soft_wrap=True, markup=False, highlight=False)
 
 
-def find_given(context: typer.Context) -> Given:
-    """Return the options that are given, on the command line or in a file, for a service in a container.
-
-    Raises:
-        InputError: a file that an option names does not exist, or is in no folder.
-    """
-    from shoal.serving.server.service_container import FILES, Given
-
-    words, folders = list[str](), dict[Path, bool]()
-    for name, parameter in find_options(context).items():
-        source, value = context.get_parameter_source(parameter.name), context.params[parameter.name]
-        if not source or source.name not in ("COMMANDLINE", "DEFAULT_MAP"):
-            continue
-        if isinstance(value, bool):
-            words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
-        elif isinstance(value, Path):
-            path, is_written = value.resolve(), name in _WRITTEN
-            if not (path.parent.is_dir() if is_written else path.is_file()):
-                raise InputError(
-                    f"--{name} {value}: there is no {'folder of that file' if is_written else 'such file'}."
-                )
-            folders[path.parent] = folders.get(path.parent, False) or is_written
-            words += [f"--{name}", f"{FILES}{path}"]
-        else:
-            words += [word for each in (value if parameter.multiple else [value]) for word in (f"--{name}", str(each))]
-    return Given(words, folders)
-
-
 def print_notes(context: typer.Context) -> None:
     """Name the variables and the file that look like options of the service, and have no effect."""
     if os.environ.get(VARIABLE) and not (context.params["keys"] or context.params["printed"]):
@@ -113,16 +81,6 @@ def print_notes(context: typer.Context) -> None:
     if options:
         has = "has" if len(options) == 1 else "have"
         _note(f"{', '.join(options)} {has} no effect: give {', '.join(options.values())}")
-
-
-def refuse_form(context: typer.Context, thing: Path) -> None:
-    """Refuse a form that was meant as the value of ``--print``, and was taken as the thing to serve."""
-    if not thing.exists():
-        from shoal.cli.habits import OPTIONS
-
-        habit = f"--print {thing}"
-        if habit in OPTIONS["serve"]:
-            context.fail(f"No such option: {habit}. Type: {OPTIONS['serve'][habit]}")
 
 
 def _note(text: str) -> None:

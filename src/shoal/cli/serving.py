@@ -10,13 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.console import ERR, OUT, check_target, plain, refuse_ignored
+from shoal.cli.console import OUT, check_target, plain, refuse_ignored
 from shoal.cli.making import find_or_make
 from shoal.cli.records import takes_record
 from shoal.errors import InputError
 from shoal.serving.gateway.options import Addresses, Options
-
-_PRINTED = ("host", "http_port", "grpc_port", "metrics_port", "is_open", "model_memory_mib", "is_checked")
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -26,16 +24,6 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
         read_config(context, path)
     return path
-
-
-def _tell_left_out(context: typer.Context) -> None:
-    """Name the options that are given, and that the container has nothing for."""
-    from shoal.cli.serve_files import find_options
-
-    sources = {name: context.get_parameter_source(name) for name in context.params if name not in _PRINTED}
-    given = {name for name, source in sources.items() if source and source.name in ("COMMANDLINE", "DEFAULT_MAP")}
-    if left_out := [f"--{name}" for name, parameter in find_options(context).items() if parameter.name in given]:
-        ERR.print(f"Left out, since --bare has no proxy of shoal's: {', '.join(left_out)}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -109,50 +97,15 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         print_config(context)
         return
     if asked.printed:
-        from shoal.cli.serve_files import refuse_form
+        from shoal.cli.serve_printed import print_container, refuse_printed
 
-        refuse_form(context, asked.thing)
-        if asked.is_bare:
-            _refuse_bare(context, asked)
+        refuse_printed(context, asked)
     listening = None if asked.printed else options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
     if asked.printed:
-        _print_container(context, repository, asked, options)
+        print_container(context, repository, asked, options)
         return
     _run(repository, options, asked.log, is_checked=asked.is_checked)
-
-
-def _refuse_bare(context: typer.Context, asked: ServeAsked) -> None:
-    """Refuse what Triton alone cannot obey."""
-    refuse_ignored(context, "--audit", "with --bare: the container has no proxy of shoal's that could write it")
-    if asked.printed == "dockerfile":
-        raise InputError("--bare has no Dockerfile: NVIDIA's image is the whole of it.", "Type: --print --bare")
-    if asked.options.tls_cert:
-        raise InputError(
-            "--tls-cert has no effect with --bare: Triton has no TLS over HTTP.",
-            "Leave it out, and put a proxy with TLS in front of the container.",
-        )
-
-
-def _print_container(context: typer.Context, repository: Path, asked: ServeAsked, options: Options) -> None:
-    """Print the service of a repository in NVIDIA's container, or Triton alone."""
-    from shoal.cli.serve_files import find_given
-    from shoal.serving.server.container import choose_target, container_command, find_container
-    from shoal.serving.server.service_container import service_command, service_dockerfile
-
-    target = asked.target
-    if asked.is_bare:
-        _tell_left_out(context)
-        ports = (options.http_port, options.grpc_port, options.metrics_port)
-        memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
-        shown = container_command(repository, target=target, host=options.host, ports=ports, **memory)
-    else:
-        show = service_dockerfile if asked.printed == "dockerfile" else service_command
-        shown = show(find_container(repository, target=target), find_given(context), options)
-    if asked.is_checked:
-        _check(repository, choose_target(repository, target), "printed")
-    for line in shown.splitlines():
-        OUT.print(line, soft_wrap=True, markup=False)
 
 
 def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bool) -> None:
@@ -168,7 +121,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
     if not os.environ.get(SERVER_VARIABLE):
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
     if is_checked:
-        _check(repository)
+        refuse_mistakes(repository)
     from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
     def tell(at: Addresses, folder: Path) -> None:
@@ -179,7 +132,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         raise typer.Exit(code)
 
 
-def _check(repository: Path, target: str = "", verb: str = "started") -> None:
+def refuse_mistakes(repository: Path, target: str = "", verb: str = "started") -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
     A forked process finds them: what it loads for this is not in the process that serves afterwards.

@@ -33,9 +33,9 @@ def _name_kinds(params: list[Any], context: Any) -> list[Any]:
 def _complete(args: Sequence[str]) -> list[str]:
     """Return the arguments with the value of an option whose value was left out, which typer does not support."""
     found = list[str]()
-    for word, after in zip(args, [*args[1:], ""], strict=True):
+    for place, word in enumerate(args):
         values = _OPTIONAL.get(word, ())
-        found += [word, *(values[:1] if after not in values else ())]
+        found += [word, *(() if {*args[place + 1 : place + 2]} & {*values} else values[:1])]
     return found
 
 

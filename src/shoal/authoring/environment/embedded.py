@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder
+NAME = "embedded"  # as a target
 DISTRIBUTION, VERSION = "nvidia-pytriton", "0.7.0"  # the wheel of the embedded server
 
 

@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from shoal.authoring.environment.embedded import NAME
 from shoal.authoring.environment.stub import Version, parse_version, read_binary
 from shoal.errors import InputError
 
 Release: TypeAlias = tuple[int, int]  # (26, 6) is 26.06
 Versions: TypeAlias = tuple[tuple[Version, Version], ...]  # ranges: from, and up to
 
-EMBEDDED = "embedded"
+EMBEDDED = NAME
 EMBEDDED_RELEASE = (24, 10)  # release in the wheel nvidia-pytriton 0.7.0
 FIRST_SIDE_BY_SIDE = (26, 5)  # first release that survives a failure of one of several parallel ensemble steps
 FIRST_FOLDER = (23, 7)  # python_backend's pull request 266: EXECUTION_ENV_PATH may be a folder

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.authoring.environment.embedded import DISTRIBUTION, STUB, VERSION, find_installed
-from shoal.authoring.environment.targets import EMBEDDED
+from shoal.authoring.environment.embedded import DISTRIBUTION, NAME, STUB, VERSION, find_installed
 from shoal.errors import SetupError
 from shoal.kit.backends import BACKENDS
 
@@ -61,7 +60,7 @@ class Runtime:
         folder, beside the other backends. A server from the wheel, another stub, and repositories for the embedded
         server need copies, which are made in ``folder``.
         """
-        if self.stub == self.python_backend / STUB and target != EMBEDDED:
+        if self.stub == self.python_backend / STUB and target != NAME:
             return self.python_backend.parent
         self.write_backends(folder)
         return folder
