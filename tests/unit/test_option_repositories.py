@@ -104,7 +104,7 @@ TABLE: Table = {
     "env fit --target": Both("env fit numpy-2.tar.gz", "", "--target 26.06"),
     "env fit --json": Both("env fit numpy-2.tar.gz", "", "--json"),
     "serve --print": Both("serve warned", "--print", "--print-config"),
-    "serve --bare": Both("serve warned --print", "", "--bare"),
+    "serve --bare": Both("serve forest --print --no-check", "", "--bare"),
     "serve --target": Both("serve forest --print --no-check", "--target 26.06", "--target 25.08"),
     "serve --cache-mib": Both("serve forest --print --no-check", "--cache-mib 1", "--cache-mib 2"),
     "serve --print-config": Both("serve warned --http-port 1", "--print", "--print-config"),

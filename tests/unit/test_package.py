@@ -77,9 +77,9 @@ SERVE = """
 import sys
 from pathlib import Path
 import shoal.cli
-from shoal.cli.serving import _print_pipelines, refuse_mistakes
+from shoal.cli.serving import _check, _print_pipelines
 from shoal.serving.gateway.options import Addresses, Options
-refuse_mistakes(Path(sys.argv[1]))
+_check(Path(sys.argv[1]))
 import shoal.serving.gateway.run
 _print_pipelines(Path(sys.argv[1]), Options(), Addresses(*["127.0.0.1:8001"] * 3))
 print(*(name for name in sys.modules if name.split(".")[0] == "shoal"))

@@ -6,56 +6,52 @@ from pathlib import Path
 
 import typer
 
-from shoal.cli.console import ERR, OUT, refuse_ignored
+from shoal.cli.console import ERR, refuse_ignored
 from shoal.cli.serve_files import find_options
-from shoal.cli.serving import ServeAsked, refuse_mistakes
 from shoal.errors import InputError
 from shoal.serving.gateway.container import FILES, Given, service_command, service_dockerfile
 from shoal.serving.gateway.options import Options
-from shoal.serving.server.container import choose_target, container_command, find_container
+from shoal.serving.server.container import container_command, find_container
 
 _WRITTEN = ("audit", "log")  # options whose files the service writes
 _OF_BARE = frozenset("host http_port grpc_port metrics_port is_open model_memory_mib cache_mib is_checked".split())
 
 
-def refuse_printed(context: typer.Context, asked: ServeAsked) -> None:
+def refuse_printed(context: typer.Context) -> None:
     """Refuse an unknown form, and what Triton alone cannot obey.
 
     Raises:
         InputError: an option has no effect with ``--bare``.
     """
-    _refuse_form(context, asked.thing)
-    if not asked.is_bare:
+    given = context.params
+    _refuse_form(context, given["thing"])
+    if not given["is_bare"]:
         return
     refuse_ignored(context, "--audit", "with --bare: the container has no proxy of shoal's that could write it")
-    if asked.printed == "dockerfile":
+    if given["printed"] == "dockerfile":
         raise InputError("--bare has no Dockerfile: NVIDIA's image is the whole of it.", "Type: --print --bare")
-    if asked.options.tls_cert:
+    if given["tls_cert"]:
         raise InputError(
             "--tls-cert has no effect with --bare: Triton has no TLS over HTTP.",
             "Leave it out, and put a proxy with TLS in front of the container.",
         )
 
 
-def print_container(context: typer.Context, repository: Path, asked: ServeAsked, options: Options) -> None:
-    """Print the service of a repository in NVIDIA's container, or Triton alone.
+def show_container(context: typer.Context, repository: Path, options: Options) -> str:
+    """Return the form that is asked for: the service of a repository in NVIDIA's container, or Triton alone.
 
     Raises:
-        InputError: the repository has mistakes, or cannot be served there.
+        InputError: the repository cannot be served there, or a file that an option names does not exist.
     """
-    target = asked.target
-    if asked.is_bare:
+    given = context.params
+    target = given["target"]
+    if given["is_bare"]:
         _tell_left_out(context)
         ports = (options.http_port, options.grpc_port, options.metrics_port)
         memory = {"model_memory_mib": options.model_memory_mib, "cache_mib": options.cache_mib}
-        shown = container_command(repository, target=target, host=options.host, ports=ports, **memory)
-    else:
-        show = service_dockerfile if asked.printed == "dockerfile" else service_command
-        shown = show(find_container(repository, target=target), _find_given(context), options)
-    if asked.is_checked:
-        refuse_mistakes(repository, choose_target(repository, target), "printed")
-    for line in shown.splitlines():
-        OUT.print(line, soft_wrap=True, markup=False)
+        return container_command(repository, target=target, host=options.host, ports=ports, **memory)
+    show = service_dockerfile if given["printed"] == "dockerfile" else service_command
+    return show(find_container(repository, target=target), _find_given(context), options)
 
 
 def _refuse_form(context: typer.Context, thing: Path) -> None:

@@ -97,15 +97,26 @@ def serve(context: typer.Context, asked: ServeAsked) -> None:
         print_config(context)
         return
     if asked.printed:
-        from shoal.cli.serve_printed import print_container, refuse_printed
+        from shoal.cli.serve_printed import refuse_printed
 
-        refuse_printed(context, asked)
+        refuse_printed(context)
     listening = None if asked.printed else options
     repository = find_or_make(asked.thing, task=asked.task or "", name=asked.name, listening=listening)
     if asked.printed:
-        print_container(context, repository, asked, options)
+        _print_container(context, repository, asked, options)
         return
     _run(repository, options, asked.log, is_checked=asked.is_checked)
+
+
+def _print_container(context: typer.Context, repository: Path, asked: ServeAsked, options: Options) -> None:
+    from shoal.cli.serve_printed import show_container
+    from shoal.serving.server.container import choose_target
+
+    shown = show_container(context, repository, options)
+    if asked.is_checked:
+        _check(repository, choose_target(repository, asked.target), "printed")
+    for line in shown.splitlines():
+        OUT.print(line, soft_wrap=True, markup=False)
 
 
 def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bool) -> None:
@@ -121,7 +132,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
     if not os.environ.get(SERVER_VARIABLE):
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
     if is_checked:
-        refuse_mistakes(repository)
+        _check(repository)
     from shoal.serving.gateway.run import run_service  # after the check, whose process would have a copy
 
     def tell(at: Addresses, folder: Path) -> None:
@@ -132,7 +143,7 @@ def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bo
         raise typer.Exit(code)
 
 
-def refuse_mistakes(repository: Path, target: str = "", verb: str = "started") -> None:
+def _check(repository: Path, target: str = "", verb: str = "started") -> None:
     """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
 
     A forked process finds them: what it loads for this is not in the process that serves afterwards.
