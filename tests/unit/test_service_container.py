@@ -15,7 +15,7 @@ from shoal.cli import app
 from shoal.errors import SetupError
 from shoal.serving.gateway import container as service_container
 from shoal.serving.gateway.container import find_source
-from tests.support.containers import engine, write
+from tests.support.containers import engine, native, write
 from tests.support.planted import MODEL, config
 
 
@@ -78,8 +78,14 @@ def test_what_cannot_work_is_not_printed(given: str, message: str, repository: P
     assert re.match(message, str(serve(repository, "--print", *given.split()).exception))
 
 
-def test_an_engine_of_several_ranks_has_no_service(tmp_path: Path) -> None:
-    made = write(tmp_path / "r", "tensorrt_llm", engine(tmp_path / "engine", 2))
+def test_models_without_a_service(tmp_path: Path) -> None:
+    made = write(tmp_path / "v", "vllm_model", native("vllm", ""))
+    said = serve(made, "--print", "--no-check")
+    assert str(said.exception).startswith("vllm_model declares no inputs or no outputs, which shoal's service reads")
+    tensors = "".join(
+        f'{kind} [ {{ name: "{kind}" data_type: TYPE_FP32 dims: [ 1 ] }} ]\n' for kind in ("input", "output")
+    )
+    made = write(tmp_path / "r", "tensorrt_llm", engine(tmp_path / "engine", 2) + tensors)
     said = serve(made, "--print", "--no-check", "--target", "25.12")
     assert str(said.exception).startswith("The engine needs 2 processes of Triton, and shoal's service starts one.")
     assert "mpirun" in serve(made, "--print", "--bare", "--no-check", "--target", "25.12").stdout

@@ -140,13 +140,18 @@ def _find_patience(options: Options) -> int:
 
 
 def _check_service(container: Container) -> None:
-    """Refuse an image whose Python is too old for shoal, and an engine that ``mpirun`` starts."""
+    """Refuse an image whose Python is too old for shoal, and models that the service cannot serve."""
     bare = "print the command of Triton alone: --print --bare"
     if parse_version(container.python) < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise InputError(
             f"shoal needs Python {oldest} or newer; {container.image} has {container.python}.",
             f"Use --target 24.12 or newer; or {bare}",
+        )
+    if container.undeclared:
+        raise InputError(
+            f"{container.undeclared[0]} declares no inputs or no outputs, which shoal's service reads in config.pbtxt.",
+            f"Declare them; or {bare}",
         )
     if container.num_ranks > 1:
         raise InputError(

@@ -35,6 +35,7 @@ class Container:
     ``image`` has its tag, ``python`` is the version of its Python. ``packages`` are lines for pip, ``options`` those of
     ``docker run`` for memory and devices, and ``mounts`` folders outside of the repository. ``server`` is the command
     line of Triton alone, with ``num_ranks`` processes; ``num_stubs`` is the number of Python models' processes.
+    ``undeclared`` are the models whose inputs or outputs Triton must complete.
     """
 
     repository: Path
@@ -46,6 +47,7 @@ class Container:
     server: str
     num_ranks: int
     num_stubs: int
+    undeclared: list[str]
 
     def show(self, options: Iterable[str], script: str) -> str:
         """Return the ``docker run`` that runs a script for bash, in several lines; ``options`` are further ones."""
@@ -103,6 +105,7 @@ def find_container(repository: Path, *, target: str = "", cache_mib: float = CAC
         server=_launch(manifest, ranks, find_launch_flags(repository, cache_mib)),
         num_ranks=max(ranks.values(), default=1),
         num_stubs=_count_stubs(members),
+        undeclared=[config.name for config in members if not (config.spec.inputs and config.spec.outputs)],
     )
 
 
