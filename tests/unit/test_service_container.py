@@ -104,6 +104,7 @@ def test_a_dockerfile(repository: Path) -> None:
     (pinned,) = [line for line in lines if "printf" in line]
     assert "'aiohttp>=" in pinned
     assert "PyYAML" in pinned
+    assert "--python-version 3.12 --no-emit-package numpy requirements.in -o requirements.txt" in text
     assert f"-p 9002:9002 --mount type=bind,src={repository.parent},dst=/mnt{repository.parent},readonly IMAGE" in text
     command = json.loads(lines[-1].removeprefix("CMD "))
     assert command[:5] == ["shoal", "serve", "/models", "--metrics-port", "9002"]

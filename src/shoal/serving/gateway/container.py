@@ -82,7 +82,8 @@ def service_dockerfile(container: Container, given: Given, options: Options) -> 
     wheel = f"shoal-{about.version}-py3-none-any.whl"
     own = [line for line in about.requires or () if "extra ==" not in line]
     lines = shlex.join(dict.fromkeys([*own, *container.packages]))
-    pin = f"uv pip compile --generate-hashes --python-version {container.python} requirements.in"
+    kept = " ".join(f"--no-emit-package {module.replace('_', '-')}" for module in sorted(container.modules))
+    pin = f"uv pip compile --generate-hashes --python-version {container.python} {kept} requirements.in"
     published = [f"-p {port}:{port}" for port in ports]
     mounts = [*(mount_option(path, path) for path in container.mounts), *given.mounts]
     stop = f"--stop-timeout={_find_patience(options)}"

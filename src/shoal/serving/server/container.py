@@ -32,15 +32,16 @@ _ULIMITS = ("--ulimit memlock=-1", "--ulimit stack=67108864")
 class Container:
     """NVIDIA's container of a release for one repository, which is mounted at ``/models``.
 
-    ``image`` has its tag, ``python`` is the version of its Python. ``packages`` are lines for pip, ``options`` those of
-    ``docker run`` for memory and devices, and ``mounts`` folders outside of the repository. ``server`` is the command
-    line of Triton alone, with ``num_ranks`` processes; ``num_stubs`` is the number of Python models' processes.
-    ``undeclared`` are the models whose inputs or outputs Triton must complete.
+    ``image`` has its tag, ``python`` is the version of its Python, ``modules`` are those that it has. ``packages`` are
+    lines for pip, ``options`` those of ``docker run`` for memory and devices, and ``mounts`` folders outside of the
+    repository. ``server`` is the command line of Triton alone, with ``num_ranks`` processes; ``num_stubs`` is the
+    number of Python models' processes. ``undeclared`` are the models whose inputs or outputs Triton must complete.
     """
 
     repository: Path
     image: str
     python: str
+    modules: frozenset[str]
     packages: list[str]
     options: list[str]
     mounts: list[str]
@@ -85,21 +86,22 @@ def find_container(repository: Path, *, target: str = "", cache_mib: float = CAC
     check_backends(members, server.name)
     kinds = {group.kind for config in members for group in config.message.instance_group}
     needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
-    for name in (name for name, needed in needs.items() if "shoal" in needed):
+    for name in (name for name, each in needs.items() if "shoal" in each):
         raise InputError(
             f"Model {name} imports shoal, of which it has no copy, and the image has none either.",
             f"Compose it: shoal compose {name} REPOSITORY --project FOLDER --target {server.version}",
         )
-    modules = frozenset[str]().union(*needs.values())
-    image = server.find_image({config.backend for config in members} & BACKENDS, modules) or IMAGES[0]
-    row = image.row(server.release)
+    needed = frozenset[str]().union(*needs.values())
+    image = server.find_image({config.backend for config in members} & BACKENDS, needed) or IMAGES[0]
+    row, modules = image.row(server.release), image.modules | {"numpy"}
     ranks = {config.name: size for config in members if (size := _world_size(config)) > 1}
     shared_memory = int(manifest.get("launch", {}).get("shared_memory", 0))
     return Container(
         repository=repository,
         image=f"{REPOSITORY}:{server.version}-{image.suffix}",
         python=row.python,
-        packages=find_requirements(modules - image.modules - {"numpy"}, row.cuda, row.python),
+        modules=modules,
+        packages=find_requirements(needed - modules, row.cuda, row.python),
         options=[*find_devices(members), f"--shm-size={max(_LEAST_MIB, -(-shared_memory // 2**20))}m", *_ULIMITS],
         mounts=_mounts(manifest, named),
         server=_launch(manifest, ranks, find_launch_flags(repository, cache_mib)),
