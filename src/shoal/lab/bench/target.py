@@ -1,4 +1,4 @@
-"""What is measured: pipelines in repositories, and models of servers that run already."""
+"""Subjects of a measurement: pipelines in repositories, and models of servers that run already."""
 
 from __future__ import annotations
 
