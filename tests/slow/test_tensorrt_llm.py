@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import tritonclient.grpc as triton
 from tokenizers import Tokenizer
@@ -35,6 +36,7 @@ from shoal.clients.llm.dialects import TensorrtLlm
 from shoal.errors import InputError, ShoalError
 from shoal.kit.component.spec import TensorSpec
 from shoal.kit.generation.pieces import Piece
+from shoal.kit.generation.trtllm import REFUSED
 from shoal.lab.tiny_llm import make_tiny
 from shoal.serving.server.launch import serve
 from tests.conftest import Scale
@@ -45,6 +47,17 @@ from tests.support.trtllm import FOLDERS, PROMPTS, SWAP
 OWN = "SHOAL_TENSORRTLLM_BACKEND"
 MODELS = ["ensemble", "tensorrt_llm_bls"]
 NEW = 20
+REFUSALS: dict[str, Any] = {
+    "decoder_text_input": ["A"], "prompt_embedding_table": np.zeros((1, 2, 2), np.float16),
+    "prompt_table_extra_id": [1], "prompt_vocab_size": [2], "return_context_logits": [True],
+    "return_generation_logits": [True], "return_perf_metrics": [True], "return_kv_cache_reuse_stats": [True],
+    "image_url_input": ["file:a.png"], "use_draft_logits": [True],
+}  # fmt: skip
+EACH_REFUSED = [
+    (model, name, value)
+    for name, value in REFUSALS.items()
+    for model in (MODELS if not name.startswith(("image", "use")) else MODELS[1:])
+]
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +182,48 @@ def test_shoals_client_asks_these_models(model: str, client: Client, service: Se
         llm.generate([{"role": "user", "content": "A"}], max_tokens=NEW)
 
 
+def test_each_input_that_is_refused_is_asked_for() -> None:
+    assert REFUSALS.keys() == REFUSED.keys()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_settings_under_the_names_of_older_releases(model: str, client: Client) -> None:
+    """As the clients of releases up to 0.19 send them, with the flags that they leave at false."""
+    prompt, drawn = PROMPTS[0], {"temperature": 0.9, "top_k": 7}
+    flags = {name: [False] for name in REFUSALS if name.startswith("return")}
+    given = {name: [value] for name, value in drawn.items()}
+    for more in ({"seed": 3}, {"seed": 4, "min_tokens": NEW}):
+        older = {{"seed": "random_seed", "min_tokens": "min_length"}[name]: [value] for name, value in more.items()}
+        assert ask(client, model, [prompt], **given, **older, **flags) == [[answer(client, prompt, **drawn, **more)]]
+    with pytest.raises(InputError, match=f"min_tokens is {NEW + 1}"):
+        ask(client, model, [prompt], min_length=[NEW + 1])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_openais_completions(model: str, service: Service, client: Client, texts: dict[str, str]) -> None:
+    with openai.OpenAI(base_url=f"http://{service.http}/v1", api_key="none") as asking:
+        served = {each.id: each.to_dict()["serves"] for each in asking.models.list()}[model]
+        assert served == ["/v1/completions"]
+        prompt = PROMPTS[0]
+        whole = asking.completions.create(model=model, prompt=[prompt, PROMPTS[1]], max_tokens=NEW)
+        assert [choice.text for choice in whole.choices] == [texts[prompt], texts[PROMPTS[1]]]
+        expected = Llm(client, "llm_bls").generate(prompt, max_tokens=NEW, temperature=0)
+        assert whole.choices[0].finish_reason == expected.finish_reason
+        pieces = list(asking.completions.create(model=model, prompt=prompt, max_tokens=NEW, stream=True))
+        assert "".join(piece.choices[0].text for piece in pieces) == texts[prompt]
+        assert len(pieces) > 2
+        stop = texts[prompt][8:10]
+        stopped = asking.completions.create(model=model, prompt=prompt, max_tokens=NEW, stop=stop, seed=3)
+        assert stopped.choices[0].text == texts[prompt][: texts[prompt].index(stop)]
+        assert stopped.choices[0].finish_reason == "stop"
+        assert stopped.usage is not None
+        assert stopped.usage.prompt_tokens == expected.num_input_tokens
+        with pytest.raises(openai.BadRequestError, match=f"{model} does not serve /v1/chat/completions. It serves /v1"):
+            asking.chat.completions.create(model=model, messages=[{"role": "user", "content": "A"}])
+        with pytest.raises(openai.BadRequestError, match=r"no default for max_tokens\. Send max_tokens"):
+            asking.completions.create(model=model, prompt=prompt)
+
+
 def test_names_of_settings_in_older_releases() -> None:
     names = ("text_input", "max_tokens", "beam_width", "random_seed", "min_length")
     dialect = TensorrtLlm([TensorSpec(name, "TYPE_INT32", (1,)) for name in names])
@@ -239,6 +294,8 @@ def test_log_probabilities(model: str, is_streaming: bool, client: Client) -> No
         ("tensorrt_llm_bls", {"beam_width": [2]}, "beam_width is 2, and answers have one beam"),
         ("ensemble", {"num_return_sequences": [2]}, "num_return_sequences is 2, and answers have one"),
         ("ensemble", {"lora_task_id": [1]}, "the weights are those of the model's folder, without LoRA"),
+        *((model, {name: value}, f"The request has {name}, and ") for model, name, value in EACH_REFUSED),
+        *((model, {"seed": [1], "random_seed": [1]}, "has seed and random_seed, which are the s") for model in MODELS),
         ("tensorrt_llm_bls", {"num_draft_tokens": [2]}, "cannot perform speculative decoding without draft model"),
         ("tensorrt_llm_bls", {"image_input": np.zeros((1, 1, 3, 2, 2), np.float16)}, "no multimodal encoder"),
         (
@@ -256,11 +313,14 @@ def test_errors_come_before_the_final_answer(
         list(client.stream(model, {"text_input": ["A cat"], "max_tokens": [NEW], **given}))
     if model == "ensemble":
         return
-    kinds = {"beam_width": np.int32, "num_draft_tokens": np.int32, "lora_task_id": np.uint64}
+    tensors = {each.name: each for each in client.describe(model).inputs}
     arrays: dict[str, Any] = {
         "text_input": np.array([[b"A cat"]], object),
         "max_tokens": np.array([[NEW]], np.int32),
-        **{name: np.array([value], kinds[name]) if name in kinds else value for name, value in given.items()},
+        **{
+            name: np.array([value], tensors[name].numpy_dtype) if isinstance(value, list) else value
+            for name, value in given.items()
+        },
     }
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with triton.InferenceServerClient(service.grpc.split("//")[-1]) as raw:

@@ -58,6 +58,13 @@ def make(inputs: str, outputs: str, api: str = "", rows: int = 4) -> ModelConfig
         ),
         (TEXT, "text_output:STRING finish_reason:STRING", "", "none", ()),
         ("text_input:STRING sampling_parameters:STRING", "text_output:STRING", "", "language", ("/v1/completions",)),
+        (
+            "text_input:STRING max_tokens:INT32 beam_width?:INT32",
+            "text_output:STRING:-1",
+            "",
+            "language",
+            ("/v1/completions",),
+        ),
         ("text_input:STRING", "text_output:STRING", "", "none", ()),
     ],
 )

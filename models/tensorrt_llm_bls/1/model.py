@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal import Arrays, Completions, Context, Parameters, Stream, StreamingComponent
 from shoal.kit.generation.answers import join_rows, split_rows
-from shoal.kit.generation.trtllm import LOG_PROBS, BlsSettings, engine_request, query
+from shoal.kit.generation.trtllm import LOG_PROBS, BlsSettings, accept, engine_request, query
 
 
 class TensorrtLlmBls(StreamingComponent):
@@ -29,6 +29,7 @@ class TensorrtLlmBls(StreamingComponent):
 
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
         models, settings, spec = self.context.models, self.settings, self.context.spec
+        inputs = accept(inputs)
         is_streaming = spec.is_decoupled and bool(np.any(inputs.get("stream", False)))
         preprocessed = models.infer(settings.prompt, query(inputs))
         rows, request = settings.open_rows(self.completions, preprocessed), engine_request(inputs, preprocessed)

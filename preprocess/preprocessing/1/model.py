@@ -9,6 +9,7 @@ class TensorrtLlmPreprocessing(Component):
     """Turn a text into the token ids and word lists that an engine takes, under TensorRT-LLM's names."""
 
     library = "numpy"
+    optional_outputs = frozenset({"OUT_MIN_TOKENS", "OUT_SEED"})
 
     def setup(self, context: Context) -> None:
         self.preprocessing = Preprocessing.read(Parameters(context.spec))

@@ -20,6 +20,7 @@ _MOST_LABELS = 2**20  # bytes of the file
 _LANGUAGE = (  # inputs and outputs of models that write text
     ({"text_input", "stream"}, {"text_output", "finish_reason"}),  # llm, llm_bls
     ({"text_input", "sampling_parameters"}, {"text_output"}),  # NVIDIA's vLLM backend
+    ({"text_input", "max_tokens", "beam_width"}, {"text_output"}),  # TensorRT-LLM's ensemble and tensorrt_llm_bls
     ({"prompt"}, {"generated_text"}),  # llamav2
 )
 _CHATS = {"messages", "prompt"}  # inputs of those that take chats

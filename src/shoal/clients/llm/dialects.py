@@ -54,6 +54,10 @@ class Dialect:
         found = [_read(answer, name) for name in ("text_output", *Piece._fields[1:4])]
         return Piece._make([*found, *_read_log_probs(answer)])
 
+    def find_reason(self, last: Piece) -> str:  # noqa: ARG002
+        """Return why an answer ended that says no reason; ``last`` is its last piece."""
+        return "stop"
+
     def check_end(self, last: Piece | None) -> None:
         """Raise ``ServerError`` if ``last`` is not the end of an answer."""
         if last is None or not last.finish_reason:
@@ -134,6 +138,7 @@ class TensorrtLlm(Vllm):
         self._check_known(given)
         if "max_tokens" not in given:
             raise InputError("TensorRT-LLM's models have no default for max_tokens.", "Send max_tokens.")
+        self._max_tokens = given["max_tokens"]
         wanted = [name for name in ("exclude_input_in_output", *_RETURNS) if name in self._names]
         return {
             "text_input": [prompt],
@@ -141,6 +146,10 @@ class TensorrtLlm(Vllm):
             **{name: [True] for name in wanted},
             **{name: [value] for name, value in given.items()},
         }
+
+    def find_reason(self, last: Piece) -> str:
+        """Return ``length`` if the answer has all tokens that it may have."""
+        return "length" if last.num_output_tokens >= self._max_tokens else "stop"
 
 
 _VARIABLES = "chat_template_kwargs"

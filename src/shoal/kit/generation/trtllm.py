@@ -15,7 +15,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Array, Arrays
 from shoal.kit.generation.completions import Completions, TextStream
-from shoal.kit.generation.contract import MAX_WORDS, pack_words, unpack_words
+from shoal.kit.generation.contract import ALIASES, MAX_WORDS, pack_words, unpack_words
 from shoal.kit.generation.pieces import Piece
 from shoal.kit.generation.prompts import Prompts, stack_words
 from shoal.kit.generation.weights import find_weights, read_folder
@@ -26,16 +26,41 @@ def _read_pairs(text: str) -> dict[str, str]:
 
 
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
-# Inputs of preprocessing, and those of the component prompt.
-_QUERY = _read_pairs("""QUERY=text_input REQUEST_OUTPUT_LEN=max_tokens BAD_WORDS_DICT=bad_words
-    STOP_WORDS_DICT=stop_words MIN_TOKENS=min_tokens RETURN_NUM_OUTPUT_TOKENS=return_num_output_tokens
-    EMBEDDING_BIAS_WORDS=embedding_bias_words EMBEDDING_BIAS_WEIGHTS=embedding_bias_weights""")
+# Inputs of preprocessing whose names, in lower case, are not those of ensemble.
+_QUERY = _read_pairs("""QUERY=text_input DECODER_QUERY=decoder_text_input REQUEST_OUTPUT_LEN=max_tokens
+    BAD_WORDS_DICT=bad_words STOP_WORDS_DICT=stop_words""")
+_PROMPT = """text_input max_tokens bad_words stop_words min_tokens return_num_output_tokens embedding_bias_words
+    embedding_bias_weights""".split()  # inputs of the component prompt
+# Inputs of NVIDIA's ensemble and tensorrt_llm_bls that requests may not have; of flags, false is taken.
+_WHY_REFUSED = {
+    "prompts are texts, without embeddings": "prompt_embedding_table prompt_table_extra_id prompt_vocab_size",
+    "the model is a decoder, without an encoder": "decoder_text_input image_url_input",
+    "logits are not returned": "return_context_logits return_generation_logits",
+    "measurements are on the server's metrics": "return_perf_metrics return_kv_cache_reuse_stats",
+    "there is no draft model": "use_draft_logits",
+}
+REFUSED = {name: why for why, names in _WHY_REFUSED.items() for name in names.split()}
 _IDS = _read_pairs("""INPUT_ID=input_ids REQUEST_INPUT_LEN=input_lengths REQUEST_OUTPUT_LEN=request_output_len
     BAD_WORDS_IDS=bad_words_list""")
 COUNTS = ("num_input_tokens", "num_output_tokens")
 _TOKENS = {"TOKENS_BATCH": "output_ids", "SEQUENCE_LENGTH": "sequence_length"}
 _NO_TOKENS = np.zeros((1, 1, 0), np.float32)
 _TRUE = ("true", "yes", "1", "t")  # of a parameter, in NVIDIA's code
+
+
+def accept(inputs: Arrays) -> dict[str, Array]:
+    """Return the inputs of a request to ``ensemble`` or ``tensorrt_llm_bls``, under the names of the last releases.
+
+    Raises:
+        InputError: the request has an input that is refused, or a setting under both of its names.
+    """
+    for name, why in REFUSED.items():
+        if name in inputs and (inputs[name].dtype != np.bool_ or np.any(inputs[name])):
+            raise InputError(f"The request has {name}, and {why}.", "Leave it out.")
+    for name, own in ALIASES.items():
+        if name in inputs and own in inputs:
+            raise InputError(f"The request has {own} and {name}, which are the same setting.", "Send one of them.")
+    return {ALIASES.get(name, name): array for name, array in inputs.items() if name not in REFUSED}
 
 
 def read_filled(parameters: Parameters, name: str) -> str:
@@ -74,18 +99,19 @@ class Preprocessing:
         ``CARRY`` is as long in all rows, since NVIDIA's backend divides the bytes of texts by the number of rows.
 
         Raises:
-            InputError: a value cannot be used; the message has the row, if there are several.
+            InputError: an input is refused, or a value cannot be used; the message has the row, if there are several.
         """
-        found = self.prompts.requests({own: inputs[name] for name, own in _QUERY.items() if name in inputs})
-        rows = len(inputs["QUERY"])
-        is_one = "END_ID" in inputs or not self._end_ids
-        ends = inputs.get("END_ID", np.full((rows, 1), self._end_ids[0] if self._end_ids else -1, np.int32))
+        given = accept({_QUERY.get(name, name.lower()): array for name, array in inputs.items()})
+        found = self.prompts.requests({name: given[name] for name in _PROMPT if name in given})
+        rows = len(given["text_input"])
+        is_one = "end_id" in given or not self._end_ids
+        ends = given.get("end_id", np.full((rows, 1), self._end_ids[0] if self._end_ids else -1, np.int32))
         stops = found["stop_words_list"]
         if further := [] if is_one else self._end_ids[1:]:
             words = [[*unpack_words(each, "stop_words"), *([end] for end in further)] for each in stops]
             stops = stack_words([pack_words(each[-MAX_WORDS:]) for each in words])  # postprocessing has all texts
-        excludes = inputs.get("EXCLUDE_INPUT_IN_OUTPUT", np.full((rows, 1), self._excludes_input))
-        begins = ~excludes & ~inputs.get("STREAM", np.zeros((rows, 1), np.bool_))  # with the prompt
+        excludes = given.get("exclude_input_in_output", np.full((rows, 1), self._excludes_input))
+        begins = ~excludes & ~given.get("stream", np.zeros((rows, 1), np.bool_))  # with the prompt
         passthroughs = [
             _read_passthrough(found["carry"][row, 0], begins_with_prompt=bool(begins[row, 0])) for row in range(rows)
         ]
@@ -97,8 +123,9 @@ class Preprocessing:
             "STOP_WORDS_IDS": stops,
             "EMBEDDING_BIAS": np.pad(bias, ((0, 0), (0, missing))),
             "OUT_END_ID": ends,
-            "OUT_PAD_ID": inputs.get("PAD_ID", np.full((rows, 1), self._pad_id, np.int32)),
+            "OUT_PAD_ID": given.get("pad_id", np.full((rows, 1), self._pad_id, np.int32)),
             "OUT_EXCLUDE_INPUT_IN_OUTPUT": excludes,
+            **{f"OUT_{name.upper()}": given[name] for name in ("min_tokens", "seed") if name in given},
             "CARRY": np.array([[text.ljust(width)] for text in passthroughs], np.object_),
         }
 
@@ -205,11 +232,12 @@ class BlsSettings:
 
     @staticmethod
     def check(inputs: Arrays) -> None:
-        """Check that a request needs neither a draft model nor an encoder.
+        """Check that a request needs neither a draft model nor an encoder, and has no other input that is refused.
 
         Raises:
             InputError: it does.
         """
+        accept(inputs)
         is_speculative = "num_draft_tokens" in inputs and bool((np.asarray(inputs["num_draft_tokens"]) > 0).any())
         if is_speculative and "image_input" in inputs:
             raise InputError("Multimodal and speculative decoding is not currently supported.", "Send one of them.")

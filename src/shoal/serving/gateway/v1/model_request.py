@@ -178,7 +178,7 @@ class ModelRequest:
         """Return the last piece of a complete answer of a model that gives no reason."""
         if last is None or last.finish_reason or self._find_cut(dialect, last):
             return None
-        return last._replace(text="", logprobs=(), finish_reason="stop")
+        return last._replace(text="", logprobs=(), finish_reason=dialect.find_reason(last))
 
     # --- other models ----------------------------------------------------------------------------------------------
 
