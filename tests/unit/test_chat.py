@@ -115,3 +115,7 @@ def test_settings_that_a_model_lacks_are_named() -> None:
     settings = {"chat_template_kwargs": {"tools": [], "tool_choice": "auto"}}
     with pytest.raises(InputError, match=r"has no setting chat_template_kwargs \(tools, tool_choice\)\. Leave it out"):
         llamav2.to_inputs("A", settings, is_streaming=False)
+    chat = [{"role": "user", "content": "A"}]
+    assert llamav2.to_inputs(chat, {}, is_streaming=False) == {"prompt": ["A"]}
+    with pytest.raises(InputError, match=r"takes one message: it has no input history\. Send it alone"):
+        llamav2.to_inputs([{"role": "system", "content": "B"}, *chat], {}, is_streaming=False)

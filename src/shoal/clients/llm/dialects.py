@@ -79,6 +79,8 @@ class Llamav2(Dialect):
         if isinstance(prompt, str):
             return {"prompt": [prompt], **inputs}
         *before, last = prompt
+        if before and "history" not in self._names:
+            raise InputError("The model takes one message: it has no input history.", "Send it alone, or ask llm.")
         return {"prompt": [last["content"]], **({"history": [_to_json(before)]} if before else {}), **inputs}
 
     def read(self, answer: Mapping[str, Any]) -> Piece:
