@@ -28,7 +28,9 @@ from tests.support.accelerator import PretendedDevice
 from tests.support.families import make_family
 from tests.support.generate import prompts, wait_for
 from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
 
+LLAMAV2 = ROOT / "models" / "llamav2"
 SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1.0, "runtime_top_p": 1.0},
     {"temperature": 0.7, "runtime_top_k": 20},
@@ -124,6 +126,29 @@ def test_a_model_that_fails_fails_its_requests(folder: Path, monkeypatch: pytest
         monkeypatch.setattr(type(model), "forward", whole)
         wait_for(there.is_ready, 30)
         assert len(tokens_of(there.stream(token_inputs([5, 6], 8)))) == 8
+
+
+@pytest.mark.parametrize("batched", [1, 8])
+def test_llamav2s_texts_are_the_hosts(batched: int, folder: Path) -> None:
+    texts = [f"What is {number} about a river?" for number in range(8)]
+    given = {
+        "prompt": np.array([[text.encode()] for text in texts], np.object_),
+        "temperature": np.array([[0.0], [1.0]] * 4, np.float32),
+        "seed": np.arange(8, dtype=np.uint64)[:, None],
+    }
+
+    def answer(device: Device) -> list[bytes]:
+        with open_engine(folder, LLAMAV2, device, max_tokens="12", top_k="0") as component:
+            assert component.model.device.type == ("cpu" if device.kind == "cpu" else "pretend")
+            parts = [
+                {name: array[start : start + batched] for name, array in given.items()}
+                for start in range(0, 8, batched)
+            ]
+            return [text for found in component.process(parts) for text in found["generated_text"].ravel().tolist()]
+
+    found = answer(PretendedDevice())
+    assert found == answer(Device())
+    assert len({*found}) > 1
 
 
 @pytest.mark.parametrize("name", ["mistral", *verified("opt")])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -26,7 +27,10 @@ from shoal.lab.tiny_llm import make_tiny
 from shoal.system.machine import Gpu
 from tests.support.families import make_family
 from tests.support.llm import ENGINE, open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
 from tests.support.torchao import add_torchao
+
+LLAMAV2 = ROOT / "models" / "llamav2"
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,23 @@ def test_tokens_are_those_of_the_same_models_generate(folder: Path) -> None:
         with open_engine(folder, quantize="int8", dtype="float32", batching=batching) as engine:
             streams = [engine.stream(token_inputs(ids, 12)) for _ in range(3)]
             assert [tokens_of(stream) for stream in streams] == [right[0, len(ids) :].tolist()] * 3
+
+
+def test_llamav2_in_eight_bits(folder: Path, tmp_path: Path) -> None:
+    """The text is that of the quantised model's own ``generate``; without a GPU, compose refuses it."""
+    model = load_model(find_weights(folder), "float32", quantized="int8")
+    prompt = {"prompt": np.array([[b"What do cats do?"]], np.object_), "temperature": np.array([[0.0]], np.float32)}
+    with open_engine(folder, LLAMAV2, quantize="int8", max_tokens="12", repetition_penalty="1") as component:
+        assert weigh(component.model) == weigh(model)
+        (request,) = component.requests(prompt)
+        ids, ends = list(request.ids), list(request.end_ids)
+        right = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=ends)
+        (answer,) = component.process([prompt])
+        assert answer["generated_text"].item().decode() == component.tokenizer.decode(right[0, len(ids) :].tolist())
+    with pytest.raises(ArtifactError, match=r"llamav2 is on the host.*Compose with --placement gpu\."):
+        compose("llamav2", tmp_path / "r", weights=folder, quantize="int8")
+    repository = compose("llamav2", tmp_path / "r", weights=folder, quantize="int8", plan=Plan(placement="gpu"))
+    assert read_configs(repository)["llamav2"].spec.parameters["quantize"] == "int8"
 
 
 @pytest.mark.parametrize(

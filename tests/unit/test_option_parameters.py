@@ -181,6 +181,7 @@ ENTRIES: dict[tuple[str, str], Piece | Config | Elsewhere] = {
         "one", "two",
         {"TOKENS_BATCH": np.array([[[70, 71, 72]]], np.int32), "SEQUENCE_LENGTH": np.array([[3]], np.int32)},
     ),
+    ("llamav2", "quantize"): Elsewhere("slow/test_quantised.py::test_llamav2_in_eight_bits"),
     ("llm-hf", "quantize"): Elsewhere("slow/test_quantised.py::test_tokens_are_those_of_the_same_models_generate"),
     ("tensorrt_llm_bls", "accumulate_tokens"): Elsewhere("slow/test_tensorrt_llm.py::test_accumulated_tokens"),
     ("tensorrt_llm_bls", "model"): Piece("one", "nowhere"),

@@ -42,7 +42,7 @@ from tests.support.tokenizers import byte_level
 SHIPPED = {name: config for name, config in find_model_folders().items() if not config.is_ensemble}
 PYTHON = sorted(name for name, config in SHIPPED.items() if config.backend == "python" and not config.requires)
 ON_HOST = {
-    "checked_text", "completion", "image", "label", "llamav2", "llm-onnx", "llm_bls", "pair_tokenizer",
+    "checked_text", "completion", "image", "label", "llm-onnx", "llm_bls", "pair_tokenizer",
     "postprocessing", "preprocessing", "prompt", "tensorrt_llm_bls", "tokenizer", "top_k", "word_counts",
 }  # fmt: skip
 NVIDIAS = {"tensorrt_llm", "trtllm-llmapi", "vllm"}  # on backends, or with code, that are not here
@@ -337,10 +337,8 @@ def test_gpus_that_an_engine_cannot_take_together_are_refused(gpus: tuple[int, .
 
 
 def test_a_pipeline_with_an_engine_on_two_gpus_is_composed_without_a_warning(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"none of the models computes on a GPU \(llamav2: its code .* --placement cpu"
-    ):
-        compose("llamav2", tmp_path / "r", weights=weights, plan=GPUS)
+    with pytest.raises(InputError, match=r"none of the models computes on a GPU \(prompt: its code .* --placement cpu"):
+        compose("prompt", tmp_path / "r", weights=weights, plan=GPUS)
     swap = {"llm-hf": "llm-vllm"}
     repository = compose("llm", tmp_path / "r", weights=weights, plan=GPUS, swap=swap)
     placed = {

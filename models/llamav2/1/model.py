@@ -9,15 +9,16 @@ import numpy as np
 from shoal import Arrays, Component, Context, InputError, Parameters, Prompts, Sampling, TokenRequest, find_weights
 from shoal.kit.generation.chats import llama2, read_messages
 from shoal.kit.generation.contract import as_python
-from shoal.kit.generation.engines.loading import DTYPES, load_model
+from shoal.kit.generation.engines.loading import DTYPES, find_place, load_model
 from shoal.kit.generation.engines.rows import continue_rows
 from shoal.kit.generation.tokenizer import read_model_tokenizer
+from shoal.kit.generation.weights import QUANTIZED
 
 
 class Llamav2(Component):
     """Answer users' messages with a Llama 2 chat model, a whole batch with one call of ``generate``."""
 
-    library = "numpy"
+    library = "engine"
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
@@ -28,15 +29,14 @@ class Llamav2(Component):
         self.sampling = Sampling(temperature, top_k, parameters.number("top_p", 1.0), penalty, seed).check()
         self.tokenizer = read_model_tokenizer(self.weights.folder)
         self.prompts = Prompts(self.tokenizer, llama2, context=self.weights.context, vocabulary=self.weights.vocabulary)
-        self.model = load_model(self.weights, parameters.choice("dtype", DTYPES), context.num_threads)
+        dtype, kind = parameters.choice("dtype", DTYPES), parameters.choice("quantize", QUANTIZED)
+        self.model = load_model(self.weights, dtype, context.num_threads, find_place(context.device), quantized=kind)
 
     def requests(self, inputs: Arrays) -> list[TokenRequest]:
         values = zip(*(array.ravel() for array in inputs.values()), strict=True)
         return [self.request(**dict(zip(inputs, map(as_python, row), strict=True))) for row in values]
 
-    def request(
-        self, prompt: bytes, history: bytes = b"", max_tokens: int | None = None, **settings: float
-    ) -> TokenRequest:
+    def request(self, prompt: bytes, history: bytes = b"", max_tokens: int | None = None, **own: float) -> TokenRequest:
         before = read_messages(self.prompts.decode(history, "history"), "history") if history else []
         if self.system and not (before and before[0]["role"] == "system"):
             before.insert(0, {"role": "system", "content": self.system})
@@ -46,7 +46,7 @@ class Llamav2(Component):
         wanted = min(self.max_tokens, room) if max_tokens is None else max_tokens
         if not 1 <= wanted <= room:
             raise InputError(f"max_tokens is {wanted}, and the prompt leaves {room}.", f"Send from 1 to {room}.")
-        return TokenRequest(tuple(ids), wanted, self.weights.end_ids, replace(self.sampling, **settings).check(wanted))
+        return TokenRequest(tuple(ids), wanted, self.weights.end_ids, replace(self.sampling, **own).check(wanted))
 
     def check(self, inputs: Arrays) -> None:
         self.requests(inputs)

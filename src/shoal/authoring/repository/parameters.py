@@ -117,7 +117,7 @@ TABLE = tuple(Parameter(*row) for row in (
      "Weights and tokenizer; empty until shoal compose --weights writes it."),
     ("multimodal_encoders_name", "nothing", "", COMPONENT, "tensorrt_llm_bls", "Of NVIDIA's own model: refused here."),
     ("otherwise", "text", "", COMPONENT, "label", "Label of a row whose scores are all below `least`."),
-    ("quantize", "none, int8 or int4", "none", COMPONENT, "llm-hf",
+    ("quantize", "none, int8 or int4", "none", COMPONENT, "llamav2, llm-hf",
      "Bits of a weight, by torchao; int4 needs a GPU; shoal compose --quantize writes it."),
     ("repetition_penalty", _NUMBER, "1.1", COMPONENT, "llamav2", "Penalty of tokens that were generated before."),
     ("resize", _WHOLE, "256", COMPONENT, "image", "Shorter side before the centre is cut out; 0: it is not."),

@@ -33,7 +33,8 @@ def _quantize(model: Model) -> Findings:
     elif kind != NONE and any(group.kind == group.KIND_CPU for group in groups):
         slow = {INT4: "computes in 4 bits on no processor"}.get(kind, "is slower there in 8 bits than in FP32")
         what = f"{model.name} is on the host, and its weights in {kind} are for an NVIDIA GPU: torchao {slow}."
-        yield QUANTIZE.at(place, what, f"Compose with --engine openvino --quantize {kind}, or with --placement gpu.")
+        other = f"--engine openvino --quantize {kind}, or with " if "slots" in model.parameters else ""  # an engine
+        yield QUANTIZE.at(place, what, f"Compose with {other}--placement gpu.")
 
 
 def _memory(model: Model, repository: Repository) -> Findings:

@@ -15,7 +15,7 @@ from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
 def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int]]:
     """Return the new tokens of each request, with its own settings and random numbers.
 
-    ``model`` is a decoder on the host. In FP32, a row's tokens do not depend on the other rows.
+    ``model`` is a decoder, on any device. In FP32, a row's tokens do not depend on the other rows.
 
     Raises:
         ServerError: the model's logits are not finite.
@@ -33,12 +33,12 @@ def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int
         tokens = [token for token, _ in choose(logits, rows)]
         if min(tokens) < 0:
             raise ServerError(*NOT_FINITE)
-        chosen = torch.tensor(tokens)[:, None]
+        chosen = torch.tensor(tokens, device=logits.device)[:, None]
         return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
 
     found = model.generate(
-        ids,
-        attention_mask=mask,
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
         max_new_tokens=max(request.max_tokens for request in requests),
         do_sample=False,
         eos_token_id=list(end_ids) or None,
