@@ -44,6 +44,15 @@ TRAPS = (
     "batch:9", "triton_max_batch_size:sixty", "preprocessing_instance_count:1", "tokenizer_dir:x,",
     "tokenizer_dir:x, triton_max_batch_size:8", "tokenizer_dir:hf://meta/llama",
 )  # fmt: skip
+# Lines of a guide to TensorRT-LLM, by model.
+GUIDE = {
+    "preprocessing": "tokenizer_dir:/w,tokenizer_type:auto,triton_max_batch_size:64,preprocessing_instance_count:1",
+    "postprocessing": "tokenizer_dir:/w,tokenizer_type:auto,triton_max_batch_size:64,postprocessing_instance_count:1",
+    "tensorrt_llm_bls": "triton_max_batch_size:64,decoupled_mode:true,bls_instance_count:1",
+    "ensemble": "triton_max_batch_size:64",
+    "tensorrt_llm": "triton_backend:tensorrtllm,triton_max_batch_size:64,decoupled_mode:true,engine_dir:/e,"
+    "max_queue_delay_microseconds:10000,batching_strategy:inflight_fused_batching",
+}
 PLACES = re.compile(r"^[^#\n]*\$\{(\w+)\}", re.MULTILINE)
 
 
@@ -108,6 +117,26 @@ def test_filled_repositories_have_no_mistakes(clone: Path, tmp_path: Path) -> No
     repositories = [tmp_path / "engine", *(clone / "all_models").glob("llmapi")]
     found = {(f.rule.id, f.place.path.name) for each in repositories for f in check(each)}
     assert found <= {("text-opened-as-ascii", "model.py")}  # true: json.load(open(...)) without an encoding
+
+
+@pytest.mark.parametrize("model", GUIDE)
+def test_the_refusals_of_a_guides_lines_say_what_to_type(model: str, clone: Path, tmp_path: Path) -> None:
+    """Typed so, they fill the template, but for the output that the ensemble of 0.19 lists twice."""
+    path = tmp_path / model / "config.pbtxt"
+    path.parent.mkdir()
+    shutil.copy(clone / "all_models" / "inflight_batcher_llm" / model / "config.pbtxt", path)
+    values, options = GUIDE[model], list[str]()
+    for _ in range(4):
+        done = CliRunner().invoke(app, ["fill", "-i", str(path), values, *options])
+        if done.exit_code == 0:
+            break
+        refused = str(done.exception)
+        values = values.replace("tokenizer_type:auto,", "") if "Leave it out" in refused else values
+        values += f",{added[1]}" if (added := re.search(r"Add (\w+:[\w:,]+)", refused)) else ""
+        options = ["--keep-unset"] if "--keep-unset" in refused else options
+        path.write_text(leave_out_second(path.read_text(encoding="utf-8")), encoding="utf-8")
+    assert done.exit_code == 0, done.exception
+    assert "tokenizer_type" not in values
 
 
 @pytest.mark.parametrize("values", TRAPS)

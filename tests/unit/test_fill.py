@@ -78,8 +78,8 @@ def test_a_template_is_filled(template: Path) -> None:
 
 def test_placeholders_in_quotes_may_be_kept(template: Path) -> None:
     assert run(template, GOOD.removesuffix(",images:"))[2] == (
-        f"{template}:15: ${{images}} gets no value. Give each a value, such as images:VALUE. In quotes, an empty one"
-        " (images:) means the default of NVIDIA's models; --keep-unset leaves them all."
+        f"{template}:15: ${{images}} gets no value. Add --keep-unset, or an empty value (images:): NVIDIA's models then"
+        " have their defaults."
     )
     code, printed, _ = run(template, GOOD.removesuffix(",images:"), "--keep-unset")
     assert (code, '"${images}"' in printed, "$$TRITON" in printed) == (0, True, True)
@@ -89,10 +89,12 @@ def test_placeholders_in_quotes_may_be_kept(template: Path) -> None:
     ("values", "message"),
     [
         ("rows:8,decoupled:true", r":12: \$\{dtype\} gets no value, nor do \$\{tokenizer_dir\} \(line 14\), "),
+        ("rows:8,decoupled:true", r"fill_template\.py leaves dtype outside of quotes, which Triton cannot read\. A"),
+        ("rows:8", r"Add decoupled:VALUE,dtype:VALUE; for those in quotes, --keep-unset, or an empty value \(tok"),
         (f"{GOOD},batch:9", r"config.pbtxt has no placeholder \$\{batch\} outside of comments\. Known: rows, max_"),
         (f"{GOOD},rowz:9", r"no placeholder \$\{rowz\} outside of comments\. Did you mean rows\?"),
         (f"{GOOD},in_a_comment:9", r"no placeholder \$\{in_a_comment\} outside of comments\."),
-        (f"{GOOD},tokenizer_type:auto", r"\$\{tokenizer_type\} outside of comments\. TensorRT-LLM removed it: the tok"),
+        (f"{GOOD},tokenizer_type:auto", r"\$\{tokenizer_type\} outside of comments\. TensorRT-LLM removed it, and fi"),
         (GOOD.replace("/data/a:b", "hf://a/b"), r":14: tokenizer_dir of preprocessing is hf://a/b; the model opens a"),
         (f"{GOOD},", r"There is an empty item in '.*,images:,': a comma ends the list, or follows another\."),
         (GOOD.replace(",d", ", d", 1), r"A space stands beside the key ' decoupled'\. Write decoupled: without the sp"),

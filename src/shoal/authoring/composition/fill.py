@@ -21,8 +21,12 @@ from shoal.system.files import read_text, replace_file
 
 # As in fill_template.py: keys that have a value without being given one.
 DEFAULTS = {"max_queue_size": "0", "max_queue_delay_microseconds": "0"}
-REMOVED = {"tokenizer_type": "TensorRT-LLM removed it: the tokenizer's files say its type. Leave it out."}
+REMOVED = {
+    "tokenizer_type": "TensorRT-LLM removed it, and fill_template.py fails at it: the files say it. Leave it out."
+}
 _PLACE = re.compile(r"\$\$(?!\{)|\$\{[^{}\n]*\}|\$[A-Za-z_][A-Za-z_0-9]*")
+_IS_DTYPE = re.compile(r"data_?type$")
+_MOST_NAMED = 4  # of the further placeholders without a value
 _WORD = r"[\w./:@+-]*[\w./+-]"
 _PLAIN = re.compile(rf"{_WORD}( *, *{_WORD})*", re.ASCII)  # outside of quotes: a word, a number, or a list of them
 _ESCAPES = "Write \\, for a comma in a value, and four backslashes for one."
@@ -138,14 +142,17 @@ def _check_left(path: Path, left: dict[str, tuple[bool, int]]) -> None:
     if not left:
         return
     (first, (_, line)), *others = sorted(left.items(), key=lambda entry: entry[1][0])  # outside of quotes first
-    more = ", ".join(f"${{{key}}} (line {at})" for key, (_, at) in others)
-    fix = f"Give each a value, such as {first}:VALUE."
+    shown = [f"${{{key}}} (line {at})" for key, (_, at) in others[:_MOST_NAMED]]
+    more = f", nor do {', '.join(shown)}" if shown else ""
+    more += f" and {len(others) - len(shown)} more" if len(others) > len(shown) else ""
+    bare = [key for key, (is_quoted, _) in left.items() if not is_quoted]
+    given = ",".join(f"{key}:{'TYPE_FP32' if _IS_DTYPE.search(key) else 'VALUE'}" for key in bare)
+    why = f" fill_template.py leaves {', '.join(bare)} outside of quotes, which Triton cannot read." if bare else ""
     quoted = next((key for key, (is_quoted, _) in left.items() if is_quoted), "")
-    if quoted:
-        fix += (
-            f" In quotes, an empty one ({quoted}:) means the default of NVIDIA's models; --keep-unset leaves them all."
-        )
-    raise InputError(f"{path}:{line}: ${{{first}}} gets no value{f', nor do {more}' if more else ''}.", fix)
+    fixes = [f"Add {given}" if bare else "", f"Add --keep-unset, or an empty value ({quoted}:)" if quoted else ""]
+    fix = "; ".join(filter(None, fixes)).replace("; Add", "; for those in quotes,")
+    fix += ": NVIDIA's models then have their defaults." if quoted else "."
+    raise InputError(f"{path}:{line}: ${{{first}}} gets no value{more}.{why}", fix)
 
 
 def _find(path: Path, text: str, *, is_yaml: bool) -> Iterator[Finding]:
