@@ -256,6 +256,12 @@ class Metric:
             raise TritonModelException("Cannot decrease a counter.")
         self.number += added
 
+    def set(self, value: float) -> None:
+        """Set the value of a gauge; a counter refuses it."""
+        if self.kind == MetricFamily.COUNTER:
+            raise TritonModelException("Only gauges can be set.")
+        self.number = value
+
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
     """Return the input called ``name``, or None."""

@@ -181,17 +181,21 @@ def test_metrics_follow_the_ledger() -> None:
     ledger.record("X", UP, 10)
     ledger.count(ROWS, 3)
     ledger.tell(batching="static")
-    for _ in range(2):
+    ledger.count("vllm:prompt_tokens", 5)
+    for running in (4, 2):
+        ledger.set_level("vllm:num_requests_running", running)
         metrics.publish()
-    numbers = {key: counter.number for key, counter in metrics._counters.items()}
+    numbers = {key: metric.number for key, metric in metrics._metrics.items()}
     assert numbers == {
         ("shoal_copies_total", "X", UP): 1,
         ("shoal_copied_bytes_total", "X", UP): 10,
         ("shoal_rows_total",): 3,
         ("shoal_component_info",): 1,
+        ("vllm:prompt_tokens_total",): 5,
+        ("vllm:num_requests_running",): 2,
     }
-    assert metrics._counters["shoal_component_info",].labels.items() >= {("model", "double"), ("batching", "static")}
-    assert metrics._counters["shoal_rows_total",].labels == {"model": "double", "instance": f"double_0_0-{os.getpid()}"}
+    assert metrics._metrics["shoal_component_info",].labels.items() >= {("model", "double"), ("batching", "static")}
+    assert metrics._metrics["shoal_rows_total",].labels == {"model": "double", "instance": f"double_0_0-{os.getpid()}"}
     metrics.close()
 
 

@@ -22,7 +22,6 @@ class LlmVllm(EngineComponent):
             # Unless they are given, vLLM binds threads of its own to cores.
             threads=self.context.num_threads if parameters.text("threads") else None,
             arguments=read_arguments(parameters),
-            count=self.context.device.ledger.count,
             device=self.context.device,
         )
 

@@ -238,6 +238,39 @@ def test_speculative_decoding_changes_no_token(started: tuple[Server, float], ow
     assert count("accepted") <= count("drafted") <= 3 * 4 * 48
 
 
+def test_vllms_own_metrics(started: tuple[Server, float]) -> None:
+    """By vLLM's names: what runs and waits, and the tokens of prompts and answers."""
+    server, _ = started
+
+    def read() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as page:
+            found = re.findall(r'^vllm:(\w+){.*model="llm-vllm".*} (\S+)$', page.read().decode(), re.MULTILINE)
+        return {name: float(value) for name, value in found}
+
+    wait_for(lambda: read().get("num_requests_running") == 0, 10)
+    before, asked = read(), prompts(4, 5)
+    with Client(server.grpc_url) as client:
+        streams = [client.stream(ENGINE, token_inputs(ids, LONG)) for ids in asked[:3]]
+        for stream in streams[:2]:
+            next(stream)
+        third = threading.Thread(target=partial(next, streams[2]))
+        third.start()  # beyond the two slots
+        wait_for(lambda: (read()["num_requests_running"], read()["num_requests_waiting"]) == (2, 1), 10)
+        assert 0 < read()["kv_cache_usage_perc"] < 1
+        for stream in streams[:2]:
+            stream.close()
+        third.join(60)
+        streams[2].close()
+        wait_for(lambda: read()["num_requests_running"] == 0, 10)
+        started_tokens = read()["generation_tokens_total"]
+        assert len(tokens_of(client.stream(ENGINE, token_inputs(asked[3], 48)))) == 48
+        wait_for(lambda: read()["generation_tokens_total"] == started_tokens + 48, 10)
+    after = read()
+    for name in ("prompt_tokens_total", "prefix_cache_queries_total"):
+        assert after[name] - before.get(name, 0) == sum(map(len, asked))
+    assert after["num_requests_waiting"] == 0
+
+
 @pytest.fixture
 def impatient(started: tuple[Server, float]) -> Iterator[Client]:
     with Client(started[0].grpc_url, retries=0) as client:

@@ -26,7 +26,8 @@ CONTROL = "(control)"  # a few bytes per batch that decide sizes on the host
 BATCHES, ROWS, EXACT_ROWS = "batches", "rows", "exact_rows"
 DRAFTED, ACCEPTED = "drafted_tokens", "accepted_tokens"
 
-# Among Triton's own metrics, under ``:8002/metrics``: counters, but for INFO.
+# Among Triton's own metrics, under ``:8002/metrics``: counters with "_total" at the end, else gauges. Events are called
+# "shoal_...", but for those with a colon, which have vLLM's names.
 INFO = "shoal_component_info"
 COPIES, BYTES, SECONDS = "shoal_copies_total", "shoal_copied_bytes_total", "shoal_copy_seconds_total"
 _DESCRIPTIONS = {
@@ -39,6 +40,14 @@ _DESCRIPTIONS = {
     "shoal_drafted_tokens_total": "Tokens that speculative decoding has guessed",
     "shoal_accepted_tokens_total": "Guessed tokens that the model confirmed",
     INFO: "1, with what a component found out when it was loaded",
+    "vllm:num_requests_running": "Requests that vLLM computes",
+    "vllm:num_requests_waiting": "Requests that wait for vLLM",
+    "vllm:kv_cache_usage_perc": "Share of vLLM's cache that is in use, from 0 to 1",
+    "vllm:prompt_tokens_total": "Tokens of prompts that vLLM has read",
+    "vllm:generation_tokens_total": "Tokens that vLLM has generated",
+    "vllm:num_preemptions_total": "Requests that vLLM has set back, because its cache was full",
+    "vllm:prefix_cache_queries_total": "Tokens of prompts that vLLM has looked for in its cache",
+    "vllm:prefix_cache_hits_total": "Tokens of prompts that vLLM has found in its cache",
 }
 
 _log = logging.getLogger("shoal")
@@ -73,6 +82,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._traffic: dict[CopyEdge, CopyTotals] = {}
         self._events: dict[str, int] = {}
+        self._levels: dict[str, float] = {}
         self._findings: dict[str, str] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
@@ -85,6 +95,11 @@ class Ledger:
         """Add ``number`` to the counter of ``event``, such as ``BATCHES`` or ``ROWS``."""
         with self._lock:
             self._events[event] = self._events.get(event, 0) + number
+
+    def set_level(self, name: str, value: float) -> None:
+        """Set the gauge ``name``, a metric, to what it is now."""
+        with self._lock:
+            self._levels[name] = value
 
     def end_setup(self) -> None:
         """Move the totals of all copies so far to the edge ``SETUP``, and reset the event counters."""
@@ -112,6 +127,12 @@ class Ledger:
             return dict(self._traffic)
 
     @property
+    def levels(self) -> Mapping[str, float]:
+        """Snapshot of the gauges."""
+        with self._lock:
+            return dict(self._levels)
+
+    @property
     def events(self) -> Mapping[str, int]:
         """Snapshot of the event counters."""
         with self._lock:
@@ -131,7 +152,7 @@ class Metrics:
         self._labels = {"model": model, "instance": f"{instance}-{os.getpid()}"}
         self._family = family
         self._families: dict[str, Any] = {}
-        self._counters: dict[tuple[str, ...], Any] = {}
+        self._metrics: dict[tuple[str, ...], Any] = {}
         self._told: dict[tuple[str, ...], float] = {}
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-metrics", daemon=True)
@@ -152,27 +173,29 @@ class Metrics:
             for name, value in _amounts(traffic).items():
                 self._raise_to((name, *edge), value)
         for event, number in self._ledger.events.items():
-            self._raise_to((f"shoal_{event}_total",), number)
-        if findings and (INFO,) not in self._counters:
-            family = self._family(name=INFO, description=_DESCRIPTIONS[INFO], kind=self._family.GAUGE)
-            self._counters[INFO,] = family.Metric(labels={**self._labels, **findings})
-            self._counters[INFO,].increment(1)
-            self._families[INFO] = family
+            self._raise_to((f"{event if ':' in event else f'shoal_{event}'}_total",), number)
+        for name, value in self._ledger.levels.items():
+            self._find_metric((name,)).set(value)
+        if findings and (INFO,) not in self._metrics:
+            self._find_metric((INFO,), **findings).increment(1)
 
     def _raise_to(self, key: tuple[str, ...], value: float) -> None:
         added = value - self._told.get(key, 0)
         if added <= 0:
             return
-        if key not in self._counters:
-            self._counters[key] = self._make_counter(*key)
-        self._counters[key].increment(added)
+        self._find_metric(key).increment(added)
         self._told[key] = value
 
-    def _make_counter(self, name: str, *edge: str) -> Any:
+    def _find_metric(self, key: tuple[str, ...], **more: str) -> Any:
+        """Return the metric of a name and an edge, made at the first time; ``more`` are further labels of it."""
+        name, *edge = key
         if name not in self._families:
-            self._families[name] = self._family(name=name, description=_DESCRIPTIONS[name], kind=self._family.COUNTER)
-        labels = {**self._labels, **dict(zip(("edge", "direction"), edge, strict=False))}
-        return self._families[name].Metric(labels=labels)
+            kind = self._family.COUNTER if name.endswith("_total") else self._family.GAUGE
+            self._families[name] = self._family(name=name, description=_DESCRIPTIONS[name], kind=kind)
+        if key not in self._metrics:
+            labels = {**self._labels, **dict(zip(("edge", "direction"), edge, strict=False)), **more}
+            self._metrics[key] = self._families[name].Metric(labels=labels)
+        return self._metrics[key]
 
     def close(self) -> None:
         """Stop the thread without a last update: the model ends, and Triton deletes its counters."""

@@ -14,14 +14,14 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import ServerError, SetupError, ShoalError
-from shoal.kit.component.ledger import ACCEPTED, DRAFTED
+from shoal.kit.component.ledger import ACCEPTED, DRAFTED, Ledger
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.stream import Stream
 from shoal.kit.component.tensors import Device
@@ -78,9 +78,8 @@ class VllmEngine:
     takes the dtype from the weights' config.json. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
     ``{"tensor_parallel_size": 2}``. On a GPU, the engine computes on the ``device`` and the following ones, as many as
     the arguments need, and sees no others; with KIND_MODEL, vLLM chooses from all that this process sees. ``threads``
-    is the number of compute threads on the host; None leaves them to vLLM, which binds them to all cores but one. With
-    speculative decoding (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number
-    of guessed tokens, and with ``accepted_tokens`` and the number of confirmed tokens.
+    is the number of compute threads on the host; None leaves them to vLLM, which binds them to all cores but one. The
+    ledger of the ``device`` gets the numbers of vLLM's metrics.
 
     Raises:
         SetupError: vLLM is not installed, computes on another kind of device, or does not start, for example because it
@@ -97,7 +96,6 @@ class VllmEngine:
         dtype: str,
         threads: int | None,
         arguments: Mapping[str, Any],
-        count: Callable[[str, int], None],
         device: Device,
     ) -> None:
         most = arguments.get("max_logprobs", limits.top_logprobs)  # vLLM checks its type; -1: all tokens
@@ -115,7 +113,7 @@ class VllmEngine:
             "max_num_seqs": limits.slots,
             "max_model_len": limits.context,
         }
-        self._loggers = [_counting(count)] if "speculative_config" in self._arguments else []
+        self._loggers = [_recording(device.ledger)]
         self._numbers = itertools.count()
         self._changing = threading.Lock()
         self._answerings: dict[Stream, Answering] = {}
@@ -297,24 +295,44 @@ def _complete(arguments: dict[str, Any], device: Device) -> dict[str, Any]:
     return arguments
 
 
-def _counting(count: Callable[[str, int], None]) -> Any:
-    """Return a class of vLLM statistics loggers that pass the numbers of guessed and confirmed tokens to ``count``."""
+def _recording(ledger: Ledger) -> Any:
+    """Return a class of vLLM statistics loggers that pass the numbers of vLLM's metrics on to ``ledger``.
+
+    With data parallelism, there is a logger for each engine, by its index.
+    """
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class Counter(StatLoggerBase):  # type: ignore[misc]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            pass
+    levels: dict[int, tuple[int, int, float]] = {}  # requests that run and that wait, and the share of the cache
 
-        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
-            found = scheduler_stats and scheduler_stats.spec_decoding_stats
-            if found:
-                count(DRAFTED, found.num_draft_tokens)
-                count(ACCEPTED, found.num_accepted_tokens)
+    class Recorder(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:  # noqa: ARG002
+            self._index = engine_index
+            self._set_levels(0, 0, 0.0)  # also after vLLM's processes died
+
+        def _set_levels(self, *found: Any) -> None:
+            levels[self._index] = found
+            running, waiting, shares = zip(*levels.values(), strict=True)
+            ledger.set_level("vllm:num_requests_running", sum(running))
+            ledger.set_level("vllm:num_requests_waiting", sum(waiting))
+            ledger.set_level("vllm:kv_cache_usage_perc", max(shares))
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if (now := scheduler_stats) is not None:
+                self._set_levels(now.num_running_reqs, now.num_waiting_reqs, now.kv_cache_usage)
+                ledger.count("vllm:prefix_cache_queries", now.prefix_cache_stats.queries)
+                ledger.count("vllm:prefix_cache_hits", now.prefix_cache_stats.hits)
+                if found := now.spec_decoding_stats:
+                    ledger.count(DRAFTED, found.num_draft_tokens)
+                    ledger.count(ACCEPTED, found.num_accepted_tokens)
+            if (new := iteration_stats) is not None:
+                ledger.count("vllm:prompt_tokens", new.num_prompt_tokens)
+                ledger.count("vllm:generation_tokens", new.num_generation_tokens)
+                ledger.count("vllm:num_preemptions", new.num_preempted_reqs)
 
         def log_engine_initialized(self) -> None:
             pass
 
-    return Counter
+    return Recorder
 
 
 def _follow(request: TokenRequest, token: int) -> str:
