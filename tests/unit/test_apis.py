@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.authoring.composition.labels import find_labels
-from shoal.authoring.repository.apis import Api, find_served, read_labels
+from shoal.authoring.repository.apis import Api, find_served, make_body, read_labels
 from shoal.authoring.repository.config import ModelConfig, read_config
 from shoal.errors import ArtifactError
 from tests.support.configs import make_configs, parameter
@@ -71,6 +71,14 @@ def make(inputs: str, outputs: str, api: str = "", rows: int = 4) -> ModelConfig
 def test_what_tensors_serve(inputs: str, outputs: str, api: str, served: str, paths: tuple[str, ...]) -> None:
     found = find_served(make(inputs, outputs, api))
     assert (str(found), found.paths) == (served, paths)
+
+
+def test_an_example_has_what_the_model_needs() -> None:
+    spec = make("text_input:STRING max_tokens:INT32 beam_width?:INT32", "text_output:STRING").spec
+    wanted = {"model": "a", "prompt": "Once upon a time"}
+    assert make_body("/v1/completions", "a", spec) == {**wanted, "max_tokens": 20}
+    assert make_body("/v1/completions", "a", make("text_input:STRING max_tokens?:INT32", "Y:FP32").spec) == wanted
+    assert make_body("/v1/completions", "a", None) == wanted
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from shoal.serving.gateway.options import Addresses, Options
 from tests.support.apis import write_apis
 from tests.support.counting import write_counting
 from tests.support.imports import script
+from tests.support.once import ROOT
 from tests.support.options import Net
-from tests.support.planted import Plant
+from tests.support.planted import Plant, write
 
 AT = Addresses("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
 FREE = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -67,6 +68,15 @@ def test_the_paths_of_openai_s_api_that_are_printed(tmp_path: Path, capsys: pyte
         )
     ]  # fmt: skip
     assert "    also: POST /v1/score /v2/rerank /rerank" in said
+
+
+def test_the_commands_for_a_model_that_needs_max_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = (ROOT / "models" / "tensorrt_llm_bls" / "config.pbtxt").read_text(encoding="utf-8")
+    write(tmp_path / "tensorrt_llm_bls" / "config.pbtxt", config.replace("preprocessing tensorrt_llm", ""))
+    _print_pipelines(tmp_path, Options(), AT)
+    _, generate, curl = capsys.readouterr().out.splitlines()
+    assert generate.strip() == 'shoal generate --model tensorrt_llm_bls "Hello!" --max-tokens 20'
+    assert json.loads(shlex.split(curl)[-1])["max_tokens"] == 20
 
 
 def test_folders_that_are_not_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

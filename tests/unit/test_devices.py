@@ -183,7 +183,7 @@ def test_metrics_follow_the_ledger() -> None:
     ledger.tell(batching="static")
     ledger.count("vllm:prompt_tokens", 5)
     for running in (4, 2):
-        ledger.set_level("vllm:num_requests_running", running)
+        ledger.levels["vllm:num_requests_running"] = running
         metrics.publish()
     numbers = {key: metric.number for key, metric in metrics._metrics.items()}
     assert numbers == {

@@ -169,7 +169,7 @@ def _check(repository: Path, target: str = "", verb: str = "started") -> None:
 
 def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
     """Print the signature of each pipeline that clients may ask, and commands that send it a request."""
-    from shoal.authoring.repository.apis import BODIES, Api, find_served
+    from shoal.authoring.repository.apis import Api, find_served, make_body
     from shoal.authoring.repository.call_graph import mark_decoupled
     from shoal.authoring.repository.manifest import read_composed
     from shoal.authoring.repository.model_folders import read_configs
@@ -193,7 +193,8 @@ def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
         served = find_served(configs[name], configs)
         verb = f"infer{' --stream' if spec.is_decoupled else ''}"
         if served.api is Api.LANGUAGE:
-            verb, values = "generate", '"Hello!"'
+            needs_length = any(tensor.name == "max_tokens" for tensor in required)
+            verb, values = "generate", '"Hello!"' + " --max-tokens 20" * needs_length
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
         if all(tensor.dtype in DTYPES for tensor in shown):  # the client has no BF16
             command = f"shoal {verb} --model {name}{server}{key} {plain(values)}"
@@ -201,7 +202,7 @@ def _print_pipelines(repository: Path, options: Options, at: Addresses) -> None:
                 command = f"shoal chat{server.removeprefix(' --url')} --model {name}{key}"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False)
         if paths := served.paths:
-            body = json.dumps({"model": name, **BODIES[paths[0]]})
+            body = json.dumps(make_body(paths[0], name, spec))
             command = f"{head}{paths[0]} -H 'Content-Type: application/json'{bearer} -d '{body}'"
             OUT.print(f"    {command}", soft_wrap=True, highlight=False, markup=False)
             if paths[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -106,6 +107,20 @@ def generated(folder: Path) -> Callable[[int], str]:
         return str(tokenizer.decode(new[:sure], skip_special_tokens=True))
 
     return generate
+
+
+def test_a_hosted_engine_has_metrics_by_its_name(together: Service) -> None:
+    def count_rows() -> float:
+        page = together.get("/metrics")[1]
+        return sum(
+            map(float, re.findall(r'^shoal_rows_total{instance="llm_bls_.*model="llm-hf"} (\S+)$', page, re.MULTILINE))
+        )
+
+    before = count_rows()
+    with Client(together.grpc) as client:
+        for _ in range(3):
+            Llm(client, MODEL).generate("The cat", max_tokens=2)
+    assert wait_until(lambda: count_rows() == before + 3)
 
 
 @pytest.mark.parametrize("at_once", [1, 16])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from shoal.authoring.repository.call_graph import MAX_NESTED
 from shoal.authoring.repository.config import ModelConfig
 from shoal.errors import ArtifactError, suggest
-from shoal.kit.component.spec import STRING, TensorSpec
+from shoal.kit.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.system.files import read_text
 
 _MOST_LABELS = 2**20  # bytes of the file
@@ -177,6 +177,12 @@ def _is_text(tensor: TensorSpec) -> bool:
 
 def _is_row(tensor: TensorSpec) -> bool:
     return tensor.dtype == "TYPE_FP32" and len(tensor.dims) == 1
+
+
+def make_body(path: str, name: str, spec: ModelSpec | None) -> dict[str, Any]:
+    """Return the body of an example request for ``path`` to a model; ``spec`` is None if it is not known."""
+    needed = [tensor.name for tensor in (spec.inputs if spec else ()) if not tensor.is_optional]
+    return {"model": name, **BODIES[path], **({"max_tokens": 20} if "max_tokens" in needed else {})}
 
 
 def makes_token_ids(config: ModelConfig) -> bool:

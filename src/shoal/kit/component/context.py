@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from shoal.errors import ArtifactError, SetupError, suggest
 from shoal.kit.component.files import describe_place
+from shoal.kit.component.ledger import Ledger
 from shoal.kit.component.spec import Array, Arrays, ModelSpec
 from shoal.kit.component.tensors import Device
 
@@ -44,6 +45,11 @@ class Callees:
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self.known = known
+
+    @property
+    def ledgers(self) -> Mapping[str, Ledger]:
+        """Ledgers of those of the models that run in this process, by name."""
+        return {}
 
     def is_ready(self) -> bool:
         """Whether those of the models that run in this process can be asked now."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.kit.component.context import Callees, Context, Leavable, Passage, choose
+from shoal.kit.component.ledger import Ledger
 from shoal.kit.component.spec import HOSTED_CONFIG, TOGETHER, Array, Arrays, ModelSpec
 from shoal.kit.component.stream import Stream
 from shoal.kit.component.streaming import count_rows
@@ -81,6 +82,11 @@ class HostedCallees(Callees):
     def __init__(self, models: Mapping[str, HostedModel], device: Device, others: Callees | None = None) -> None:
         self._models, self._device, self._others = models, device, others or Callees()
         super().__init__([*models, *self._others.known])
+
+    @property
+    def ledgers(self) -> Mapping[str, Ledger]:
+        """Ledgers of the hosted models, by name."""
+        return {name: each.device.ledger for name, each in self._models.items()}
 
     def is_ready(self) -> bool:
         """Whether all hosted models can be asked now."""

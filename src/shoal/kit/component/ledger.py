@@ -40,15 +40,8 @@ _DESCRIPTIONS = {
     "shoal_drafted_tokens_total": "Tokens that speculative decoding has guessed",
     "shoal_accepted_tokens_total": "Guessed tokens that the model confirmed",
     INFO: "1, with what a component found out when it was loaded",
-    "vllm:num_requests_running": "Requests that vLLM computes",
-    "vllm:num_requests_waiting": "Requests that wait for vLLM",
-    "vllm:kv_cache_usage_perc": "Share of vLLM's cache that is in use, from 0 to 1",
-    "vllm:prompt_tokens_total": "Tokens of prompts that vLLM has read",
-    "vllm:generation_tokens_total": "Tokens that vLLM has generated",
-    "vllm:num_preemptions_total": "Requests that vLLM has set back, because its cache was full",
-    "vllm:prefix_cache_queries_total": "Tokens of prompts that vLLM has looked for in its cache",
-    "vllm:prefix_cache_hits_total": "Tokens of prompts that vLLM has found in its cache",
 }
+_THEIRS = "As vLLM counts it, for the models of this process"
 
 _log = logging.getLogger("shoal")
 
@@ -82,7 +75,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._traffic: dict[CopyEdge, CopyTotals] = {}
         self._events: dict[str, int] = {}
-        self._levels: dict[str, float] = {}
+        self.levels: dict[str, float] = {}  # gauges, by the name of the metric
         self._findings: dict[str, str] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
@@ -95,11 +88,6 @@ class Ledger:
         """Add ``number`` to the counter of ``event``, such as ``BATCHES`` or ``ROWS``."""
         with self._lock:
             self._events[event] = self._events.get(event, 0) + number
-
-    def set_level(self, name: str, value: float) -> None:
-        """Set the gauge ``name``, a metric, to what it is now."""
-        with self._lock:
-            self._levels[name] = value
 
     def end_setup(self) -> None:
         """Move the totals of all copies so far to the edge ``SETUP``, and reset the event counters."""
@@ -125,12 +113,6 @@ class Ledger:
         """Snapshot of the totals of the copies, by edge."""
         with self._lock:
             return dict(self._traffic)
-
-    @property
-    def levels(self) -> Mapping[str, float]:
-        """Snapshot of the gauges."""
-        with self._lock:
-            return dict(self._levels)
 
     @property
     def events(self) -> Mapping[str, int]:
@@ -174,7 +156,7 @@ class Metrics:
                 self._raise_to((name, *edge), value)
         for event, number in self._ledger.events.items():
             self._raise_to((f"{event if ':' in event else f'shoal_{event}'}_total",), number)
-        for name, value in self._ledger.levels.items():
+        for name, value in dict(self._ledger.levels).items():
             self._find_metric((name,)).set(value)
         if findings and (INFO,) not in self._metrics:
             self._find_metric((INFO,), **findings).increment(1)
@@ -191,7 +173,7 @@ class Metrics:
         name, *edge = key
         if name not in self._families:
             kind = self._family.COUNTER if name.endswith("_total") else self._family.GAUGE
-            self._families[name] = self._family(name=name, description=_DESCRIPTIONS[name], kind=kind)
+            self._families[name] = self._family(name=name, description=_DESCRIPTIONS.get(name, _THEIRS), kind=kind)
         if key not in self._metrics:
             labels = {**self._labels, **dict(zip(("edge", "direction"), edge, strict=False)), **more}
             self._metrics[key] = self._families[name].Metric(labels=labels)

@@ -57,7 +57,9 @@ class TritonModel:
         spec = ModelSpec.from_config(loads(args["model_config"]))
         context = Context(spec=spec, folder=folder, device=device, num_threads=_threads(spec))
         self.component = self.component_class(replace(context, models=_load_callees(context)))
-        self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
+        family, instance = tensors.triton().MetricFamily, args["model_instance_name"]
+        ledgers = {spec.name: device.ledger, **self.component.context.models.ledgers}
+        self._metrics = [Metrics(ledger, family, name, instance) for name, ledger in ledgers.items()]
         self._beacon = Beacon()
         self._is_serving = True
 
@@ -104,7 +106,8 @@ class TritonModel:
         """Release the component's resources; called when the model is unloaded."""
         self._is_serving = False
         self._beacon.close()
-        self._metrics.close()
+        for each in self._metrics:
+            each.close()
         self.component.close()
         self.component.context.models.close()
 

@@ -312,9 +312,9 @@ def _recording(ledger: Ledger) -> Any:
         def _set_levels(self, *found: Any) -> None:
             levels[self._index] = found
             running, waiting, shares = zip(*levels.values(), strict=True)
-            ledger.set_level("vllm:num_requests_running", sum(running))
-            ledger.set_level("vllm:num_requests_waiting", sum(waiting))
-            ledger.set_level("vllm:kv_cache_usage_perc", max(shares))
+            ledger.levels["vllm:num_requests_running"] = sum(running)
+            ledger.levels["vllm:num_requests_waiting"] = sum(waiting)
+            ledger.levels["vllm:kv_cache_usage_perc"] = max(shares)
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if (now := scheduler_stats) is not None:

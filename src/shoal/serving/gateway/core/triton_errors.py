@@ -43,13 +43,9 @@ _REWORDED = [
         r"\1: POST /v2/models/NAME/generate_stream, or gRPC's stream",
     ),
     (
-        re.compile(r"(Expected \[-1,1\], got \[(\d+)\]\.) NOTE: Setting a non-zero max_batch_size .*"),
-        r"\1 The first number of a shape is the number of rows: send [\2,1]. A model whose config.pbtxt has"
-        r" max_batch_size: 0 takes [\2].",
-    ),
-    (
         re.compile(r" NOTE: Setting a non-zero max_batch_size .*"),
-        " The first number of a shape is the number of rows: a single one of shape [3] is sent as [1,3].",
+        " The first number of a shape is the number of rows: one row of shape [1] is sent as [1,1]. A model whose"
+        " config.pbtxt has max_batch_size: 0 takes [1].",
     ),
 ]
 

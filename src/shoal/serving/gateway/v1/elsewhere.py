@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from shoal.authoring.repository.apis import BODIES
+from shoal.authoring.repository.apis import BODIES, make_body
 from shoal.clients.client.calls import find_text_input
 from shoal.kit.component.spec import STRING, ModelSpec
 
@@ -50,9 +50,10 @@ def say_place(
     named = found.groupdict().get("model")
     model = named if named in serves else next(iter(able or ([] if place else serves)), "NAME")
     place = place or serves.get(model, [f"/v1/models/{model}:predict"])[0]
-    body = json.dumps({"model": model, **BODIES[place]}) if place in BODIES else '{"instances": ["A text."]}'
-    if place not in BODIES and model in serves:
-        body = show_instances(find_spec(model))
+    spec = find_spec(model) if model in serves else None
+    body = json.dumps(make_body(place, model, spec)) if place in BODIES else '{"instances": ["A text."]}'
+    if place not in BODIES and spec is not None:
+        body = show_instances(spec)
     return f"Use POST {place}, with Content-Type: application/json, and send: {body}"
 
 
