@@ -113,7 +113,7 @@ class VllmEngine:
             "max_num_seqs": limits.slots,
             "max_model_len": limits.context,
         }
-        self._loggers = [_recording(device.ledger)]
+        self._ledger = device.ledger
         self._numbers = itertools.count()
         self._changing = threading.Lock()
         self._answerings: dict[Stream, Answering] = {}
@@ -204,7 +204,8 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), stat_loggers=self._loggers)
+        loggers = [_recording(self._ledger)]
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), stat_loggers=loggers)
         try:
             reaper.note()
             self._running = llm, asyncio.get_running_loop()
