@@ -114,6 +114,7 @@ class _Texts(_OfTriton):
     def __init__(self, pool: Pool, spec: ModelSpec, count: Count | None) -> None:
         super().__init__(pool, spec)
         self._count = count
+        self._is_exact = bool(self._inputs & {"min_tokens", "sampling_parameters", "min_length"})
 
     def ask(self, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Piece]:
         dialect, settings = find_dialect(self._spec.inputs), self._settings(max_tokens)
@@ -121,13 +122,15 @@ class _Texts(_OfTriton):
         inputs = {name: [value for row in rows for value in row[name]] for name in rows[0]}
         with self._pool.take() as client:
             if not self._streams:
-                yield self._read_whole(client.infer(self._spec.name, inputs))
+                yield self._read_whole(client.infer(self._spec.name, inputs), max_tokens if self._is_exact else 0)
                 return
             last = None
             for answer in client.stream(self._spec.name, inputs):
                 last = dialect.read(answer)
                 yield last
             dialect.check_end(last)
+            if last and not last.num_output_tokens and self._is_exact:
+                yield last._replace(text="", num_output_tokens=max_tokens)
 
     def _settings(self, max_tokens: int) -> dict[str, Any]:
         """Return the settings for greedy answers of one length, as far as the model has them."""
@@ -140,13 +143,14 @@ class _Texts(_OfTriton):
             wanted = {"max_tokens": max_tokens, **({"min_tokens": max_tokens} if "min_length" in self._inputs else {})}
         return {name: value for name, value in wanted.items() if name in self._inputs or "beam_width" in self._inputs}
 
-    def _read_whole(self, answer: Mapping[str, Any]) -> Piece:
+    def _read_whole(self, answer: Mapping[str, Any], length: int) -> Piece:
+        """Read answers which have ``length`` tokens each; 0 if that is not known."""
         texts = [text.decode(errors="replace") for text in np.ravel(answer[min(_TEXTS_OUT & {*answer})])]
         counts = [
             int(np.sum(answer[name])) if name in answer else 0 for name in ("num_input_tokens", "num_output_tokens")
         ]
-        if self._count and not counts[1]:
-            counts[1] = sum(map(self._count, texts))
+        if not counts[1]:  # tokens of an answer may not be those of its text
+            counts[1] = length * len(texts) or (sum(map(self._count, texts)) if self._count else 0)
         return Piece("\n".join(texts), "stop", counts[0], counts[1])
 
 

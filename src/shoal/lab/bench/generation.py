@@ -247,13 +247,16 @@ def compare_streams(measured: _Loads) -> Iterator[str]:
     for entry in sorted(measured, key=lambda entry: entry.cell):
         by_length.setdefault((entry.label, *entry.cell[:3]), []).append(entry)
     labels = {entry.label for entry in measured}
-    for (label, _, length, _), (few, *_, many) in ((key, loads) for key, loads in by_length.items() if len(loads) > 1):
+    lengths = {entry.cell.input_tokens for entry in measured}
+    several = {key: loads for key, loads in by_length.items() if len(loads) > 1}
+    for (label, asked, length, batch), (few, *_, many) in several.items():
         one, all_ = few.median, many.median
         price = ""
         if one.between_p50_ms and all_.between_p50_ms:
             price = f", {all_.between_p50_ms / one.between_p50_ms:.1f} times the time between tokens"
         yield (
-            f"{f'{label}, answers' if len(labels) > 1 else 'Answers'} of {length} tokens,"
+            f"{f'{label}, answers' if len(labels) > 1 else 'Answers'} of {length} tokens"
+            f"{f' to prompts of {asked}' if len(lengths) > 1 else ''}{f', {batch} in a request' if batch > 1 else ''},"
             f" {many.cell.concurrency} streams against {few.cell.concurrency}:"
             f" {all_.tokens_per_s / one.tokens_per_s:.1f} times the tokens per second,"
             f" {all_.first_p50_ms / one.first_p50_ms:.1f} times the time to the first token{price}."

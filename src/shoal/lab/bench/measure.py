@@ -223,6 +223,8 @@ class Rows(Subject[Cell, Figures]):
             self._pipeline = load(target.graph.config.folder, remote=self._pool)
             held.callback(self._pipeline.close)
         self._levels = _remote_levels(self._pipeline) if self._pipeline else [[target.name]]
+        if self._pipeline:  # the server may have the others too, and ask them whether they are well
+            self.steps = {name: self.steps[name] for level in self._levels for name in level}
 
     def first(self, cell: Cell) -> Mapping[str, Any]:
         """Send the first request of a load."""

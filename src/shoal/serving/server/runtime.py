@@ -56,9 +56,8 @@ class Runtime:
     def find_backends(self, folder: Path, target: str) -> Path:
         """Return the backend directory for a repository that was composed for ``target``, if for any.
 
-        It is the server's own if the server is laid out as in NVIDIA's images: with a stub in the Python backend's
-        folder, beside the other backends. A server from the wheel, another stub, and repositories for the embedded
-        server need copies, which are made in ``folder``.
+        It is the server's own if its Python backend has a stub, as in NVIDIA's images. A server from the wheel, another
+        stub, and repositories for the embedded server need copies, which are made in ``folder``.
         """
         if self.stub == self.python_backend / STUB and target != NAME:
             return self.python_backend.parent
