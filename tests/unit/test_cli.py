@@ -83,7 +83,7 @@ def test_commands_of_other_tools_lead_to_ours(word: str) -> None:
         ("serve r --quantization int8", "--quantize int8, and serve that"),
         ("serve r --prot 8003", "--http-port PORT"),
         ("bench r --duration 3", "--seconds SECONDS"),
-        ("bench r --concurrency 4", "--callers 1,4; of a language model: --streams 1,4"),
+        ("bench r --callers 4", "--concurrency 1,4"),
     ],
 )
 def test_words_of_other_tools_within_a_command(typed: str, instead: str) -> None:

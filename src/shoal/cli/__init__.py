@@ -104,7 +104,7 @@ _PANELS = {
     "Measure: find out what is fast and exact on this machine.": {
         "bench": (
             "shoal.cli.bench:bench",
-            "Measure pipelines on a real server: latency, throughput, and the time of each step.",
+            "Measure models on a real server, several in turns: latency, throughput, the time of each step; or tokens.",
         ),
         "tune": (
             "shoal.cli.tune:tune",

@@ -182,7 +182,8 @@ def _placed(target: BenchTarget, placements: Sequence[str]) -> Iterator[BenchTar
         raise InputError(f"The components of {target.name} at {target.url} are not here.", fix)
     for placement in placements:
         label = placement if len(placements) > 1 else target.label
-        yield replace(target, label=label, is_client=placement == CLIENT)
+        plan = {**target.plan, "placement": placement}
+        yield replace(target, label=label, plan=plan, is_client=placement == CLIENT)
     if not placements:
         yield target
 
