@@ -49,7 +49,9 @@ def test_rows_and_steps_of_a_running_server(service: Service, repository: Path, 
     for (label, batch), figures in found.items():
         assert list(figures["steps"]) == ["quick", "slow"]
         assert 10 < figures["steps"]["slow"]["infer_ms"] < figures["p50_ms"]
-        assert figures["steps"]["slow"]["rows_per_execution"] == batch
+        assert (
+            0.8 * batch < figures["steps"]["slow"]["rows_per_execution"] <= batch
+        )  # the service asks it for a row too
         assert (figures["server_cpu"] is None) == (label != "own")
     ratios = {(entry["repository"], entry["to"], entry["batch"]): entry["ratios"] for entry in record["ratios"]}
     assert len(ratios) == 4

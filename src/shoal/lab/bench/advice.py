@@ -93,9 +93,11 @@ def _tell_cores(figures: Figures, words: str) -> str:
 
 def _bottleneck(cell: Cell, figures: Figures, cores: int) -> Iterator[Advice]:
     name, step = max(figures.steps.items(), key=lambda item: item[1].busy)
-    if step.busy < IDLE and not _is_full(figures):
+    if step.busy < IDLE:
         why, own = f"With {cell} the busiest, {name}, runs {step.busy:.0%} of the time", figures.client_cpu * cores
-        if own >= CLIENT_FULL:
+        if _is_full(figures):
+            why += f", and the cores are busy {figures.cpu:.0%}, {figures.client_cpu:.0%} of it with this client"
+        elif own >= CLIENT_FULL:
             why += f", and the client takes {own:.1f} cores: it is the limit"
         elif figures.server_ms and figures.server_ms < IDLE * figures.p50_ms:
             why += (

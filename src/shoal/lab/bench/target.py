@@ -17,6 +17,7 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.made import suggest_repository
 from shoal.authoring.repository.manifest import launch_flags, read_manifest
 from shoal.authoring.repository.plan import HYBRID
+from shoal.clients.bulk.rows import shorten_all
 from shoal.clients.client.client import Client
 from shoal.clients.client.tls import Access
 from shoal.errors import ArtifactError, InputError
@@ -154,7 +155,7 @@ def find_targets(
 def names_server(subject: str) -> bool:
     """Whether a subject is the address of a running server, possibly with a name."""
     _, rest = _split(subject)
-    return bool(re.search(r"://|:\d+$", rest)) and not Path(rest).is_dir()
+    return bool(re.search(r"://|:\d+(/v1)?/?$", rest)) and not Path(rest).is_dir()
 
 
 def _split(subject: str | Path) -> tuple[str, str]:
@@ -214,11 +215,14 @@ def _find(subject: str, model: str, servers: Servers) -> BenchTarget:
 
 def _ask(label: str, url: str, model: str, servers: Servers) -> BenchTarget:
     """Ask a running server for its model."""
-    servers = _resolve(servers, url)
-    if speaks_openai(url, servers.access):
+    wanted, servers = servers.protocol, _resolve(servers, url)
+    if wanted != "grpc" and speaks_openai(url, servers.access):
         known = read_models(url, servers.access)
         if not model and len(known) != 1:
-            raise InputError(f"The server at {url} has {len(known)} models.", f"Name one of them: --model {known[0]}")
+            names = shorten_all(known)
+            raise InputError(
+                f"The server at {url} has {len(known)} models: {names or 'none'}.", "Name one: --model NAME"
+            )
         return BenchTarget(label or model or known[0], model or known[0], None, _UNKNOWN, servers, url=url)
     with Client(url, protocol=servers.protocol, **servers.access) as client:
         model = model or client.default_model()
