@@ -1,4 +1,4 @@
-"""What ``serve --print`` prints, run in a root with the layout of NVIDIA's image.
+"""The line of ``serve --print``, run in a root with the layout of NVIDIA's image.
 
 The embedded server stands in for NVIDIA's, and shoal's backend in Python for the image's FIL: it is in the image's own
 backend directory, where the service must find it.

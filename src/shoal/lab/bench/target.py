@@ -33,7 +33,7 @@ _UNKNOWN = dict.fromkeys(PLAN, "-")
 
 @dataclass(frozen=True)
 class Servers:
-    """Where targets are asked, as the options say: ``url`` of a running server, the protocol, and access to it.
+    """The options of access to servers: ``url`` of a running one, the protocol, and the key and certificates.
 
     Without ``protocol``, it is that of the address, else gRPC.
     """
