@@ -53,6 +53,21 @@ def test_requests_that_run_one_by_one_are_to_be_joined(configs: dict[str, ModelC
     assert idle.what == "More instances of quick would not help."
 
 
+def test_a_step_that_uses_all_its_threads_gets_more(configs: dict[str, ModelConfig]) -> None:
+    """One caller's requests never meet, so that instances and batches would not help it."""
+    parameter = 'parameters {{ key: "threads" value {{ string_value: "{}" }} }}'
+    computing = {"quick": QUICK, "slow": replace(STEP, busy=0.97, cpu_ms=STEP.execution_ms)}
+    for number, is_advised in (("1", True), ("2", False)):
+        configs["slow"] = with_more(configs["slow"], parameter.format(number))
+        advice = advise(case(configs, {Cell(1, 1): replace(LOAD, steps=computing)}))
+        assert [entry.kind for entry in advice if entry.model == "slow"] == ["threads"] * is_advised
+    configs["slow"] = with_more(configs["slow"], parameter.format(1))
+    threads = found(advise(case(configs, {Cell(1, 1): replace(LOAD, steps=computing)})), "threads", "slow")
+    assert threads.what == "Give slow more threads: threads 3."
+    assert threads.lines == parameter.format(3)
+    assert not advise(case(configs, {Cell(1, 1): replace(LOAD, server_cpu=0.9, steps=computing)}))[0].lines
+
+
 def test_no_batching_advice_for_one_caller(configs: dict[str, ModelConfig]) -> None:
     assert "batching" not in {entry.kind for entry in advise(case(configs, {Cell(1, 1): LOAD}))}
 

@@ -18,6 +18,9 @@ FULL = 0.95  # of the best rate: rates above it count as equal
 ALONE = 1.2  # requests per execution: up to this, requests are run one by one
 CLIENT_FULL = 0.8  # cores: one Python process cannot take many more than one
 LARGE_SHARE = 0.3  # of a request's time
+THREADS_FULL = 0.8  # of its threads: an instance that uses more is limited by their number
+# Parameters with the number of an instance's threads: a component's, and those of Triton's backends.
+THREADS = ("threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT", "INFERENCE_NUM_THREADS")
 COMPUTING = 0.2  # share of a run on a core: a step below it waits for something other than the CPU
 
 
@@ -159,6 +162,9 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
     number = evidence.configs[name].spec.num_instances
     taken = _cores_of(step, number) / number
     free = evidence.cores * (1 - (figures.cpu or 0))
+    yield from _threads(evidence.configs[name], taken, 0.0 if figures.cpu is None else free / number)
+    if cell.callers == 1:
+        return  # one request at a time: another instance would be idle
     more = min(number, int(free / taken)) if _computes(step) else number
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
     if more < 1:
@@ -181,6 +187,22 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
         f"{_tell_cores(figures, ', while')}{each}.{gpu}",
         lines,
     )
+
+
+def _threads(config: ModelConfig, taken: float, free: float) -> Iterator[Advice]:
+    """Advise to raise the configured number of threads, if each instance uses them all and has ``free`` cores more."""
+    given = {key: value for key, value in config.spec.parameters.items() if key in THREADS and value.isdecimal()}
+    for key, value in given.items():
+        if 0 < int(value) * THREADS_FULL <= taken and free >= THREADS_FULL:
+            more = int(value) + max(1, int(free))
+            yield Advice(
+                "threads",
+                config.name,
+                f"Give {config.name} more threads: {key} {more}.",
+                f"Its instances run all the time, each takes {taken:.1f} cores with {key} {value}, and"
+                f" {free:.1f} cores are free for each. This helps a model whose library divides its work.",
+                f'parameters {{ key: "{key}" value {{ string_value: "{more}" }} }}',
+            )
 
 
 def _cores_of(step: StepFigures, instances: int) -> float:

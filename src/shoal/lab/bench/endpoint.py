@@ -12,7 +12,7 @@ from shoal.clients.client.grpc_transport import channel_options
 from shoal.clients.client.operators import read_page
 from shoal.clients.client.tls import Access
 from shoal.errors import ServerError
-from shoal.lab.bench.steps import Reading, read, read_client, read_statistics
+from shoal.lab.bench.steps import Reading, read_client, read_group, read_statistics
 from shoal.serving.server.launch import KEEP_LOG, Server
 
 _SECONDS = 60  # of a question
@@ -41,7 +41,9 @@ class Started:
 
     def read(self) -> Reading:
         """Take a reading of Triton's statistics, and of CPU times."""
-        return read(self._server)
+        key = ("triton-grpc-protocol-admin-key", self._server.admin_key)
+        reply = _call(self._server.grpc_url, {}, "ModelStatistics", key=key)
+        return read_group(self._server.pid, read_statistics(reply))
 
     def check(self, reading: Reading, label: str) -> None:
         """Raise ``ServerError`` if requests failed."""
@@ -94,9 +96,7 @@ class Found:
         from tritonclient.grpc import model_config_pb2, service_pb2
 
         if self._protocol == "grpc":
-            answer = self._call(
-                procedure, getattr(service_pb2, f"{procedure}Request")(**{"name": model} if model else {})
-            )
+            answer = _call(self.url, self.access, procedure, model)
             return answer.config if model else answer
         kind = model_config_pb2.ModelConfig if model else service_pb2.ModelStatisticsResponse
         try:
@@ -105,17 +105,22 @@ class Found:
         except (ValueError, json_format.ParseError) as error:
             raise ServerError(f"The server at {self.url} has no {path}: {error}") from None
 
-    def _call(self, procedure: str, message: Any) -> Any:
-        import grpc  # type: ignore[import-untyped]
-        from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-        files = self.access.get("ca_cert", ""), self.access.get("client_cert", "")
-        url, tls = read_url(self.url, "grpc", *files)
-        options, key = channel_options(url), self.access.get("api_key", "")
-        opened = grpc.secure_channel(url, tls.credentials(), options) if tls else grpc.insecure_channel(url, options)
-        with opened as channel:
-            metadata = (("authorization", f"Bearer {key}"),) if key else ()
-            try:
-                return getattr(GRPCInferenceServiceStub(channel), procedure)(message, _SECONDS, metadata=metadata)
-            except grpc.RpcError as error:
-                raise ServerError(f"The server at {url} gives no {procedure}: {error.details()}") from None
+def _call(url: str, access: Access, procedure: str, model: str = "", key: tuple[str, str] = ("", "")) -> Any:
+    """Call a procedure of Triton's over gRPC; ``key`` is an entry of the metadata, by default that of ``access``."""
+    import grpc  # type: ignore[import-untyped]
+    from tritonclient.grpc import service_pb2
+    from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+    url, tls = read_url(url, "grpc", access.get("ca_cert", ""), access.get("client_cert", ""))
+    options = channel_options(url)
+    if api_key := access.get("api_key", ""):
+        key = ("authorization", f"Bearer {api_key}")
+    message = getattr(service_pb2, f"{procedure}Request")(**{"name": model} if model else {})
+    opened = grpc.secure_channel(url, tls.credentials(), options) if tls else grpc.insecure_channel(url, options)
+    with opened as channel:
+        try:
+            ask = getattr(GRPCInferenceServiceStub(channel), procedure)
+            return ask(message, _SECONDS, metadata=(key,) if key[0] else ())
+        except grpc.RpcError as error:
+            raise ServerError(f"The server at {url} gives no {procedure}: {error.details()}") from None

@@ -327,7 +327,7 @@ def start_rows(
     """Start or reach the server of each target."""
     found = []
     for number, target in enumerate(targets):
-        on_progress("starting servers", number, len(targets))
+        on_progress("opening", number, len(targets))
         found.append(Rows(target, inputs, settings, held))
-    on_progress("starting servers", len(targets), len(targets))
+    on_progress("opening", len(targets), len(targets))
     return found

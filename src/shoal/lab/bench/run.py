@@ -231,11 +231,11 @@ def _bench_tokens(
     tokenizer = open_tokenizer(source.tokenizer) if source.tokenizer else None
     subjects = []
     for number, target in enumerate(targets):
-        on_progress("starting servers", number, len(targets))
+        on_progress("opening", number, len(targets))
         subjects.append(
             Tokens(target, (lambda text: len(tokenizer.encode(text).ids)) if tokenizer else None, settings, held)
         )
-    on_progress("starting servers", len(targets), len(targets))
+    on_progress("opening", len(targets), len(targets))
     cells = _find_token_cells(targets, subjects, source, loads)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     on_progress("fitting prompts", 0, 1)

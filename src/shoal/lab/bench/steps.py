@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.authoring.environment.embedded import served_model
-from shoal.errors import ServerError
-from shoal.serving.server.launch import Server
 from shoal.system.processes import processes
 
 _NS_PER_MS = 1e6
@@ -74,16 +72,11 @@ class Reading:
         )
 
 
-def read(server: Server) -> Reading:
-    """Take a reading of ``server``; its CPU time is that of all processes in its group.
-
-    Raises:
-        ServerError: the server does not answer.
-    """
-    counters = _read_counters(server)
+def read_group(group: int, counters: Mapping[str, Counters]) -> Reading:
+    """Take a reading of a server's process ``group``, with its ``counters``, and of this process and the cores."""
     total, models = 0.0, defaultdict[str, float](float)
     for process in processes():
-        if process.group == server.pid:
+        if process.group == group:
             total += process.seconds
             if model := served_model(process.arguments()):
                 models[model] += process.seconds
@@ -101,21 +94,6 @@ def _read_cores() -> float:
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
     return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
-
-
-def _read_counters(server: Server) -> dict[str, Counters]:
-    """Read the counters of every model of a server."""
-    import grpc  # type: ignore[import-untyped]
-    from tritonclient.grpc import service_pb2 as pb
-    from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-    with grpc.insecure_channel(server.grpc_url, [("grpc.enable_http_proxy", 0)]) as channel:
-        key = (("triton-grpc-protocol-admin-key", server.admin_key),)
-        try:
-            reply = GRPCInferenceServiceStub(channel).ModelStatistics(pb.ModelStatisticsRequest(), 60, metadata=key)
-        except grpc.RpcError as error:
-            raise ServerError(f"Triton gave no statistics: {error.details()}.", server.cause()) from None
-    return read_statistics(reply)
 
 
 def read_statistics(reply: Any) -> dict[str, Counters]:
