@@ -40,7 +40,7 @@ REPOSITORIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "language model": ("llm", {}),
     "language model in Python": ("llm_bls", {}),
     "language model on ONNX Runtime": ("llm", {"swap": {"llm-hf": "llm-onnx"}}),
-    "language model on vLLM": ("llm", {"swap": {"llm-hf": "llm-vllm"}}),
+    "language model on vLLM": ("llm", {"swap": {"llm-hf": "llm-vllm"}, "placement": "gpu"}),
     "vLLM's own backend": ("vllm", {}),
     "Llama 2": ("llamav2", {}),
     "made by hand": ("", {}),

@@ -12,7 +12,7 @@ from shoal.authoring.composition.compose import compose
 from shoal.authoring.repository.config import read_config
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.authoring.repository.plan import Plan
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.serving.server.container import container_command
 from tests.support.containers import find_installed, write_weights
 from tests.support.once import ROOT
@@ -119,6 +119,11 @@ def test_a_name_on_the_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: p
         compose("llm", tmp_path / "repository", weights="nobody/nothing@1")
 
 
+def test_8_bits_of_a_language_model_are_another_option(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"by another option: --quantize int8$"):
+        compose("llm", tmp_path / "repository", weights=weights, plan=Plan(dtype="int8"))
+
+
 @pytest.mark.parametrize("placement", ["cpu", "gpu"])
 def test_the_vllm_backend_gets_the_folder_in_its_arguments(placement: str, weights: Path, tmp_path: Path) -> None:
     plan = Plan(placement=placement, target="26.01")
@@ -140,8 +145,11 @@ def test_a_language_model_gets_what_its_engine_imports(weights: Path, tmp_path: 
     assert names == ["array-api-compat", "jinja2", "tokenizers", "torch", "transformers"]
     assert "transformers>=5.23" in find_installed(container_command(llm)), "the bound of the extra llm"
     swap = {"llm-hf": "llm-vllm"}
-    vllm = container_command(compose("llm", tmp_path / "v", weights=weights, plan=Plan(target="26.06"), swap=swap))
-    assert find_installed(vllm) == ["array-api-compat>=1.11"]  # the image has the others
+    with pytest.raises(ShoalError, match=r"llm-vllm is placed on the host, and the vLLM of .* \[kind-unsupported\]"):
+        compose("llm", tmp_path / "v", weights=weights, plan=Plan(target="26.06"), swap=swap)
+    plan = Plan(target="26.06", placement="gpu")
+    vllm = container_command(compose("llm", tmp_path / "v", weights=weights, plan=plan, swap=swap))
+    assert find_installed(vllm) == ["array-api-compat>=1.11", "cupy-cuda13x>=14.1"]  # the image has the others
     assert "tritonserver:26.06-vllm-python-py3 " in vllm
     assert "--gpus all" in vllm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,26 @@ def test_an_engine_of_several_ranks(tmp_path: Path) -> None:
     assert "--gpus all" in command
     one = write(tmp_path / "s", "tensorrt_llm", engine(tmp_path / "small", 1))
     assert "mpirun" not in container_command(one, target="25.12")
+
+
+def test_nvidias_code_around_an_engine_finds_its_packages_in_the_image(tmp_path: Path) -> None:
+    """Pillow in the version that TensorRT-LLM wants."""
+    repository = write(tmp_path / "r", "tensorrt_llm", engine(tmp_path / "engine", 1))
+    write(repository, "preprocessing", config("preprocessing"), f"import transformers\nfrom PIL import Image\n{MODEL}")
+    assert find_installed(container_command(repository, target="25.12")) == []
+    assert find_installed(container_command(write(tmp_path, "m", config("m"), f"import PIL\n{MODEL}"))) == [
+        "pillow>=11"
+    ]
+
+
+def test_ranks_of_an_engine_in_a_repository_with_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside = engine(tmp_path / "engine", 2).replace(str(tmp_path / "engine"), "/models/tensorrt_llm/1")
+    write(tmp_path / "r", "tensorrt_llm", inside)
+    shutil.copy(tmp_path / "engine" / "config.json", tmp_path / "r" / "tensorrt_llm" / "1")
+    assert "exec mpirun " in container_command(Path("r"), target="25.12")
 
 
 @pytest.mark.parametrize(("version", "right"), [(1, "/models/tensorrt_llm/1"), (2, "an absolute path")])

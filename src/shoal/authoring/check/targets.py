@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Collection, Iterable
 
+from shoal.authoring.check.config.scheduling import KIND_UNSUPPORTED
 from shoal.authoring.check.environments import PARAMETER
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, is_file
@@ -75,6 +76,13 @@ def find(model: Model, repository: Repository) -> Findings:
                 "Use --target 24.12 or newer; or an environment with a stub for its Python (docs/environments.md):"
                 f" shoal env build --target {target.version} --stub compile --stub-builder PROGRAM",
             )
+        for index, group in enumerate(model.message.instance_group):
+            if "vllm" in modules and group.kind == group.KIND_CPU:
+                yield KIND_UNSUPPORTED.at(
+                    model.at("instance_group", index),
+                    f"{model.name} is placed on the host, and the vLLM of NVIDIA's image computes on GPUs only.",
+                    f"Compose with --placement gpu; or with an environment for the host: --env {model.name}=PATH",
+                )
 
 
 def check_backends(models: Iterable[ModelConfig], name: str) -> None:

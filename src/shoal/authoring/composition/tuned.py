@@ -68,9 +68,12 @@ def decide(
     """
     if tuned is None:
         if plan.dtype == INT8:
+            takes_weights = any("model" in model.spec.parameters for model in models)  # of a language model
             raise InputError(
                 "INT8 needs an encoder that was quantised, and no plan file is given.",
-                "Make one: shoal tune REPOSITORY --data FILE; then add --tuned build/tuned/tuned.json",
+                "A language model's weights are quantised by another option: --quantize int8"
+                if takes_weights
+                else "Make one: shoal tune REPOSITORY --data FILE; then add --tuned build/tuned/tuned.json",
             )
         return plan, []
     scripts = {model.name: found for model in models if (found := find_scripts(model, artifacts))}

@@ -145,12 +145,17 @@ def find_requirements(modules: Collection[str], cuda: int, python: str) -> list[
     bounds = {re.split(r"[^\w.-]", line)[0]: line for line in lines}
     found = []
     for module in modules:
-        name = _PACKAGES.get(module, f"{module.replace('_', '-')}{'-cu13' * (module in _RAPIDS)}")
+        name = find_package(module)
         line = bounds.get(name) or (module in _RAPIDS and bounds[_RELEASED].replace(_RELEASED, name))
         line = line or _find_installed(module)
         line = line if parse_version(python) >= OLDEST_PYTHON else re.split(r"[^\w.-]", line)[0]
         found.append(line.replace("-cuda13x", f"-cuda{cuda}x").replace("-cu13", f"-cu{cuda}"))
     return sorted(found)
+
+
+def find_package(module: str) -> str:
+    """Return the name of the package that a module is usually in; for a GPU, that for CUDA 13."""
+    return _PACKAGES.get(module, f"{module.replace('_', '-')}{'-cu13' * (module in _RAPIDS)}")
 
 
 def _find_installed(module: str) -> str:

@@ -97,7 +97,7 @@ LLMAPI = "llmapi"  # NVIDIA's Python model on TensorRT-LLM's LLM API: /app/all_m
 _NATIVE = frozenset("dali fil identity onnxruntime openvino python pytorch repeat square tensorrt".split())
 _LLM = frozenset({"jinja2", "tokenizers", "torch", "transformers"})
 _VLLM = (frozenset({"python", "vllm"}), _LLM | {"vllm"})
-_TRTLLM = (frozenset({"python", "tensorrtllm"}), _LLM | {"tensorrt_llm"})
+_TRTLLM = (frozenset({"python", "tensorrtllm"}), _LLM | {"PIL", "tensorrt_llm"})
 _LLMAPI = (frozenset({*_TRTLLM[0], LLMAPI}), _TRTLLM[1])
 # The release notes of 26.08 and later list no image of TensorRT-LLM.
 IMAGES = (

@@ -11,6 +11,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shoal.authoring.environment.imports import find_package
 from shoal.authoring.environment.stub import parse_version
 from shoal.authoring.environment.targets import OLDEST_PYTHON
 from shoal.errors import InputError, SetupError
@@ -82,7 +83,7 @@ def service_dockerfile(container: Container, given: Given, options: Options) -> 
     wheel = f"shoal-{about.version}-py3-none-any.whl"
     own = [line for line in about.requires or () if "extra ==" not in line]
     lines = shlex.join(dict.fromkeys([*own, *container.packages]))
-    kept = " ".join(f"--no-emit-package {module.replace('_', '-')}" for module in sorted(container.modules))
+    kept = " ".join(f"--no-emit-package {find_package(module)}" for module in sorted(container.modules))
     pin = f"uv pip compile --generate-hashes --python-version {container.python} {kept} requirements.in"
     published = [f"-p {port}:{port}" for port in ports]
     mounts = [*(mount_option(path, path) for path in container.mounts), *given.mounts]

@@ -205,9 +205,9 @@ def _launch(manifest: Mapping[str, Any], ranks: Mapping[str, int], flags: Iterab
 def _world_size(config: ModelConfig) -> int:
     """Return the number of processes of a TensorRT-LLM engine, from the engine's ``config.json``; 1 if unknown."""
     folder = next((config.spec.parameters[name] for name in ENGINES if config.spec.parameters.get(name)), "")
-    folder = folder.replace("/models", str(config.folder.parent), 1) if folder.startswith("/models/") else folder
+    path = config.folder.parent / folder.removeprefix("/models/")  # an absolute one replaces what is before it
     try:
-        about = read_json(config.folder / folder / "config.json") if folder else {}
+        about = read_json(path / "config.json") if folder else {}
         return int(about["pretrained_config"]["mapping"]["world_size"])
     except (OSError, ValueError, LookupError, TypeError):
         return 1
