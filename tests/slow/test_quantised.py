@@ -102,6 +102,15 @@ def test_what_a_host_cannot_compute_is_refused(folder: Path, parameters: dict[st
         pass
 
 
+def test_weights_that_are_quantised_already(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"bitsandbytes.* are quantised already: .* with --engine vllm\.$"):
+        load_model(find_weights(tmp_path), "float32")
+
+
 def test_without_torchao(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(SetupError, match=r"pip install 'shoal\[quantize\]'"), open_engine(folder, quantize="int8"):

@@ -61,6 +61,9 @@ def load_model(
         **({} if place == "cpu" or not is_accelerate_available() else {"device_map": place}),
     }
     load: Any = AutoModelForCausalLM.from_pretrained
+    fix = "Take all files of the same model."
+    if weights.config.get("quantization_config"):
+        fix = "They are quantised already: take the weights that they were made from, or compose with --engine vllm."
     try:
         try:
             model, found = load(weights.folder, attn_implementation="sdpa", **options)
@@ -69,14 +72,9 @@ def load_model(
                 raise
             model, found = load(weights.folder, attn_implementation="eager", **options)
     except Exception as error:  # of many kinds, by file and model
-        raise ArtifactError(
-            f"transformers cannot load {weights.folder}: {error}", "Take all files of the same model."
-        ) from error
+        raise ArtifactError(f"transformers cannot load {weights.folder}: {error}", fix) from error
     if missing := sorted(found["missing_keys"]):  # transformers makes these up
-        raise ArtifactError(
-            f"{weights.folder} misses {len(missing)} of the model's weights: {missing[0]}.",
-            "Take all files of the same model.",
-        )
+        raise ArtifactError(f"{weights.folder} misses {len(missing)} of the model's weights: {missing[0]}.", fix)
     model.generation_config = GenerationConfig()
     if model.config.model_type == "reformer" and model.config.pad_token_id is None:
         model.config.pad_token_id = 0  # it fills long prompts up to whole chunks, which are masked
