@@ -245,6 +245,16 @@ def test_components_on_the_host_beside_a_gpu(placed: dict[str, Any], artifacts: 
     assert "--gpus all" in command
 
 
+def test_what_takes_tensors_from_a_gpu(tmp_path: Path) -> None:
+    """CuPy, unless there is torch, which does it too."""
+    made = compose("softmax", tmp_path / "r", plan=Plan(target="26.06"))
+    assert find_installed(container_command(made)) == ["array-api-compat>=1.11"]
+    write(made, "other", native("onnxruntime", KIND.format("KIND_GPU")))
+    assert find_installed(container_command(made)) == ["array-api-compat>=1.11", "cupy-cuda13x>=14.1"]
+    write(made, "third", config("third"), f"import torch\n{MODEL}")
+    assert find_installed(container_command(made)) == ["array-api-compat>=1.11", "torch>=2.10"]
+
+
 def write_arguments(repository: Path, **arguments: str) -> Path:
     """Write a model on vLLM's backend, with its model.json."""
     write(repository, "vllm_model", native("vllm", "instance_group [ { kind: KIND_MODEL } ]"))

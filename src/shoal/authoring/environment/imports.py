@@ -52,7 +52,7 @@ class Imports:
     def find_needed(self, *, on_gpu: bool = False, is_beside_gpu: bool = False) -> frozenset[str]:
         """Return the modules that a model needs on the host or a GPU.
 
-        A component on the host needs CuPy if another model may leave a tensor on a GPU (``is_beside_gpu``).
+        A component on the host needs CuPy, or torch, if another model may leave a tensor on a GPU (``is_beside_gpu``).
         """
         device = DEVICE if on_gpu and self.uses_cupy else {"cupy"} if is_beside_gpu else frozenset()
         return self.first | (self.later & (_TEXT | device) if self.is_ours else self.later - self.optional)

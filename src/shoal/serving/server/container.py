@@ -85,7 +85,7 @@ def find_container(repository: Path, *, target: str = "", cache_mib: float = CAC
     named = [folder for config in members for folder in find_named_folders(config)]
     check_backends(members, server.name)
     kinds = {group.kind for config in members for group in config.message.instance_group}
-    needs = {config.name: _find_needs(config, is_beside_gpu=_GPU in kinds) for config in members}
+    needs = {config.name: _find_needs(config) for config in members}
     for name in (name for name, each in needs.items() if "shoal" in each):
         raise InputError(
             f"Model {name} imports shoal, of which it has no copy, and the image has none either.",
@@ -94,6 +94,8 @@ def find_container(repository: Path, *, target: str = "", cache_mib: float = CAC
     needed = frozenset[str]().union(*needs.values())
     image = server.find_image({config.backend for config in members} & BACKENDS, needed) or IMAGES[0]
     row, modules = image.row(server.release), image.modules | {"numpy"}
+    if _GPU in kinds and "torch" not in needed | modules:  # by which components else take tensors from a GPU
+        needed = needed.union(*(_find_needs(config, is_beside_gpu=True) for config in members))
     ranks = {config.name: size for config in members if (size := _world_size(config)) > 1}
     shared_memory = int(manifest.get("launch", {}).get("shared_memory", 0))
     return Container(
@@ -163,7 +165,7 @@ def choose_target(repository: Path, wanted: str = "") -> str:
     return composed or wanted or LATEST
 
 
-def _find_needs(config: ModelConfig, *, is_beside_gpu: bool) -> frozenset[str]:
+def _find_needs(config: ModelConfig, *, is_beside_gpu: bool = False) -> frozenset[str]:
     """Return the modules that a Python model needs in the server's own Python; none if it has an environment."""
     if config.backend not in ("python", "") or config.spec.parameters.get(_ENVIRONMENT):
         return frozenset()
