@@ -123,7 +123,7 @@ def test_a_language_model_and_an_encoder(tiny_bert: Path, root: Path, tmp_path: 
     project = tmp_path / "project"
     add(project, tiny_bert, "encoder", task="embeddings", pooling="mean", tokenizer="tokens", max_length=16)
     pipeline(project, "encoder", "tokens", "embedded")
-    how: dict[str, Any] = {"weights": weights, "projects": [project], "plan": Plan(target="26.06")}
+    how: dict[str, Any] = {"weights": weights, "projects": [project], "plan": Plan(target="26.06"), "is_together": True}
     made = compose(["llm_bls", "embedded"], tmp_path / "made", **how)
     chat: dict[str, Any] = {
         "model": "gpt-4o",
