@@ -74,6 +74,15 @@ PLANTS = (
         core=NOT_THERE,
     ),
     Plant(
+        "an environment at an address",
+        "environment-missing",
+        FIRST,
+        "EXECUTION_ENV_PATH",
+        instead("file:///opt/custom_env.tar.gz"),
+        GOOD,
+        core=NOT_THERE,
+    ),
+    Plant(
         "an environment in a home",
         "environment-missing",
         FIRST,

@@ -42,6 +42,27 @@ PLANTS = (
         "version_policy: { specific { versions: [ 7 ] } }\ndynamic",
         NO_VERSION,
     ),
+    *(
+        change(
+            FIRST,
+            "no-version",
+            f"a policy of {policy}",
+            "dynamic",
+            f"version_policy {{ {policy} }}\ndynamic",
+            NO_VERSION,
+        )
+        for policy in ("specific { }", "latest { num_versions: 0 }", "latest { }")
+    ),
+    Plant("a newer version without its file", "model-file-missing", "first/2", "", {"first/2/": ""}),
+    Plant(
+        "no configuration of a model.py that completes none",
+        "config-incomplete",
+        "other",
+        "",
+        {"other/1/model.py": MODEL},
+        {"other/config.pbtxt": None, "other/1/model.py": MODEL + AUTO},
+        target="26.06",
+    ),
     Plant(
         "labels from Windows",
         "label-line-ends",

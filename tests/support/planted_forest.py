@@ -140,6 +140,7 @@ PLANTS = (
     *changes(
         CONFIG,
         ("fil-task", "no threshold", THRESHOLD, "", "", "output_class"),
+        ("fil-task", "a threshold that is no number", THRESHOLD, THRESHOLD.replace("0.5", "half"), "", "threshold"),
         (
             "fil-task",
             "labels as wide as chances",

@@ -15,6 +15,13 @@ ASKS = """    def initialize(self, args):
 
 PLANTS = (
     page("reads-unknown-input", at=CODE, line='"x"'),
+    change(
+        CODE,
+        "reads-unknown-input",
+        "a control that is not declared",
+        "            responses",
+        '            end = pb_utils.get_input_tensor_by_name(request, "END").as_numpy()\n            responses',
+    ),
     change(CODE, "reads-unknown-input", "an input that only the article has", '"X"', '"TEXT"'),
     page(
         "wrong-config-name",

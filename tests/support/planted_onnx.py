@@ -23,14 +23,18 @@ instance_group [ { kind: KIND_CPU } ]
 
 
 @cache
-def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10) -> bytes:
-    """A graph of the inputs ids and mask and the output score, with a weight among the inputs."""
+def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10, file: str = "") -> bytes:
+    """A graph of the inputs ids and mask and the output score, with a weight among the inputs, or in a ``file``."""
     onnx: Any = import_module("onnx")
     helper = onnx.helper
     integer, single = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
     describe = helper.make_tensor_value_info
     inputs = [describe(name, integer, [batch, 128]) for name in ("ids", "mask")]
     weight = helper.make_tensor("weight", single, [128, 1], [0.0] * 128)
+    if file:
+        del weight.float_data[:]
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=file)
     nodes = [
         helper.make_node("Mul", ["ids", "mask"], ["kept"]),
         helper.make_node("Cast", ["kept"], ["floats"], to=single),
@@ -47,6 +51,8 @@ def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10) -> bytes:
 BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }"
 CONTROL = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'
 GOOD: dict[str, Edit] = {CONFIG: CONTENT, FILE: graph}
+SPLIT: dict[str, Edit] = {CONFIG: CONTENT, FILE: lambda: graph(file="w.bin"), "net/1/w.bin": bytes(512)}
+INNER: dict[str, Edit] = {CONFIG: CONTENT, f"{FILE}/model.onnx": graph}
 
 
 def plant(name: str, line: str, old: str, new: str) -> Plant:
@@ -72,6 +78,9 @@ PLANTS = (
     Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
     Plant("a newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=22)}, GOOD, target="24.10"),
     Plant("a newer IR version", "onnx-version", FILE, "", {FILE: lambda: graph(ir=11)}, GOOD, target="25.07"),
+    Plant("a much newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=99)}, GOOD, target="embedded"),
+    Plant("weights that are not there", "model-file-missing", FILE, "", {"net/1/w.bin": None}, SPLIT),
+    Plant("an empty folder", "model-file-missing", "net/1", "", {f"{FILE}/model.onnx": None, f"{FILE}/": ""}, INNER),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
     change(CONFIG, "kind-unsupported", "a graph on a GPU of the embedded server", "KIND_CPU", "KIND_GPU gpus: [ 0 ]",
            "", "instance_group", good=GOOD, target="embedded"),

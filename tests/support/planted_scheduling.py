@@ -82,6 +82,7 @@ PLANTS = (
     page("ordering-and-priority", core="Only one priority level is allowed"),
     page("gpus-without-gpu", core="has kind KIND_CPU but specifies"),
     page("kind-unsupported", ALONE, component('library = "numpy"')),
+    page("passive-instances"),
     page("profile-without-tensorrt", core="specifies profile field which is only supported for TensorRT models"),
     page("cache-on-uncacheable", good={"first/1/model.py": SENDS}, core=UNCACHED),
     page(
@@ -92,6 +93,9 @@ PLANTS = (
     page("misspelt-backend", core="unable to find backend library"),
     page("metric-control"),
     page("sequence-control", ALONE, sequences(), core="must specify either 'int32_false_true'"),
+    change(
+        ALONE, "input-twice", "a control named as an input", '"START"', '"X"', "", "sequence_batching", good=sequences()
+    ),
     page("sequence-state", ALONE, sequences(""), core="doesn't match 'state' dim description. 3 != 2"),
     page("kind-left-open"),
     change(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.page_plants import page
-from tests.support.planted import MODEL, Plant, changes
+from tests.support.planted import MODEL, Plant, changes, config
 from tests.support.planted_ensembles import ALL, ensemble
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
@@ -35,6 +35,13 @@ PLANTS = (
     page("step-dtype", at=ALL, line="first_y", core="inconsistent data type"),
     page("step-shape", at=ALL, line="first_y", core="inconsistent shape"),
     page("decoupled-joined", at=ALL, line="{", core="originated from different decoupled models"),
+    Plant(
+        "a model that takes one row alone",
+        "ensemble-batch-size",
+        ALL,
+        '"IN"',
+        {"first/config.pbtxt": config("first", batching="").replace("max_batch_size: 8", "max_batch_size: 0")},
+    ),
     *changes(
         ALL,
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support import (
     planted_apis,
     planted_artifacts,
+    planted_calls,
     planted_checkpoints,
     planted_code,
     planted_engines,
@@ -43,6 +44,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_forest.PLANTS,
     *planted_torchscript.PLANTS,
     *planted_code.PLANTS,
+    *planted_calls.PLANTS,
     *planted_names.PLANTS,
     *planted_security.PLANTS,
     *planted_warmups.PLANTS,

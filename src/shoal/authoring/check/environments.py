@@ -37,6 +37,7 @@ IMPORT = Rule("import-not-in-environment", Severity.ERROR, is_core=True)
 
 # C++ backends; `runtime` selects a Python backend of the same name, which Triton also uses if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
+_REMOTE = ("s3", "gs", "as")  # core, src/filesystem: from where Triton fetches a file
 _ANY_RELEASE = (99, 12)
 _ON_GPU = frozenset({"cupy", "pylibcudf"})  # without rmm, which components do not need
 # Modules of the Python backend itself, and of the standard libraries of older Pythons.
@@ -64,8 +65,12 @@ def find(model: Model, repository: Repository) -> Findings:
     if is_file(stub) and not stub.stat().st_mode & 0o111:
         yield NOT_EXECUTABLE.at(Place(stub), "It is not executable.", f"chmod +x {model.folder.name}/{STUB}")
     value = model.parameters.get(PARAMETER, "")
-    if value and "://" not in value:
-        yield from _find_environment(model, value, model.at_entry("parameters", key=PARAMETER), repository)
+    place = model.at_entry("parameters", key=PARAMETER)
+    scheme, separator, _ = value.partition("://")
+    if separator and scheme not in _REMOTE:
+        yield MISSING.at(place, f"Failed to get the canonical path for {value}.", "Write a path without the scheme.")
+    elif value and not separator:
+        yield from _find_environment(model, value, place, repository)
 
 
 def _runs_python(model: Model, repository: Repository) -> bool:

@@ -106,6 +106,10 @@ def _find_settings(model: Model, target: Target | None) -> Findings:
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):
             yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in lower case.")
+    try:
+        float(given.get("threshold", "0"))
+    except ValueError:
+        yield TASK.at(_at(model, "threshold"), f"threshold is {given['threshold']!r:.60}.", "Write a number, as 0.5.")
     if _is_in_python(model, target):
         return
     is_new = target is not None and target.release >= _FIRST_CLASSIFIER

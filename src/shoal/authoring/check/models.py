@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.authoring.check.findings import Place
+from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.targets import Target
 from shoal.authoring.repository.call_graph import find_circle, is_decoupled, sort_decoupled
 from shoal.authoring.repository.config import CONFIG, ModelConfig, as_config
@@ -103,6 +104,11 @@ class Model:
         """Whether the backend is ``python``, which runs the model's own ``model.py``."""
         return self.backend == "python"
 
+    @property
+    def may_bring_python(self) -> bool:
+        """Whether another Python than the server's own may run the model's code: that of an environment or a stub."""
+        return "EXECUTION_ENV_PATH" in self.parameters or is_file(self.folder / STUB) or self.is_model_folder
+
     @cached_property
     def versions(self) -> tuple[int, ...]:
         """Numbers of the version folders, ascending."""
@@ -162,8 +168,8 @@ class Model:
 
     @cached_property
     def _may_be_completed(self) -> bool:
-        if self.message is not None and self.is_python and self.sources:
-            is_said = bool(self.message.input and self.message.output)
+        if self.is_python and self.sources and (self.message is not None or not self.path.exists()):
+            is_said = self.message is not None and self.message.input and self.message.output
             return any("auto_complete_config" in t or (not is_said and _INHERITS.search(t)) for _, t in self.sources)
         if self.message is None or not (self.message.input and self.message.output):
             return True

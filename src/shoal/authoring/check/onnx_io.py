@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.authoring.check.config.folders import FILE as MODEL_FILE
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
-from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.check.models import Model, Repository, is_file
 from shoal.authoring.environment.targets import NEWEST, Target
 from shoal.kit.component.files import describe_bytes
 from shoal.system.files import MAX_BINARY, read_bytes
@@ -45,6 +46,7 @@ def find(model: Model, repository: Repository) -> Findings:
         return
     for version in model.served_versions:
         path = model.folder / str(version) / (model.message.default_model_filename or FILE)
+        path = path / FILE if path.is_dir() else path
         try:
             if not path.is_file() or path.stat().st_size > _MAX_BYTES:
                 continue
@@ -56,16 +58,29 @@ def find(model: Model, repository: Repository) -> Findings:
         else:
             yield from _compare(model, read.graph)
             yield from _find_version(path, read, repository.target)
+            yield from _find_weights(path, read.graph)
 
 
 def _find_version(path: Path, model: Any, target: Target | None) -> Findings:
-    if target is None or target.is_embedded:  # the embedded server has the ONNX Runtime that is installed here
+    if target is None:
         return
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    for name, version, most in (("opset", opset, target.row.opset), ("IR version", model.ir_version, target.row.ir)):
-        if version > most and target.release <= NEWEST:
-            what = f"Its {name} is {version}; ONNX Runtime in the image of Triton {target.version} has {most}."
-            yield VERSION.at(Place(path), what, f"Export it with at most {name} {most}, or use a newer release.")
+    most, where = (target.row.opset, target.row.ir), f"ONNX Runtime in the image of Triton {target.version} has"
+    if target.is_embedded:  # with the ONNX Runtime that is installed here, whose versions `onnx` does not tell
+        onnx: Any = importlib.import_module("onnx")
+        most, where = (onnx.defs.onnx_opset_version(), onnx.IR_VERSION), f"onnx {onnx.__version__} defines"
+    for name, version, limit in zip(("opset", "IR version"), (opset, model.ir_version), most, strict=True):
+        if version > limit and target.release <= NEWEST:
+            what = f"Its {name} is {version}; {where} {limit}."
+            yield VERSION.at(Place(path), what, f"Export it with at most {name} {limit}, or use a newer release.")
+
+
+def _find_weights(path: Path, graph: Any) -> Findings:
+    external = [{entry.key: entry.value for entry in tensor.external_data} for tensor in graph.initializer]
+    for name in sorted({entry.get("location", "") for entry in external} - {""}):
+        if not is_file(path.parent / name):
+            what = f"{path.parent.name}/ does not contain {name}, in which {path.name} has its weights."
+            yield MODEL_FILE.at(Place(path), what, "Put it there, under this name.")
 
 
 def read_onnx(path: Path) -> Any:

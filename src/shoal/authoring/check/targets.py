@@ -7,10 +7,8 @@ import sys
 from collections.abc import Collection, Iterable
 
 from shoal.authoring.check.config.scheduling import KIND_UNSUPPORTED
-from shoal.authoring.check.environments import PARAMETER
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, is_file
-from shoal.authoring.environment.embedded import STUB
 from shoal.authoring.environment.imports import find_imports
 from shoal.authoring.environment.stub import parse_version
 from shoal.authoring.environment.targets import (
@@ -56,7 +54,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if (fault := _describe_backend(model.backend, backends, target)) and not _brings_backend(model):
         what = f"unable to find backend library for backend '{model.backend}': {fault[0]}"
         yield BACKEND.at(model.at("backend" if model.message.backend else "platform"), what, fault[1])
-    if PARAMETER in model.parameters or is_file(model.folder / STUB) or model.is_model_folder:
+    if model.may_bring_python:
         return
     is_ours = model.is_python and any("shoal" in text for _, text in model.sources)
     found = [find_imports(model.folder / str(version)) for version in model.served_versions if is_ours]

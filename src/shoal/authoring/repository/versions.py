@@ -35,7 +35,7 @@ def choose_served(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
     if policy is not None and policy.HasField("specific"):
         return tuple(version for version in versions if version in policy.specific.versions)
     number = policy.latest.num_versions if policy is not None and policy.HasField("latest") else 1
-    return tuple(versions[-max(1, number) :])
+    return tuple(versions[-number:] if number else ())
 
 
 def list_made(config: ModelConfig, *, is_served: bool = False) -> list[Path]:

@@ -59,8 +59,9 @@ def _completeness(model: Model, *, is_embedded: bool) -> Findings:
         if near:
             what = f"Triton does not read {near.relative_to(model.folder.parent)} as the configuration of {model.name}"
             yield INCOMPLETE.at(Place(near), f"{what}.", f"Rename it: {model.name}/{CONFIG}")
-        elif is_embedded:
-            what = f"{model.name} has no {CONFIG}, and the embedded Triton completes none"
+        elif is_embedded or (model.is_python and not model.is_undeclared):
+            who = "the embedded Triton" if is_embedded else "its model.py"
+            what = f"{model.name} has no {CONFIG}, and {who} completes none"
             yield INCOMPLETE.at(Place(model.folder), f"{what}.", "Write it, with its backend, inputs and outputs.")
     elif is_embedded and model.message is not None and model.is_undeclared:
         what = f"{model.name} does not declare its inputs and outputs, and the embedded Triton completes no {CONFIG}"
@@ -92,21 +93,19 @@ def _versions(model: Model) -> Findings:
                 f"Triton takes '{name}' for version {number} of {model.name}, and looks for {model.name}/{number}/.",
                 "Move it out of the model's folder, or rename it: the name must not begin with a digit.",
             )
-    wanted = list(model.message.version_policy.specific.versions) if model.message is not None else []
-    present = [version for version in model.versions if version in wanted] if wanted else list(model.versions)
-    if not present and not model.misread and not _has_agents(model):
-        place = model.at("version_policy") if wanted else Place(model.folder)
-        missing = (
-            f"it names {wanted}, and the folder has {list(model.versions)}" if wanted else "it has no numbered folder"
-        )
+    if not model.served_versions and not model.misread and not _has_agents(model):
+        place = model.at("version_policy") if model.versions else Place(model.folder)
+        missing = f"it takes none of {list(model.versions)}" if model.versions else "it has no numbered folder"
         yield NO_VERSION.at(
             place,
             f"at least one version must be available under the version policy of model '{model.name}': {missing}.",
-            f"Make {model.name}/1/" + (" with a file .gitkeep in it." if model.is_ensemble else " with its file."),
+            "Remove version_policy: by default it is the latest."
+            if model.versions
+            else f"Make {model.name}/1/" + (" with a file .gitkeep in it." if model.is_ensemble else " with its file."),
         )
         return
-    for version in wanted:
-        if version not in present:
+    for version in model.message.version_policy.specific.versions if model.message is not None else ():
+        if version not in model.versions:
             yield POLICY.at(
                 model.at("version_policy"),
                 f"version {version} is specified for model '{model.name}', but the version directory is not present.",
@@ -136,6 +135,8 @@ def _files(model: Model) -> Findings:
         folder = model.folder / str(version)
         names = {path.name for path in entries(folder)}
         expected = _expected(model) if version in model.served_versions else ()
+        if expected == ("model.onnx",) and (folder / expected[0]).is_dir():
+            expected = ("model.onnx/model.onnx",)  # the backend opens the file in the folder
         for path in (folder / name for name in expected):
             if exists(path) and not is_file(path) and (path.suffix in (".py", ".pt") or not path.is_dir()):
                 what = f"{model.name}/{version}/{path.name} is {describe_place(path)}"

@@ -28,6 +28,7 @@ KIND_UNSUPPORTED = Rule("kind-unsupported", Severity.ERROR)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 STATE = Rule("sequence-state", Severity.ERROR, is_core=True)
 EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
+PASSIVE = Rule("passive-instances", Severity.ERROR)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
 # Backends of NVIDIA, and widespread backends of others. A name unlike all of them is taken for a user's own backend.
@@ -141,7 +142,11 @@ def _priorities(model: Model, batching: Any) -> Findings:
 
 
 def _instances(model: Model) -> Findings:
-    for index, group in enumerate(model.message.instance_group):
+    groups = model.message.instance_group
+    if groups and all(group.passive for group in groups):
+        what = f"All instances of {model.name} are passive: its requests wait forever."
+        yield PASSIVE.at(model.at("instance_group", 0, "passive"), what, "Remove passive.")
+    for index, group in enumerate(groups):
         kind = enum_name(group.Kind, group.kind)
         if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
             yield INSTANCE_GPUS.at(

@@ -38,6 +38,11 @@ def find(model: Model, _: Repository) -> Findings:
                 yield rule.at(model.at(kind, index, "name"), f"{what}.", "Remove one, or rename it.")
             seen.setdefault(tensor.name, index)
     yield from _batch_tensors(model)
+    sequences = model.message.sequence_batching
+    for name in {t.name for t in sequences.control_input} | {s.input_name for s in sequences.state}:
+        if any(name == tensor.name for tensor in model.inputs):
+            what = f"{name} of {model.name} is an input, and a control or a state of its sequences, which replaces it."
+            yield INPUT_TWICE.at(model.at("sequence_batching"), what, "Rename one of the two.")
 
 
 def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> Findings:

@@ -199,6 +199,14 @@ def _meanings(
                 here = replace(here, tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)
             if (first.tensor.dims or name in scalars) and first.tensor.dtype != "TYPE_INVALID":
                 yield from _compare(model, name, first, here, place)
+                is_flat = first.is_batched and not is_batched and len(first.tensor.dims) == len(here.tensor.dims)
+                if is_flat and field == "input_map" and model.message.max_batch_size > 1 and first.fits(here):
+                    what = f"unexpected shape for input '{key}' for model '{member.name}' of max_batch_size 0: ensemble"
+                    yield BATCH.at(
+                        place,
+                        f"{what} {model.name} passes all rows of a request.",
+                        f"Write max_batch_size: 1 in {model.name}, or let {member.name} take more.",
+                    )
 
 
 def _compare(model: Model, name: str, first: Declared, here: Declared, place: Place) -> Findings:

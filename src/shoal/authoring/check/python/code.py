@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 
 import shoal
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
@@ -18,6 +20,7 @@ from shoal.authoring.check.python.source import (
     served_sources,
     walk_within,
 )
+from shoal.authoring.environment.stub import parse_version
 from shoal.authoring.vendoring import IMPORT_FIX, find_unknown
 from shoal.system.files import read_bytes
 
@@ -31,6 +34,8 @@ READS = Rule("reads-unknown-input", Severity.WARNING)
 CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 
 CLASS = "TritonPythonModel"
+# Syntax node: the first Python with it.
+_FIRST = {"Match": (3, 10), "TryStar": (3, 11), "TypeAlias": (3, 12)}
 # Method: number of arguments that Triton passes, and the right signature.
 _CALLS = {
     "__init__": (0, "__init__(self)"),
@@ -45,9 +50,10 @@ _KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate
 
 def find(model: Model, repository: Repository) -> Findings:
     """Find mistakes in the code of a Python model."""
-    del repository
+    target = repository.target if not model.may_bring_python else None
+    python = parse_version(target.python)[:2] if target else ()
     for path, text in served_sources(model):
-        yield from _check_syntax(Place(path), text)
+        yield from _check_syntax(Place(path), text, python)
         if "shoal" in text and not (path.parent / "shoal").is_dir():  # the package that is installed, or a copy of it
             for line, name in find_unknown(path):
                 yield UNKNOWN.at(Place(path, line), f"shoal {shoal.__version__} has no {name}.", f"{IMPORT_FIX}.")
@@ -60,13 +66,19 @@ def find(model: Model, repository: Repository) -> Findings:
             yield from _check_methods(source, found[0], is_fixed=model.is_fixed)
         yield from _check_capsules(source)
         yield from _check_opens(source)
+        for node in source.nodes if python else ():
+            if (first := _FIRST.get(type(node).__name__, python)) > python:
+                what = f"Python {'.'.join(map(str, python))} of {target and target.name} cannot parse it"
+                yield SYNTAX.at(
+                    source.at(node), f"{what}: it needs {'.'.join(map(str, first))}.", "Write it otherwise."
+                )
         if model.message is not None and not model.is_completed:
             yield from _check_names(source, model)
 
     yield from examine(model, look)
 
 
-def _check_syntax(place: Place, text: str) -> Findings:
+def _check_syntax(place: Place, text: str, python: tuple[int, ...]) -> Findings:
     found = parse(text)
     if isinstance(found, ast.Module) and "�" in text:
         try:  # the text has replacement characters: the file declares another encoding, or is invalid
@@ -75,7 +87,7 @@ def _check_syntax(place: Place, text: str) -> Findings:
             found = error
         except (OSError, ValueError, RecursionError, MemoryError):
             return
-    if isinstance(found, SyntaxError):
+    if isinstance(found, SyntaxError) and not (_may_be_newer(found) and (not python or python > sys.version_info[:2])):
         shown = (found.text or "").strip()[:80]
         reason = found.msg.partition("; use sys.")[0]
         yield SYNTAX.at(
@@ -83,6 +95,13 @@ def _check_syntax(place: Place, text: str) -> Findings:
             f"Python cannot parse it: {reason}{f'; the line is: {shown}' if shown else ''}.",
             "Fix that line; `python -m py_compile model.py` shows the next one.",
         )
+
+
+def _may_be_newer(error: SyntaxError) -> bool:
+    """Whether a newer Python may accept the line of a syntax error, for its nested f-string or its type parameters."""
+    line = error.text or ""
+    is_new = re.match(r"\s*(type\s+\w[^=]*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
+    return (bool(is_new) or error.msg.startswith("f-string")) and sys.version_info < (3, 12)
 
 
 def _check_missing(source: SourceFile) -> Findings:
@@ -166,26 +185,21 @@ def _is_callable(source: SourceFile, method: Function, given: int, *, on_class: 
 
 
 def _check_capsules(source: SourceFile) -> Findings:
-    for function in (node for node in source.nodes if isinstance(node, Function)):
-        within = list(walk_within(function))
-        if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
-            continue  # the function waits for the stream itself, or copies to the host
-        values: dict[str, bool] = {}  # name: whether all values that are assigned to it are capsules
-        for node in (node for node in within if isinstance(node, ast.Assign)):
-            for target in (target for target in node.targets if isinstance(target, ast.Name)):
-                values[target.id] = values.get(target.id, True) and _is_capsule(node.value)
-        for call in within:
-            if isinstance(call, ast.Call) and source.name(call.func) == f"{PB}.Tensor.from_dlpack":
-                given = argument(call, 1, "tensor")
-                if _is_capsule(given) or (isinstance(given, ast.Name) and values.get(given.id)):
-                    yield CAPSULE.at(
-                        source.at(call),
-                        "It gets a DLPack capsule; Triton cannot wait for the capsule's CUDA stream.",
-                        "Pass the array itself; if it has no __dlpack__, synchronize the stream first.",
-                    )
+    for call in source.calls:
+        given = argument(call, 1, "tensor") if source.name(call.func) == f"{PB}.Tensor.from_dlpack" else None
+        if given is None or not _is_capsule(source.follow(given)):
+            continue
+        within = walk_within(source.function_of(call))
+        # A function with these waits for the stream itself, or copies to the host.
+        if {"synchronize", "cpu"}.isdisjoint(node.attr for node in within if isinstance(node, ast.Attribute)):
+            yield CAPSULE.at(
+                source.at(call),
+                "It gets a DLPack capsule; Triton cannot wait for the capsule's CUDA stream.",
+                "Pass the array itself; if it has no __dlpack__, synchronize the stream first.",
+            )
 
 
-def _is_capsule(node: ast.expr | None) -> bool:
+def _is_capsule(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CAPSULES
 
 
@@ -207,7 +221,7 @@ def _check_names(source: SourceFile, model: Model) -> Findings:
 
     A name is reported if it has the letters of a declared name in another order or case. Any other may be right, since
     a ``model.py`` may serve several configurations: it is reported if the code uses the tensor without looking whether
-    it is there, and never names an input that each request must have.
+    it is there, and either never leaves ``execute`` before or never names an input that each request must have.
     """
     states = model.message.sequence_batching
     inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
@@ -226,7 +240,7 @@ def _check_names(source: SourceFile, model: Model) -> Findings:
         if function not in functions:
             continue
         rule, what, declared = functions[function]
-        is_needed = rule is READS and has_unread and _is_used(source, call)
+        is_needed = rule is READS and _is_used(source, call, may_leave=has_unread)
         match argument(call, 1, "name"):
             case ast.Constant(value=str(name)) if name not in declared and (is_needed or _is_misspelt(name, declared)):
                 yield rule.at(
@@ -236,20 +250,11 @@ def _check_names(source: SourceFile, model: Model) -> Findings:
                 )
 
 
-def _is_used(source: SourceFile, call: ast.Call) -> bool:
-    """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None).
-
-    Code under a condition, in a ``try`` or in another function than ``execute`` may be for another configuration.
-    """
-    node: ast.AST = call
+def _is_used(source: SourceFile, call: ast.Call, *, may_leave: bool) -> bool:
+    """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None)."""
     method = source.parents[call]
-    if not (isinstance(method, ast.Attribute) and isinstance(source.parents[method], ast.Call)):
-        return False
-    while not isinstance(node, Function | ast.Module):
-        node = source.parents[node]
-        if isinstance(node, ast.If | ast.IfExp | ast.Try | ast.Match | ast.BoolOp | ast.Lambda | ast.While):
-            return False
-    return isinstance(node, Function) and node.name == "execute"
+    is_method = isinstance(method, ast.Attribute) and isinstance(source.parents[method], ast.Call)
+    return is_method and source.always_in(call, may_leave=may_leave) == "execute"
 
 
 def _is_misspelt(name: str, declared: list[str]) -> bool:

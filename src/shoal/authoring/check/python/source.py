@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +17,8 @@ from shoal.authoring.check.models import Model
 PB = "triton_python_backend_utils"
 MAX_SOURCE_BYTES = 256 * 1024  # parsed within a second; four times the longest model.py that we have seen
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_CONDITIONAL = ast.If | ast.IfExp | ast.Try | ast.Match | ast.BoolOp | ast.Lambda | ast.While
+_LEAVES = ast.Return | ast.Raise | ast.Break | ast.Continue
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,55 @@ class SourceFile:
         while not isinstance(node, Function | ast.Module):
             node = self.parents[node]
         return node
+
+    @cached_property
+    def _bindings(self) -> Mapping[tuple[ast.AST, str], list[ast.AST]]:
+        """For each function and name, or ``self.NAME``, the nodes that bind the name there."""
+        found: dict[tuple[ast.AST, str], list[ast.AST]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.arg):
+                found.setdefault((self.function_of(node), node.arg), []).append(node)
+            elif isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                found.setdefault((self.function_of(node), self.name(node)), []).append(self.parents[node])
+        return found
+
+    def follow(self, node: ast.AST) -> ast.AST:
+        """Return the expression assigned to a name or to ``self.NAME``, or the loop or argument that it is from.
+
+        Other expressions are returned as they are, and so are names unless the function around binds them exactly once.
+        """
+        while name := self.name(node):
+            match self._bindings.get((self.function_of(node), name), []):
+                case [ast.Assign() as bound] if bound.lineno < getattr(node, "lineno", 0):
+                    if isinstance(node, ast.Attribute) and self.always_in(bound, may_leave=True) is None:
+                        return node
+                    node = bound.value
+                case [ast.For(target=ast.Name()) | ast.arg() as bound]:
+                    return bound
+                case _:
+                    return node
+        return node
+
+    def is_passed(self, node: ast.AST) -> bool:
+        """Whether ``node`` is the argument after ``self`` of a method."""
+        function = self.function_of(node)
+        return isinstance(function, Function) and function.args.args[1:2] == [node]
+
+    def always_in(self, node: ast.AST, *, may_leave: bool = False) -> str | None:
+        """Return the name of the function that always evaluates ``node``, empty for the module; None if it may not.
+
+        Code under a condition or in a ``try`` may be for another configuration, and so may what follows a statement
+        that leaves the function or a loop, unless ``may_leave``.
+        """
+        start = node
+        while not isinstance(node, Function | ast.Module):
+            node = self.parents[node]
+            if isinstance(node, _CONDITIONAL) or (isinstance(node, ast.With) and "suppress" in self.words):
+                return None
+        leaves = (each.lineno for each in walk_within(node) if isinstance(each, _LEAVES))
+        if not may_leave and any(line < getattr(start, "lineno", 0) for line in leaves):
+            return None
+        return node.name if isinstance(node, Function) else ""
 
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
@@ -105,7 +154,7 @@ def examine(model: Model, look: Callable[[SourceFile], Findings]) -> Findings:
 def parse(text: str) -> ast.Module | SyntaxError | None:
     """Parse Python code, without its ``if __name__ == "__main__":`` blocks.
 
-    Return the error if that fails, or None if the code is too long, nested too deeply, or for a newer Python.
+    Return the error if that fails, or None if the code is too long or nested too deeply.
     """
     if len(text) > MAX_SOURCE_BYTES:
         return None
@@ -115,19 +164,12 @@ def parse(text: str) -> ast.Module | SyntaxError | None:
             tree = ast.parse(text.removeprefix("\ufeff"))
             tree.body = [node for node in tree.body if not _is_main_guard(node)]
     except SyntaxError as error:
-        return None if _may_be_newer(error) else error
+        return error
     except ValueError as error:  # a NUL, until Python 3.12
         return SyntaxError(str(error))
     except (RecursionError, MemoryError):
         return None
     return tree
-
-
-def _may_be_newer(error: SyntaxError) -> bool:
-    """Whether a newer Python may accept the line of a syntax error, for its nested f-string or its type parameters."""
-    line = error.text or ""
-    is_new = re.match(r"\s*(type\s+\w[^=]*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
-    return (bool(is_new) or error.msg.startswith("f-string")) and sys.version_info < (3, 12)
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

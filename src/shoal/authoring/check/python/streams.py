@@ -135,20 +135,11 @@ def _is_call(node: ast.AST | None, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
 
 
-def _find_value(source: SourceFile, read: ast.Name) -> ast.expr | None:
-    """Return the value assigned to a name; None unless the function around it assigns the name exactly once."""
-    within = (node for node in walk(source.function_of(read)) if isinstance(node, ast.Name) and node.id == read.id)
-    bound = [source.parents[node] for node in within if not isinstance(node.ctx, ast.Load)]
-    return bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
-
-
 def _check_errors(source: SourceFile) -> Findings:
     for call in source.calls:
         if not _is_call(call, "send") or not _is_final(source, call):
             continue
-        given: ast.AST | None = argument(call, 0, "response")
-        if isinstance(given, ast.Name):
-            given = _find_value(source, given)
+        given = source.follow(argument(call, 0, "response") or call)
         is_response = isinstance(given, ast.Call) and source.name(given.func) == f"{PB}.InferenceResponse"
         error = argument(given, 1, "error") if is_response and isinstance(given, ast.Call) else None
         if error is not None and not is_literal(error, None):
