@@ -75,6 +75,7 @@ PLANTS = (
         ("wrong-arguments", "a tensor's arguments exchanged", '"Y", x * np.float32(2)', 'x * np.float32(2), "Y"'),
         ("wrong-arguments", "a tensor's arguments by name", '"Y", x *', 'name="Y", array=x *'),
         ("wrong-arguments", "a tensor of a list", "x * np.float32(2)", "[[1.0, 2.0, 3.0, 4.0]]"),
+        ("wrong-arguments", "a tensor that is not an array", "x * np.float32(2)", READ.removesuffix(".as_numpy()")),
         ("wrong-arguments", "an error that is a text", ANSWER, 'pb_utils.InferenceResponse(error="no")'),
         ("wrong-arguments", "an answer of a tensor", ANSWER, 'pb_utils.InferenceResponse(pb_utils.Tensor("Y", x))'),
         ("unknown-attribute", "a request asked for a tensor", READ, 'request.get_input("X")'),

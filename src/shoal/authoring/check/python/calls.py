@@ -30,26 +30,27 @@ _SIGNATURES = {
         flags=0, timeout=0, preferred_memory=None, trace=None, parameters=None: None
     ),
 }  # fmt: skip
-# Argument: the type of literals that it takes; an object is never one.
+# Argument: the type of literals that it takes, where ast.Call is for objects of pb_utils, and bytes for arrays.
 _TAKES: Mapping[str, type] = {
     **dict.fromkeys(("name", "message", "model_name", "request_id"), str),
     **dict.fromkeys(("model_version", "flags", "timeout"), int),
     **dict.fromkeys(("output_tensors", "inputs", "requested_output_names"), list),
-    **dict.fromkeys(("array", "code", "error", "response", "preferred_memory", "trace"), ast.Call),
+    **dict.fromkeys(("code", "error", "response", "preferred_memory", "trace"), ast.Call),
+    "array": bytes,
 }
 _ATTRIBUTES = {
     "request": """inputs request_id correlation_id requested_output_names flags set_flags timeout parameters trace exec
     async_exec get_response_sender is_cancelled set_release_flags""".split(),
     "tensor": "name as_numpy triton_dtype to_dlpack from_dlpack is_cpu shape".split(),
     "response": "output_tensors has_error error parameters".split(),
-    "sender": "send is_cancelled".split(),
+    "response sender": "send is_cancelled".split(),
+    "pb_utils": """TRITONSERVER_MEMORY_CPU TRITONSERVER_MEMORY_GPU TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END TRITONSERVER_RESPONSE_COMPLETE_FINAL TRITONSERVER_REQUEST_RELEASE_ALL
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE""".split(),
 }
 _MADE = {_REQUEST: "request", f"{PB}.InferenceResponse": "response"} | dict.fromkeys(
     (f"{PB}.Tensor", f"{PB}.get_input_tensor_by_name", f"{PB}.get_output_tensor_by_name"), "tensor"
 )
-_PREFIX = f"{PB}.TRITONSERVER_"
-_CONSTANTS = """MEMORY_CPU MEMORY_GPU REQUEST_FLAG_SEQUENCE_START REQUEST_FLAG_SEQUENCE_END RESPONSE_COMPLETE_FINAL
-REQUEST_RELEASE_ALL REQUEST_RELEASE_RESCHEDULE""".split()
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -70,7 +71,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 def _check_call(source: SourceFile, call: ast.Call) -> Findings:
     match call.func:
-        case ast.Attribute(attr="send", value=value) if _kind(source, value) == "sender":
+        case ast.Attribute(attr="send", value=value) if _kind(source, value) == "response sender":
             name = "sender.send"
         case function:
             name = source.name(function)
@@ -87,13 +88,13 @@ def _check_call(source: SourceFile, call: ast.Call) -> Findings:
         yield ARGUMENTS.at(source.at(call), f"{shown}(): {error}.", fix)
         return
     for argument_name, value in bound.arguments.items():
-        kind, wanted = _literal(source, value), _TAKES.get(argument_name)
+        kind, wanted = _literal(source, source.follow(value)), _TAKES.get(argument_name)
         if kind is not None and wanted is not None and not issubclass(kind, wanted):
             what = f"{shown}() does not take {ast.unparse(value)[:60]} as {argument_name}: incompatible arguments."
             yield ARGUMENTS.at(source.at(call), what, fix)
 
 
-def _literal(source: SourceFile, node: ast.expr) -> type | None:
+def _literal(source: SourceFile, node: ast.AST) -> type | None:
     """Return the type of a literal, or ``ast.Call`` for an object of pb_utils; None if unknown."""
     match node:
         case ast.Constant(value=str() | int() | float() as value):
@@ -111,7 +112,7 @@ def _kind(source: SourceFile, node: ast.AST) -> str:
     """Return which of the backend's objects an expression is certainly, such as ``request``; empty if unknown."""
     match source.follow(node):
         case ast.Call(func=ast.Attribute(attr="get_response_sender")):
-            return "sender"
+            return "response sender"
         case ast.Call(func=made):
             return _MADE.get(source.name(made), "")
         case ast.For(iter=iterable) as loop if source.is_passed(source.follow(iterable)):
@@ -120,19 +121,16 @@ def _kind(source: SourceFile, node: ast.AST) -> str:
 
 
 def _check_attribute(source: SourceFile, node: ast.Attribute) -> Findings:
-    name, kind = source.name(node), ""
-    if name.startswith(_PREFIX):
-        known = [_PREFIX.removeprefix(f"{PB}.") + each for each in _CONSTANTS]
-    else:
-        kind = _kind(source, node.value)
-        known = _ATTRIBUTES.get(kind, [])
-    if not known or node.attr in known or node.attr.startswith("__"):
+    is_constant = source.name(node).startswith(f"{PB}.TRITONSERVER_")
+    kind = "pb_utils" if is_constant else _kind(source, node.value)
+    known = _ATTRIBUTES.get(kind, [node.attr])
+    if node.attr in known or node.attr.startswith("__"):
         return
     close = difflib.get_close_matches(node.attr, known, 1)
     fix = f"Write {close[0]}." if close else f"Known: {', '.join(known)}."
     if (kind, node.attr) == ("request", "send"):
         fix = "Send through request.get_response_sender()."
-    yield ATTRIBUTE.at(source.at(node), f"{f'A {kind}' if kind else 'pb_utils'} has no attribute {node.attr}.", fix)
+    yield ATTRIBUTE.at(source.at(node), f"{'' if is_constant else 'A '}{kind} has no attribute {node.attr}.", fix)
 
 
 def _check_tensors(source: SourceFile, call: ast.Call, repository: Repository) -> Findings:
@@ -145,11 +143,14 @@ def _check_tensors(source: SourceFile, call: ast.Call, repository: Repository) -
     if called.message is None or called.is_completed:
         return
     sequences = called.message.sequence_batching
-    inputs = [*(t.name for t in called.inputs), *(t.name for t in sequences.control_input)]
-    outputs = [*(t.name for t in called.outputs), *(s.output_name for s in sequences.state)]
+    inputs = [*called.inputs, *sequences.control_input]
     for kind, names, known in (
-        ("input", argument(call, 2, "inputs"), [*inputs, *(s.input_name for s in sequences.state)]),
-        ("output", argument(call, 3, "requested_output_names"), outputs),
+        ("input", argument(call, 2, "inputs"), [*(t.name for t in inputs), *(s.input_name for s in sequences.state)]),
+        (
+            "output",
+            argument(call, 3, "requested_output_names"),
+            [*(t.name for t in called.outputs), *(s.output_name for s in sequences.state)],
+        ),
     ):
         for each in names.elts if isinstance(names, ast.List) else ():
             match argument(each, 0, "") if isinstance(each, ast.Call) and _kind(source, each) == "tensor" else each:

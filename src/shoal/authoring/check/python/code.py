@@ -68,10 +68,8 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _check_opens(source)
         for node in source.nodes if python else ():
             if (first := _FIRST.get(type(node).__name__, python)) > python:
-                what = f"Python {'.'.join(map(str, python))} of {target and target.name} cannot parse it"
-                yield SYNTAX.at(
-                    source.at(node), f"{what}: it needs {'.'.join(map(str, first))}.", "Write it otherwise."
-                )
+                what = f"Python {target and target.python} of the target cannot parse it: {type(node).__name__}."
+                yield SYNTAX.at(source.at(node), what, f"Python {first[0]}.{first[1]} can. Write it otherwise.")
         if model.message is not None and not model.is_completed:
             yield from _check_names(source, model)
 
