@@ -32,6 +32,13 @@ STARTS = {
     "a parameter with a default": (f'self.kind = {READS}.get("kind", {{}})',),
     "another mapping of parameters": ('self.kind = self.load(args)["parameters"]["kind"]["string_value"]',),
     "a number with a fraction": (f'self.size = float({READS}["size"]["string_value"])',),
+    "a key that it sets before": ('args["kind"] = path', 'self.kind = args["kind"]'),
+    "a parameter that it sets before": (
+        f"found = {READS}",
+        'found.setdefault("kind", "a")',
+        'self.kind = found["kind"]',
+    ),
+    "the beginning of a text": ('self.shown = args["model_config"][:80]',),
     "a written file": ('log = open("log.txt", "w", encoding="utf-8")',),
     "a changed folder": ("os.chdir(path)", 'file = open("labels.txt", encoding="utf-8")'),
     "a configuration that is parsed": (

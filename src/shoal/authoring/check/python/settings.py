@@ -7,7 +7,7 @@ from functools import partial
 
 from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, exists
-from shoal.authoring.check.python.source import PB, SourceFile, argument, examine
+from shoal.authoring.check.python.source import PB, SourceFile, argument, examine, is_literal
 
 ARGS = Rule("wrong-args-key", Severity.ERROR, is_core=True)
 PARAMETER = Rule("parameter-missing", Severity.ERROR, is_core=True)
@@ -17,6 +17,8 @@ NUMPY = Rule("numpy-name-removed", Severity.ERROR, is_core=True)
 _KEYS = """model_config model_instance_kind model_instance_name model_instance_device_id model_repository model_version
 model_name""".split()
 _CONFIGS = (f"{PB}.get_input_config_by_name", f"{PB}.get_output_config_by_name")
+_TEXT = "TypeError: args['model_config'] is a text, of which this takes a part by name."
+_PARSE = "Parse it first: json.loads(args['model_config'])"
 _NUMBERS = {"int": int, "float": float}
 _LOADED = ("", "initialize")  # code that always runs when the model loads
 _FIRST_NUMPY_124 = (23, 3)  # release whose images were built after NumPy 1.24 appeared
@@ -48,17 +50,19 @@ def _check_reads(source: SourceFile, node: ast.Subscript | ast.Call, model: Mode
     """Find a wrong key of ``args``, a configuration that is not parsed, and a parameter that is missing or wrong."""
     kind, place = partial(_find_kind, source), source.at(node)
     match node:
-        case ast.Subscript(value=value, slice=ast.Constant(value=str(key))) if kind(value) == "args":
-            if key not in _KEYS:
+        case ast.Subscript(value=value, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+            found = kind(value)
+            if found and _may_be_set(source, key):
+                return
+            if found == "args" and key not in _KEYS:
                 yield ARGS.at(place, f"KeyError: args has no '{key}'.", f"Known: {', '.join(_KEYS)}.")
-        case ast.Subscript(value=value, slice=ast.Constant(value=str(key))) if kind(value) == "parameters":
-            if key not in model.parameters and not model.is_model_folder:
+            elif found == "parameters" and key not in model.parameters and not model.is_model_folder:
                 what = f"KeyError: it reads the parameter '{key}', which {model.name} does not have."
                 yield PARAMETER.at(place, what, f'Add parameters {{ key: "{key}" value {{ string_value: "..." }} }}.')
-        case ast.Subscript(value=text) | ast.Call(args=[text, *_]) if kind(text) == "text":
-            if isinstance(node, ast.Subscript) or source.name(node.func) in _CONFIGS:
-                what = "TypeError: args['model_config'] is a text, of which this takes a part by name."
-                yield ARGS.at(place, what, "Parse it first: json.loads(args['model_config'])")
+            elif found == "text":
+                yield ARGS.at(place, _TEXT, _PARSE)
+        case ast.Call(args=[text, *_]) if source.name(node.func) in _CONFIGS and kind(text) == "text":
+            yield ARGS.at(place, _TEXT, _PARSE)
         case ast.Call(func=ast.Name(id="int" | "float" as name), args=[ast.Subscript(value=ast.Subscript() as read)]):
             key = getattr(read.slice, "value", "")
             given = model.parameters.get(key, "${") if kind(read.value) == "parameters" else "${"
@@ -67,6 +71,12 @@ def _check_reads(source: SourceFile, node: ast.Subscript | ast.Call, model: Mode
             except ValueError:
                 what = f"ValueError: it reads the parameter '{key}' with {name}(), and its value is {given!r:.60}."
                 yield PARAMETER.at(model.at_entry("parameters", key=key), what, f"Write a number that {name}() takes.")
+
+
+def _may_be_set(source: SourceFile, key: str) -> bool:
+    """Whether the code itself may set a key of a mapping."""
+    stored = (node for node in source.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+    return bool(source.words & {"setdefault", "update"}) or any(is_literal(node.slice, key) for node in stored)
 
 
 def _find_kind(source: SourceFile, node: ast.AST) -> str:
