@@ -360,7 +360,9 @@ def test_health_and_metrics() -> None:
             'shoal_in_flight{model="plain"} 1.0', 'shoal_streams{model="both"} 0.0',
             'shoal_restarts_total{kind="died"} 1.0', 'shoal_refusals_total{kind="large"} 1.0',
             'shoal_requests_total{model="plain",outcome="answered"} 1.0', "shoal_resent_total 0.0",
-            'shoal_canary_seconds{model="plain"} 0.5',
+            'shoal_canary_seconds{model="plain"} 0.5', 'shoal_queue_seconds_count{model="plain"} 0.0',
+            'shoal_restarts_total{kind="memory"} 0.0', 'shoal_refusals_total{kind="limit"} 0.0',
+            'shoal_requests_total{model="plain",outcome="lost"} 0.0',
         ):  # fmt: skip
             assert line in text.splitlines()
         assert 'shoal_streams{model="llm"}' not in text, "it is not exposed"

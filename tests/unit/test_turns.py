@@ -115,6 +115,22 @@ def test_how_many_are_in_triton() -> None:
     }  # fmt: skip
 
 
+def test_the_seconds_until_turns_come_are_counted() -> None:
+    async def work() -> None:
+        clock = Clock()
+        turns = FairQueue(1, clock=clock)
+        with ExitStack() as waiting:
+            with turns.enter(FEW_SENDER):
+                with turns.enter(FEW_SENDER):  # it leaves before its turn
+                    clock.now += 5
+                assert turns.waits == (1, 0.0)
+                waiting.enter_context(turns.enter(FEW_SENDER))
+                clock.now += 3
+            assert turns.waits == (2, 3.0)
+
+    run(work())
+
+
 def test_places_are_kept_free_for_those_that_have_few() -> None:
     """One caller alone has 20 requests sent to 16 slots, and 14 beside callers that asked within ten seconds."""
 

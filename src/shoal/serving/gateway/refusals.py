@@ -29,6 +29,9 @@ class RefusalReason(Enum):
     FAULT = "fault"  # of the gateway itself
 
 
+CLIENT_ERRORS = [each.value for each in RefusalReason if each.value not in ("busy", "unavailable")]
+
+
 class RefusedError(Exception):
     """A request was refused before it ran, or was lost because its server or model died.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, get_args
 
 import aiohttp
 from aiohttp import web
@@ -12,10 +13,14 @@ from aiohttp import web
 from shoal.serving.gateway.callers.callers import Caller, Scope
 from shoal.serving.gateway.callers.key_ring import KeyRing
 from shoal.serving.gateway.control.canary import Canary
+from shoal.serving.gateway.control.process_monitor import FaultKind
 from shoal.serving.gateway.core.gate import Gate
 from shoal.serving.gateway.core.stream_requests import KINDS
+from shoal.serving.gateway.core.traffic import OUTCOMES
 from shoal.serving.gateway.http.routes import HttpRoutes, Route
-from shoal.serving.gateway.refusals import no_path
+from shoal.serving.gateway.refusals import CLIENT_ERRORS, no_path
+
+_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "summary": ("_count", "_sum")}  # of samples' names
 
 
 class Health:
@@ -60,66 +65,54 @@ class Health:
             return ""
 
     def _own(self) -> str:
-        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client import generate_latest
 
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry).decode()
+        return generate_latest(self).decode()
 
     def collect(self) -> Iterator[Any]:
         """Yield the service's metrics, without those of Triton (prometheus_client's interface)."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+        from prometheus_client import Metric
 
-        active, traffic, requests = self._gate.active, self._gate.traffic, self._gate.requests
-        yield GaugeMetricFamily("shoal_ready", "Whether requests are accepted", value=not active.trouble())
-        ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are accepted", labels=["model"])
-        in_flight = GaugeMetricFamily("shoal_in_flight", "Requests in flight", labels=["model"])
-        for name in traffic.models:
-            ready.add_metric([name], not active.trouble(name))
-            in_flight.add_metric([name], traffic.in_flight(name))
-        streams = GaugeMetricFamily("shoal_streams", "Requests in flight that are answered in pieces", labels=["model"])
-        first = SummaryMetricFamily(
-            "shoal_first_answer_seconds",
-            "Time from a request that is answered in pieces to its first answer",
-            labels=["model"],
-        )
-        for name in filter(self._gate.exposure.is_exposed, requests.models):
-            streams.add_metric([name], traffic.in_flight(name))
-            first.add_metric([name], *requests.first_answers.get(name, (0, 0.0)))
-        tokens = CounterMetricFamily(
-            "shoal_tokens", "Tokens of prompts (input) and answers (output)", labels=["model", "kind"]
-        )
-        for name in filter(self._gate.exposure.is_exposed, requests.tokens.models):
-            for kind in KINDS:
-                tokens.add_metric([name, kind], requests.tokens.counts[name, kind])
-        yield from (streams, first, tokens)
-        latency = GaugeMetricFamily(
-            "shoal_canary_seconds", "Latency of a model's last canary request", labels=["model"]
-        )
-        for name, canary in self._canaries.items():
-            latency.add_metric([name], canary.latency)
-        restarts = CounterMetricFamily("shoal_restarts", "Servers started because of a fault", labels=["kind"])
-        for kind, number in self.restarts.items():
-            restarts.add_metric([kind], number)
-        outcomes = CounterMetricFamily("shoal_requests", "Requests by outcome", labels=["model", "outcome"])
-        for key, number in traffic.outcomes.items():
-            outcomes.add_metric(key, number)
-        yield from (ready, in_flight, latency, restarts, outcomes)
-        refusals = CounterMetricFamily("shoal_refusals", "Client errors by kind", labels=["kind"])
-        for kind, number in self._gate.refusals.items():
-            refusals.add_metric([kind], number)
-        yield refusals
-        if isinstance(keys := self._gate.callers.keys, KeyRing):
-            damaged = "Whether the file of keys is damaged or missing"
-            yield GaugeMetricFamily("shoal_keys_damaged", damaged, value=keys.is_damaged)
-            asked = CounterMetricFamily("shoal_key_requests", "Requests by key and outcome", labels=["key", "outcome"])
-            used = CounterMetricFamily("shoal_key_tokens", "Tokens by key and kind", labels=["key", "kind"])
-            for account in keys.accounts.values():
-                for outcome in ("answered", "failed", "refused"):
-                    asked.add_metric([account.name, outcome], account.outcomes[outcome])
-                for kind in KINDS:
-                    used.add_metric([account.name, kind], account.tokens[kind])
-            yield from (asked, used)
-        yield CounterMetricFamily(
-            "shoal_resent", "Requests that were resent to the next server", value=self._gate.resending.num_resent
-        )
+        for kind, name, says, labels, values in self._read():
+            family = Metric(f"shoal_{name}", says, kind)
+            for key, value in values.items():
+                labelled = dict(zip(labels.split(), (key,) if isinstance(key, str) else key, strict=True))
+                for suffix, number in zip(_SUFFIXES[kind], value if kind == "summary" else (value,), strict=True):
+                    family.add_sample(family.name + suffix, labelled, float(number))
+            yield family
+
+    def _read(self) -> Iterator[tuple[str, str, str, str, Mapping[Any, Any]]]:
+        """Yield type, name, help and labels of each metric, and its values by those of its labels."""
+        gate, active, traffic, requests = self._gate, self._gate.active, self._gate.traffic, self._gate.requests
+        exposed, streamed = ([*filter(gate.exposure.is_exposed, each.models)] for each in (traffic, requests))
+        counted = filter(gate.exposure.is_exposed, requests.tokens.models)
+        yield "gauge", "ready", "Whether requests are accepted", "", {(): not active.trouble()}
+        ready = {name: not active.trouble(name) for name in traffic.models}
+        yield "gauge", "model_ready", "Whether requests to a model are accepted", "model", ready
+        in_flight = {name: traffic.in_flight(name) for name in traffic.models}
+        yield "gauge", "in_flight", "Requests in flight", "model", in_flight
+        streams = {name: in_flight[name] for name in streamed}
+        yield "gauge", "streams", "Requests in flight that are answered in pieces", "model", streams
+        waits = {name: traffic.queue(name).waits for name in exposed}
+        yield "summary", "queue_seconds", "Time that a request waits in the service for its turn", "model", waits
+        firsts = {name: requests.first_answers.get(name, (0, 0.0)) for name in streamed}
+        yield "summary", "first_answer_seconds", "Time to the first answer of those in pieces", "model", firsts
+        tokens = {key: requests.tokens.counts[key] for key in product(counted, KINDS)}
+        yield "counter", "tokens", "Tokens of prompts (input) and answers (output)", "model kind", tokens
+        canaries = {name: canary.latency for name, canary in self._canaries.items()}
+        yield "gauge", "canary_seconds", "Latency of a model's last canary request", "model", canaries
+        # 0 of what has not happened: Prometheus sees no increase in a counter that appears with 1
+        restarts = {kind: self.restarts[kind] for kind in get_args(FaultKind)}
+        yield "counter", "restarts", "Servers started because of a fault", "kind", restarts
+        outcomes = {**dict.fromkeys(product(exposed, OUTCOMES), 0), **traffic.outcomes}
+        yield "counter", "requests", "Requests by outcome", "model outcome", outcomes
+        refusals = {kind: gate.refusals[kind] for kind in CLIENT_ERRORS}
+        yield "counter", "refusals", "Client errors by kind", "kind", refusals
+        yield "counter", "resent", "Requests resent to the next server", "", {(): gate.resending.num_resent}
+        if isinstance(keys := gate.callers.keys, KeyRing):
+            is_damaged, accounts = {(): keys.is_damaged}, keys.accounts.values()
+            yield "gauge", "keys_damaged", "Whether the file of keys is damaged or missing", "", is_damaged
+            asked = {(a.name, each): a.outcomes[each] for a in accounts for each in ("answered", "failed", "refused")}
+            yield "counter", "key_requests", "Requests by key and outcome", "key outcome", asked
+            used = {(a.name, kind): a.tokens[kind] for a in accounts for kind in KINDS}
+            yield "counter", "key_tokens", "Tokens by key and kind", "key kind", used

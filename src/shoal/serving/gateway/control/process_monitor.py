@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shoal.authoring.environment.embedded import served_model
 from shoal.kit.component.ledger import read_beacon
@@ -26,6 +27,7 @@ BATCH_SECONDS = 300.0  # that a batch may take
 MOST_STARVED = 10  # times as long, on a machine on which its process hardly runs
 STUCK_SECONDS = 5.0  # for a request to wait while no process of its model is busy
 SILENCE = 0.02  # of a processor: background threads of a hanging process use less
+FaultKind = Literal["died", "hangs", "memory", "wrong", "server"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class ProcessFault:
     """
 
     model: str
-    kind: str
+    kind: FaultKind
     what: str
 
 

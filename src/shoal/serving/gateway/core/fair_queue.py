@@ -16,8 +16,8 @@ _RECENT_SECONDS = 10.0  # for which a caller that has asked counts as one of sev
 class Turn:
     """A caller's turn to send a request. It has come when ``begun`` is done; from then on, it has a place."""
 
-    def __init__(self, caller: str) -> None:
-        self.caller, self.has_place = caller, False
+    def __init__(self, caller: str, entered: float) -> None:
+        self.caller, self.entered, self.has_place = caller, entered, False
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -34,6 +34,7 @@ class FairQueue:
 
     def __init__(self, width: int, shared: int = 0, clock: Callable[[], float] | None = None) -> None:
         self._width, self._shared, self._clock = width, shared, clock or time.monotonic
+        self.waits = 0, 0.0  # how many turns have come, and the sum of the seconds until then
         self._sent = Counter[str]()  # by caller
         self._waiting: dict[str, deque[Turn]] = {}
         self._asked: dict[str, float] = {}  # when a caller has asked for the last time, the latest one last
@@ -48,7 +49,7 @@ class FairQueue:
     @contextmanager
     def enter(self, caller: Caller) -> Iterator[Turn]:
         """Return the next turn of a caller, which is given back at the end of the context, even if it has not come."""
-        turn = Turn(caller.id)
+        turn = Turn(caller.id, self._clock())
         if self._shared:
             self._note_asked(turn.caller)
         self._waiting.setdefault(turn.caller, deque()).append(turn)
@@ -79,6 +80,7 @@ class FairQueue:
                 turn = waiting.popleft()
                 self._sent[name] += 1
                 turn.has_place = True
+                self.waits = self.waits[0] + 1, self.waits[1] + self._clock() - turn.entered
                 if not turn.begun.done():  # else its task was cancelled, and leaves soon
                     turn.begun.set_result(None)
             if not waiting:

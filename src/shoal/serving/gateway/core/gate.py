@@ -18,7 +18,7 @@ from shoal.serving.gateway.core.traffic import Traffic
 from shoal.serving.gateway.core.upstream import Upstream
 from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
-from shoal.serving.gateway.refusals import FailedError, LostError, RefusalReason, RefusedError, log_failure, lost
+from shoal.serving.gateway.refusals import CLIENT_ERRORS, FailedError, LostError, RefusedError, log_failure, lost
 
 T = TypeVar("T")
 
@@ -46,11 +46,9 @@ class Gate:
 
     def note_refusal(self, refused: RefusedError) -> None:
         """Count a refusal and log it (at most one line in 10 s), unless the server was busy or unavailable."""
-        if refused.reason not in (RefusalReason.BUSY, RefusalReason.UNAVAILABLE):
-            self.refusals[refused.reason.value] += 1
-            log.warning(
-                "A request was refused (%s): %s", refused.reason.value, refused.message[:200], extra={"most": 1}
-            )
+        if (kind := refused.reason.value) in CLIENT_ERRORS:
+            self.refusals[kind] += 1
+            log.warning("A request was refused (%s): %s", kind, refused.message[:200], extra={"most": 1})
 
     def is_unready(self, model: str, caller: Caller) -> bool:
         """Whether a caller's request to a model would be refused now."""

@@ -19,6 +19,8 @@ from shoal.serving.gateway.logs import log
 from shoal.serving.gateway.options import Limits
 from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 
+OUTCOMES = "answered", "failed", "refused", "unavailable", "lost"
+
 
 class Admitted:
     """A request in flight. ``is_done``: its work was done, so it was neither lost nor got an error."""
