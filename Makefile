@@ -60,7 +60,7 @@ VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
 VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_check_core.py tests/slow/test_definition_graphs.py
 VERIFY_training     := pytest --verify tests/slow/test_train.py tests/slow/test_option_training.py
 VERIFY_environments := pytest --verify tests/slow/test_environment_served.py tests/slow/test_container_installs.py tests/slow/test_build.py
-VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served \
+VERIFY_service      := pytest --verify $(addprefix tests/slow/test_,$(addsuffix .py,supervisor faults_stay service keys_served boards \
                        own_servers served_folder turns_served))
 VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py tests/slow/test_stalled.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
