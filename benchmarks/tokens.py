@@ -94,7 +94,7 @@ class Engine:
 class Paced(EngineComponent):
     library = "engine"
 
-    def make_engine(self, weights, limits, parameters):
+    def make_engine(self, weights, limits):
         return Engine(limits)
 
 

@@ -4,12 +4,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal import Parameters
 from shoal.kit.generation.contract import Limits
-from shoal.kit.generation.weights import Weights
-from shoal.kit.generation.engines.base import Engine, EngineComponent
-from shoal.kit.generation.engines.batching import AUTO, WAYS, choose_engine
-from shoal.kit.generation.engines.loading import DTYPES, find_place, load_model
-from shoal.kit.generation.engines.scoring import PromptScorer
-from shoal.kit.generation.weights import QUANTIZED
+from shoal.kit.generation.engines.base import AUTO, WAYS, Engine, EngineComponent
+from shoal.kit.generation.weights import DTYPES, QUANTIZED, Weights
 
 
 class LlmHf(EngineComponent):
@@ -17,13 +13,20 @@ class LlmHf(EngineComponent):
 
     library = "engine"
 
-    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
-        cache_tokens, way = parameters.whole("cache_tokens", 0), parameters.choice("batching", (AUTO, *WAYS))
-        place, dtype = find_place(self.context.device), parameters.choice("dtype", (AUTO, *DTYPES))
-        quantized = parameters.choice("quantize", QUANTIZED)
-        model = load_model(weights, dtype, self.context.num_threads, place, quantized=quantized)
+    def read_own(self, parameters: Parameters) -> None:
+        self.cache_tokens, self.way = parameters.whole("cache_tokens", 0), parameters.choice("batching", (AUTO, *WAYS))
+        self.dtype = parameters.choice("dtype", (AUTO, *DTYPES))
+        self.quantized = parameters.choice("quantize", QUANTIZED)
+
+    def make_engine(self, weights: Weights, limits: Limits) -> Engine:
+        from shoal.kit.generation.engines.batching import choose_engine  # imports torch
+        from shoal.kit.generation.engines.loading import find_place, load_model
+        from shoal.kit.generation.engines.scoring import PromptScorer
+
+        place, threads = find_place(self.context.device), self.context.num_threads
+        model = load_model(weights, self.dtype, threads, place, quantized=self.quantized)
         self.score = PromptScorer(model).score
-        return choose_engine(self, model, limits, cache_tokens=cache_tokens, way=way)
+        return choose_engine(self, model, limits, cache_tokens=self.cache_tokens, way=self.way)
 
 
 TritonPythonModel = LlmHf.for_triton()

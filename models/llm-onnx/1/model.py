@@ -2,11 +2,9 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal import Parameters
 from shoal.kit.generation.contract import Limits
 from shoal.kit.generation.weights import Weights
-from shoal.kit.generation.engines.base import EngineComponent
-from shoal.kit.generation.engines.onnx import OnnxEngine
+from shoal.kit.generation.engines.base import Engine, EngineComponent
 
 
 class LlmOnnx(EngineComponent):
@@ -14,7 +12,9 @@ class LlmOnnx(EngineComponent):
 
     library = "numpy"
 
-    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> OnnxEngine:  # noqa: ARG002
+    def make_engine(self, weights: Weights, limits: Limits) -> Engine:
+        from shoal.kit.generation.engines.onnx import OnnxEngine  # imports onnxruntime
+
         return OnnxEngine(weights, limits, self.context.num_threads)
 
 

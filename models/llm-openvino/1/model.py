@@ -14,12 +14,15 @@ class LlmOpenvino(EngineComponent):
 
     library = "numpy"
 
-    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> OpenVinoEngine:
+    def read_own(self, parameters: Parameters) -> None:
+        self.dtype, self.cache_tokens = parameters.choice("dtype", DTYPES), parameters.whole("cache_tokens", 0)
+
+    def make_engine(self, weights: Weights, limits: Limits) -> OpenVinoEngine:
         return OpenVinoEngine(
             weights,
             limits,
-            dtype=parameters.choice("dtype", DTYPES),
-            cache_tokens=parameters.whole("cache_tokens", 0),
+            dtype=self.dtype,
+            cache_tokens=self.cache_tokens,
             threads=self.context.num_threads,
         )
 

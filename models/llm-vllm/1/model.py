@@ -14,14 +14,18 @@ class LlmVllm(EngineComponent):
 
     library = "engine"
 
-    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> VllmEngine:
+    def read_own(self, parameters: Parameters) -> None:
+        self.dtype, self.arguments = parameters.choice("dtype", DTYPES), read_arguments(parameters)
+        self.has_threads = bool(parameters.text("threads"))
+
+    def make_engine(self, weights: Weights, limits: Limits) -> VllmEngine:
         return VllmEngine(
             weights,
             limits,
-            dtype=parameters.choice("dtype", DTYPES),
+            dtype=self.dtype,
             # Unless they are given, vLLM binds threads of its own to cores.
-            threads=self.context.num_threads if parameters.text("threads") else None,
-            arguments=read_arguments(parameters),
+            threads=self.context.num_threads if self.has_threads else None,
+            arguments=self.arguments,
             device=self.context.device,
         )
 

@@ -1,32 +1,56 @@
-"""Rules for a component's artifacts (data files beside its code), and for files changed since ``shoal compose``."""
+"""Rules for what components read at their start, and for files changed since ``shoal compose``.
+
+shoal's own components read their parameters and small files here by their own code, which is that of the installed
+shoal's model folders, never a repository's: a model is such a component if its ``model.py`` is the same file. One that
+loads weights has a method ``read``, the part of its ``setup`` before that; of any other, all of ``setup`` is run, on the
+host. If a library is not installed here, what needs it is not checked.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from shoal.authoring.check.config.fields import UNUSABLE
 from shoal.authoring.check.config.scheduling import find_on_gpu
-from shoal.authoring.check.findings import Findings, Place, Rule, Severity
-from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.check.findings import Finding, Findings, Place, Rule, Severity
+from shoal.authoring.check.models import Model, Repository, entries
 from shoal.authoring.repository.config import CONFIG
+from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import MANIFEST, find_change
-from shoal.errors import ShoalError
+from shoal.authoring.repository.model_code import is_component
+from shoal.authoring.repository.model_folders import CATEGORIES
+from shoal.errors import ArtifactError, SetupError, ShoalError
+from shoal.kit.component.context import Context
+from shoal.kit.component.spec import ModelSpec
 from shoal.system.files import MAX_LARGE_TEXT, parse_json, read_bytes
+from shoal.system.paths import shipped_root
 
 MISSING = Rule("artifact-missing", Severity.ERROR)
 UNREADABLE = Rule("artifact-unreadable", Severity.ERROR)
 CHANGED = Rule("file-changed", Severity.ERROR)
+REFUSED = Rule("component-refused", Severity.ERROR)
+WEIGHTS = Rule("weights-missing", Severity.WARNING)
 
 PARAMETER = "artifacts"
 APPLICATIONS = "shoal.artifacts"  # entry points that read an application's artifacts; see composition/artifacts.py
+_NAME = re.compile(r"\bparameter (\w+)|^(\w+) (?:has|is|of)\b", re.IGNORECASE)  # of a parameter, in an error
+_LINE = re.compile(r"\b(?:line|number) ([\d,]+)")
+_SIZE = re.compile(r"declares dims: \[ (\d+) \]")
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find missing or damaged artifacts of a component, and files of a model that changed since ``shoal compose``."""
-    if PARAMETER in model.parameters and _is_component(model, repository):
-        for version in model.served_versions:
-            yield from _artifacts(model, model.folder / str(version))
+    """Find what components refuse at their start, and files of a model that changed since ``shoal compose``."""
+    has_artifacts = PARAMETER in model.parameters and _is_component(model, repository)
+    codes = {path.parent: _shipped().get(text) for path, text in model.sources}
+    for folder in (model.folder / str(version) for version in model.served_versions):
+        found = [*_artifacts(model, folder)] if has_artifacts else []
+        code = codes.get(folder)
+        yield from found or (_refusals(model, code, folder) if code and model.config else ())
     yield from _changes(model, repository)
 
 
@@ -80,6 +104,71 @@ def _contents(model: Model, found: dict[str, Path]) -> Findings:
             named = [path for path in found.values() if str(path) in error.what]
             if named:
                 yield UNREADABLE.at(Place(named[0]), error.what, error.fix)
+
+
+@cache
+def _shipped() -> dict[str, Path]:
+    """Return the paths of shoal's own components, by the text of their code."""
+    paths = (path for each in CATEGORIES for path in sorted((shipped_root() / each).glob("*/1/model.py")))
+    return {text: path for path in paths if is_component(text := path.read_text(encoding="utf-8"))}
+
+
+def _refusals(model: Model, code: Path, folder: Path) -> Findings:
+    """Find what a component of shoal refuses; it reads again without a parameter that it refused."""
+    assert model.config is not None
+    spec, refused = model.config.spec, set[str]()
+    while error := _read(code, spec, folder):
+        names = [name for found in _NAME.findall(error.what) for name in found if name]
+        name = names[0] if names else ""
+        is_given = bool(spec.parameters.get(name))
+        if name in refused or (model.is_model_folder and not is_given):  # compose adds what a model folder lacks
+            return
+        yield _explain(model, spec, folder, name, error)
+        if not is_given:
+            return
+        refused.add(name)
+        spec = replace(spec, parameters={key: text for key, text in spec.parameters.items() if key != name})
+
+
+def _read(code: Path, spec: ModelSpec, folder: Path) -> ShoalError | None:
+    """Let a component read its parameters and small files, and return its error."""
+    try:
+        kind = component_class(code)
+    except ShoalError:  # a library is not installed
+        return None
+    component, context = kind.__new__(kind), Context(spec, folder)
+    component.context = context
+    try:
+        if read := getattr(component, "read", None):
+            read(context)
+        else:
+            component.setup(context)
+            component.close()
+    except SetupError:
+        return None
+    except ShoalError as error:
+        return error
+    except OSError as error:
+        return ArtifactError(f"{error.filename} cannot be read: {error.strerror}.", "Let the server's user read it.")
+    return None
+
+
+def _explain(model: Model, spec: ModelSpec, folder: Path, name: str, error: ShoalError) -> Finding:
+    """Return the finding for a component's error, at the parameter or the file that it names."""
+    weights = Path(spec.parameters.get("model") or folder)
+    if name in spec.parameters:
+        is_elsewhere = name == "model" and weights.is_absolute() and not weights.is_dir()
+        place = model.at_entry("parameters", key=name, within=("value", "string_value"))
+        return (WEIGHTS if is_elsewhere else UNUSABLE).at(place, error.what, error.fix)
+    paths = [path for place in (folder, weights) for path in (place, *entries(place)) if str(path) in error.what]
+    if paths:
+        path = max(paths, key=lambda path: len(str(path)))
+        line = _LINE.search(error.what.replace(str(path), ""))
+        return UNREADABLE.at(Place(path, int(line[1].replace(",", "")) if line else 0), error.what, error.fix)
+    sizes = [int(size) for size in _SIZE.findall(error.what)]
+    tensors = [("input", model.inputs), ("output", model.outputs)]
+    wrong = [(kind, index, "dims") for kind, each in tensors for index, t in enumerate(each) if {*sizes} & {*t.dims}]
+    return REFUSED.at(model.at(*(wrong[0] if wrong else ("parameters" if name else "input",))), error.what, error.fix)
 
 
 def _changes(model: Model, repository: Repository) -> Findings:

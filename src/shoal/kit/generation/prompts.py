@@ -356,7 +356,6 @@ class Prompts:
             ArtifactError: a parameter or a file cannot be used.
             SetupError: the chat template cannot be rendered on this machine.
         """
-        folder = read_folder(parameters)
         template = parameters.text("template")
         try:
             variables = read_variables(parameters.text(VARIABLES) or "{}")
@@ -366,7 +365,7 @@ class Prompts:
         if form and form not in FORMS:
             raise parameters.refusal("tool_form", f"expected one of {', '.join(FORMS)}, or nothing", "hermes")
         context, max_tokens = parameters.whole("context", 0, least=0), parameters.whole("max_tokens", MAX_TOKENS)
-        max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
+        max_text_bytes, folder = parameters.whole("max_text_bytes", MAX_TEXT_BYTES), read_folder(parameters)
         with fixed_by(_FIX_FOLDER):
             context = context or read_context(folder)
             tokenizer, vocabulary = read_model_tokenizer(folder), read_vocabulary(folder)

@@ -22,6 +22,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
 _UNNAMED_CONTEXT = 2048
 NONE, INT8, INT4 = QUANTIZED = ("none", "int8", "int4")  # forms of weights on transformers
+DTYPES = ("float32", "bfloat16", "float16")
 CACHE_TOKENS = 32768  # greatest default size of llm-hf's cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
 PAGE = 32  # tokens of that cache
 _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shoal.errors import InputError, SetupError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import BATCH_INDEX, Arrays, ModelSpec
@@ -31,6 +31,8 @@ from shoal.kit.generation.row_batches import RowBatch, StreamedRowBatch, read_ro
 from shoal.kit.generation.tokenizer import read_model_tokenizer
 from shoal.kit.generation.weights import DECODER, Weights, find_weights, read_folder
 
+AUTO = "auto"
+WAYS = {"continuous": "continuous batches", "static": "static batches", "single": "one request at a time"}  # of llm-hf
 _IDS = ("input_ids", "output_ids", "sequence_length")
 _WARM = {"input_ids": 0, "input_lengths": 1, "request_output_len": 2}
 
@@ -77,32 +79,42 @@ class EngineComponent(StreamingComponent):
     score: Callable[[Sequence[int], int], tuple[LogProbs, ...]] | None = None  # of prompts, if ``engine`` does not
     has_prompt = is_like_nvidia = _is_closing = False
 
-    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
+    def make_engine(self, weights: Weights, limits: Limits) -> Engine:
         """Return the engine; its own limits are ``limits`` or narrower."""
         raise NotImplementedError
 
-    def setup(self, context: Context) -> None:
-        """Make the engine, and let it answer one request, so that late initialization delays no client."""
+    def read_own(self, parameters: Parameters) -> None:
+        """Read the parameters of this engine alone."""
+
+    def read(self, context: Context) -> None:
+        """Read parameters and the small files of the weights folder: this part of ``setup`` needs no engine."""
         parameters = Parameters(context.spec)
-        own = context.folder.absolute()
-        weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
-        length = parameters.whole("context", weights.context, most=weights.context)
-        limits = Limits(weights.vocabulary, length, parameters.whole("slots", 16, most=1024), weights.end_ids)
+        self.read_own(parameters)
+        slots = parameters.whole("slots", 16, most=1024)
         self.has_prompt = not parameters.flag("exclude_input_in_output", default=True)
         self.is_like_nvidia = parameters.flag("like_tensorrt_llm", default=False)
         if self.has_prompt and context.spec.is_decoupled and not self.is_like_nvidia:
             raise parameters.refusal(
                 "exclude_input_in_output", "a model that is decoupled gives new tokens alone", "true"
             )
-        ids = _check_tensors(context.spec)
+        self.ids = _check_tensors(context.spec)
         self.outputs = {tensor.name for tensor in context.spec.outputs}
+        own = context.folder.absolute()
+        self.weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
+        length = parameters.whole("context", self.weights.context, most=self.weights.context)
+        self.limits = Limits(self.weights.vocabulary, length, slots, self.weights.end_ids)
+
+    def setup(self, context: Context) -> None:
+        """Make the engine, and let it answer one request, so that late initialization delays no client."""
+        self.read(context)
+        weights = self.weights
         self._compilers, self._scorers = ThreadPoolExecutor(2, "shoal-guides"), ThreadPoolExecutor(1, "shoal-prompts")
         self.guides = Guides(lambda: read_model_tokenizer(weights.folder), weights.vocabulary, weights.end_ids)
-        self.engine = self.make_engine(weights, limits, parameters)
+        self.engine = self.make_engine(weights, self.limits)
         warm = QueueStream(self, 1)
         number = min(1, self.engine.limits.top_logprobs)
         asked = _WARM | {name: number for name, outputs in LOG_PROBS.items() if self.outputs & {*outputs}}
-        self.open({name: np.array([[value]], ids) for name, value in asked.items()}, warm)
+        self.open({name: np.array([[value]], self.ids) for name, value in asked.items()}, warm)
         list(warm)
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
@@ -178,12 +190,12 @@ def _check_tensors(spec: ModelSpec) -> Any:
         name, kind = unknown[0], "output" if unknown[0] in foreign else "input"
         near = "".join(f" Did you mean {each}?" for each in get_close_matches(name, INPUTS, 1))
         why = f": {FOREIGN[name]}." if name in FOREIGN else f", which engines do not read.{near}"
-        raise SetupError(
+        raise ArtifactError(
             f"Model {spec.name} declares the {kind} {name}{why}",
             "Remove it from config.pbtxt, so that clients learn that it has no effect.",
         )
     found = {tensor.name: tensor.dtype for tensor in (*spec.inputs, *spec.outputs) if tensor.name in _IDS}
     if len(set(found.values())) != 1 or not set(found.values()) <= {"TYPE_INT32", "TYPE_UINT32"}:
         kinds = ", ".join(f"{name} {dtype.removeprefix('TYPE_')}" for name, dtype in found.items())
-        raise SetupError(f"Token ids of model {spec.name} are {kinds}.", "Declare all of them INT32, or all UINT32.")
+        raise ArtifactError(f"Token ids of model {spec.name} are {kinds}.", "Declare all of them INT32, or all UINT32.")
     return np.int32 if "TYPE_INT32" in found.values() else np.uint32

@@ -20,13 +20,12 @@ from transformers import __version__ as version
 from shoal.errors import ArtifactError, ShoalError
 from shoal.kit.component.base import Component
 from shoal.kit.generation.contract import Limits, TokenRequest
+from shoal.kit.generation.engines.base import AUTO, WAYS
 from shoal.kit.generation.engines.hf import HfEngine
 from shoal.kit.generation.engines.hf_static import HfStaticEngine
 from shoal.kit.generation.row_batches import TrialStream
 from shoal.kit.generation.sampler import Sampler
 
-AUTO = "auto"
-WAYS = {"continuous": "continuous batches", "static": "static batches", "single": "one request at a time"}
 _SIZES = ((1, 3, 9, 24), 4)  # tokens per prompt, and new tokens
 _LARGE_SIZES = ((1, 3, 9), 3)  # of a model that needs a second for a token
 _LARGE = 1_000_000_000  # weights

@@ -12,11 +12,10 @@ from transformers.utils.import_utils import is_accelerate_available
 
 from shoal.errors import ArtifactError
 from shoal.kit.component.tensors import Device
+from shoal.kit.generation.engines.base import AUTO
 from shoal.kit.generation.engines.quantising import check_kind, quantize
 from shoal.kit.generation.weights import INT4, NONE, Weights, choose_dtype
 
-AUTO = "auto"
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def find_place(device: Device) -> str:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from shoal.errors import ServerError
+from shoal.kit.component.context import Context
 from shoal.kit.generation.contract import TokenRequest
+from shoal.kit.generation.engines.loading import find_place, load_model
 from shoal.kit.generation.sampler import NOT_FINITE, Sampler, choose
+from shoal.kit.generation.weights import Weights
+
+
+def load_rows(
+    weights: Weights, dtype: str, context: Context, *, quantized: str
+) -> Callable[[Sequence[TokenRequest]], list[list[int]]]:
+    """Load a model onto the component's device, as ``load_model`` does, and return its ``continue_rows``."""
+    model = load_model(weights, dtype, context.num_threads, find_place(context.device), quantized=quantized)
+    return partial(continue_rows, model)
 
 
 def continue_rows(model: Any, requests: Sequence[TokenRequest]) -> list[list[int]]:

@@ -1,0 +1,195 @@
+"""What a shoal component would refuse at its start is found offline, by the component's own code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+import shoal
+from shoal.authoring.check import artifacts
+from shoal.authoring.check.findings import Finding
+from shoal.authoring.repository.config import read_config
+from shoal.authoring.repository.loading import component_class
+from shoal.errors import ShoalError
+from shoal.kit.component.context import Context
+from shoal.lab.tiny_llm import make_tiny
+from tests.support.once import ROOT, once
+
+VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 17209920\n"
+ZSCORE = {"mean": [1.0, 2.0], "std": [0.5, 1.0]}
+# Component: artifacts that it needs, and parameters that are valid.
+VALID: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "preprocess/checked_text": ({}, {"max_text_bytes": "9", "threads": "2", "hang_seconds": "3"}),
+    "preprocess/image": ({}, {"mean": "[0, 0.5, 1]", "std": "[1, 2, 3]", "interpolation": "bicubic", "resize": "0"}),
+    "preprocess/prompt": (
+        {},
+        {"template": "llama2", "tool_form": "hermes", "max_tokens": "9", "context": "64", "chat_template_kwargs": "{}"},
+    ),
+    "preprocess/preprocessing": ({}, {"template": "llama2", "exclude_input_in_output": "false"}),
+    "preprocess/tokenizer": ({"vocab.txt": VOCABULARY}, {"max_length": "16", "lowercase": "false"}),
+    "preprocess/word_counts": (
+        {"words.txt": "mean\n.\n", "stop_words.txt": "a\n"},
+        {"value": "share", "statistics": "true", "max_text_bytes": "100"},
+    ),
+    "preprocess/zscore": ({"zscore.json": json.dumps(ZSCORE)}, {}),
+    "postprocess/blend": ({}, {"weights": "[1, 0.5]"}),
+    "postprocess/completion": ({}, {}),
+    "postprocess/l2_normalise": ({}, {}),
+    "postprocess/label": ({}, {"labels": '["low", "high"]', "least": "-1.5", "otherwise": "none"}),
+    "postprocess/postprocessing": ({}, {}),
+    "postprocess/readability": ({"postprocess.json": '{"bert_weight": 0.5}'}, {}),
+    "postprocess/softmax": ({}, {}),
+    "postprocess/threshold": ({}, {"threshold": "0.25"}),
+    "postprocess/top_k": ({}, {"k": "2", "labels": '["a", "b", "c"]'}),
+    "models/llamav2": ({}, {"temperature": "0.5", "top_k": "0", "dtype": "bfloat16", "quantize": "none", "seed": "3"}),
+    "models/llm-hf": (
+        {},
+        {"slots": "2", "context": "64", "batching": "static", "dtype": "float16", "quantize": "none", "threads": "1"},
+    ),
+    "models/llm-onnx": ({}, {"slots": "4"}),
+    "models/llm-openvino": ({}, {"dtype": "auto", "cache_tokens": "4096"}),
+    "models/llm-vllm": ({}, {"dtype": "auto", "engine_args": '{"gpu_memory_utilization": 0.5}'}),
+    "models/llm_bls": ({}, {"calls": "prompt engine"}),
+    "models/tensorrt_llm_bls": ({}, {"calls": "preprocessing tensorrt_llm", "accumulate_tokens": "true"}),
+}
+# Component, what is planted (a parameter or a file), its value, words of the finding, and the line of it in a file.
+PARAMETERS = [
+    ("preprocess/checked_text", "max_text_bytes", "-1", "expected a whole number from 1"),
+    ("preprocess/checked_text", "threads", "two", "expected a whole number from 1"),
+    ("preprocess/checked_text", "hang_seconds", "-3", "expected a number of seconds"),
+    ("preprocess/checked_text", "hang_seconds", "nan", "expected a number of seconds"),
+    ("preprocess/checked_text", "public", "maybe", "expected false or true"),
+    ("preprocess/checked_text", "slots", "x", "expected a whole number"),
+    ("preprocess/image", "mean", "[1, 2]", "expected three numbers"),
+    ("preprocess/image", "std", "[1, 0, 1]", "nothing can be divided by 0"),
+    ("preprocess/image", "std", "high", "expected a JSON list of numbers"),
+    ("preprocess/image", "interpolation", "nearest", "expected bilinear or bicubic"),
+    ("preprocess/image", "resize", "8", "cannot be cut out of it"),
+    ("preprocess/image", "max_pixels", "all", "expected a whole number"),
+    ("preprocess/tokenizer", "max_length", "2", "expected a whole number from 3 to 65,537"),
+    ("preprocess/tokenizer", "max_length", "1e3", "expected a whole number"),
+    ("preprocess/tokenizer", "lowercase", "yes", "expected true or false"),
+    ("preprocess/word_counts", "value", "tf-idf", "expected count or share or presence"),
+    ("preprocess/word_counts", "statistics", "1", "expected false or true"),
+    ("postprocess/label", "labels", "low high", "expected a JSON list of texts"),
+    ("postprocess/label", "labels", '["low"]', "its parameter labels has 1"),
+    ("postprocess/label", "least", "high", "expected a number"),
+    ("postprocess/blend", "weights", "[1]", "expected 2 weights"),
+    ("postprocess/blend", "weights", "[-1, 1]", "none negative"),
+    ("postprocess/threshold", "threshold", "nan", "expected a finite number"),
+    ("postprocess/top_k", "k", "0", "expected a whole number"),
+    ("preprocess/prompt", "template", "mistral", "expected one of llama2, default"),
+    ("preprocess/prompt", "tool_form", "xml", "expected one of hermes"),
+    ("preprocess/prompt", "chat_template_kwargs", "thinking", "expected a JSON object"),
+    ("preprocess/prompt", "chat_template_kwargs", '{"thinking": true}', "chat template does not read"),
+    ("preprocess/prompt", "max_tokens", "0", "expected a whole number"),
+    ("preprocess/prompt", "context", "-4", "expected a whole number from 0"),
+    ("preprocess/prompt", "max_text_bytes", "1 MB", "expected a whole number"),
+    ("preprocess/preprocessing", "exclude_input_in_output", "no", "expected true or false"),
+    ("models/llamav2", "temperature", "warm", "expected a finite number"),
+    ("models/llamav2", "top_p", "2", "top_p is 2.0"),
+    ("models/llamav2", "dtype", "int8", "expected float32 or bfloat16 or float16"),
+    ("models/llm-hf", "context", "-4", "expected a whole number from 1"),
+    ("models/llm-hf", "context", "100000", "expected a whole number from 1 to"),
+    ("models/llm-hf", "slots", "0.5", "expected a whole number"),
+    ("models/llm-hf", "batching", "dynamic", "expected auto or continuous or static or single"),
+    ("models/llm-hf", "dtype", "fp8", "expected auto or float32"),
+    ("models/llm-hf", "quantize", "int3", "expected none or int8 or int4"),
+    ("models/llm-hf", "cache_tokens", "all", "expected a whole number"),
+    ("models/llm-openvino", "dtype", "int8", "expected auto or float32"),
+    ("models/llm-vllm", "dtype", "int8", "expected auto or float32"),
+    ("models/llm-vllm", "engine_args", "[]", "expected a JSON object of vLLM's arguments"),
+    ("models/llm-vllm", "engine_args", '{"dtype": "half"}', "dtype is set by the parameter dtype"),
+    ("models/llm_bls", "calls", "prompt engine completion", "expected 2 names"),
+    ("models/tensorrt_llm_bls", "calls", "preprocessing", "expected 2 to 99 names"),
+    ("models/tensorrt_llm_bls", "tensorrt_llm_model_name", "engine", "expected a model that calls names"),
+    ("models/tensorrt_llm_bls", "tensorrt_llm_draft_model_name", "draft", "has one engine"),
+]
+FILES = [
+    ("preprocess/tokenizer", "vocab.txt", VOCABULARY.replace("[UNK]\n", ""), "lacks [UNK]", 0),
+    ("preprocess/tokenizer", "vocab.txt", VOCABULARY.replace("a\n", "\n"), "has a blank line", 6),
+    ("preprocess/tokenizer", "vocab.txt", POINTER, "a pointer of Git LFS", 0),
+    ("preprocess/word_counts", "words.txt", "mean\n\n.\n", "line 2 is blank", 2),
+    ("preprocess/word_counts", "words.txt", "mean\nMean\n", "line 2 is 'Mean'", 2),
+    ("preprocess/word_counts", "words.txt", "mean\nmean\n", "'mean' twice", 0),
+    ("preprocess/word_counts", "stop_words.txt", "of the\n", "line 1 is 'of the'", 1),
+    ("preprocess/zscore", "zscore.json", '{"mean": [1, 2], "std": [1, 0]}', "std of column 1 is 0", 0),
+    ("preprocess/zscore", "zscore.json", '{"mean": [1, 2]}', "lacks std", 0),
+    ("preprocess/zscore", "zscore.json", '{"mean": [1, 2], "std": [1]}', "mean has 2 entries and std 1", 0),
+    ("postprocess/readability", "postprocess.json", '{"bert_weight": 1.5}', "1.5", 0),
+]
+
+
+def weights() -> Path:
+    return once("untrained-llm", make_tiny, depends_on=[ROOT / "src" / "shoal" / "lab" / "tiny_llm.py"])
+
+
+def make(place: Path, name: str, parameters: Mapping[str, str] = {}, files: Mapping[str, str] = {}) -> Path:  # noqa: B006
+    """Write a repository with one component, whose parameters and files are valid but for those given."""
+    source, (artifacts, valid) = ROOT / name, VALID[name]
+    folder = place / source.name
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    message = read_config(source).message
+    given = {**({"model": str(weights())} if "model" in message.parameters else {}), **valid, **parameters}
+    for key, value in given.items():
+        message.parameters[key].string_value = value
+    for tensor in [*message.input, *message.output]:
+        if source.name in ("zscore", "label") and [*tensor.dims] == [-1]:
+            tensor.dims[:] = [2]
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(message), encoding="utf-8")
+    for file, text in {**artifacts, **files}.items():
+        (folder / "1" / file).write_text(text, encoding="utf-8")
+    return place
+
+
+def find(root: Path) -> list[Finding]:
+    """Return the findings that are neither advice nor about the models that this one calls."""
+    ignored = ("advice",), ("member-missing", "calls-unknown", "engine-quantize")
+    return [f for f in shoal.check(root) if f.severity not in ignored[0] and f.rule.id not in ignored[1]]
+
+
+def refuse(root: Path, name: str) -> ShoalError:
+    """Return the error with which the component itself does not start."""
+    config = read_config(root / Path(name).name)
+    kind, folder = component_class(ROOT / name / "1" / "model.py"), config.folder / "1"
+    with pytest.raises(ShoalError) as raised:
+        kind(Context(config.spec, folder))
+    return raised.value
+
+
+@pytest.mark.usefixtures("may_start_processes")
+@pytest.mark.parametrize("name", VALID)
+def test_valid_values_and_files_give_no_finding(name: str, tmp_path: Path) -> None:
+    assert not find(make(tmp_path, name))
+
+
+@pytest.mark.usefixtures("may_start_processes")
+@pytest.mark.parametrize(("name", "parameter", "value", "words"), PARAMETERS)
+def test_a_wrong_value_is_found_in_its_line(name: str, parameter: str, value: str, words: str, tmp_path: Path) -> None:
+    root = make(tmp_path, name, {parameter: value, **({"template": ""} if parameter == "chat_template_kwargs" else {})})
+    (finding,) = find(root)
+    assert (finding.rule.id, finding.severity) == ("parameter-unusable", "error")
+    assert words in finding.what
+    assert "Error" not in finding.what
+    lines = finding.place.path.read_text(encoding="utf-8").splitlines()
+    assert value in lines[finding.place.line - 1].replace('\\"', '"')
+    assert f'key: "{parameter}"' in lines[finding.place.line - 3] + lines[finding.place.line - 2]
+
+
+@pytest.mark.parametrize(("name", "file", "text", "words", "line"), FILES)
+def test_a_wrong_file_is_found(name: str, file: str, text: str, words: str, line: int, tmp_path: Path) -> None:
+    root = make(tmp_path, name, files={file: text})
+    (finding,) = find(root)
+    assert (finding.rule.id, finding.severity, finding.place.line) == ("artifact-unreadable", "error", line)
+    assert finding.place.path == root / Path(name).name / "1" / file
+    assert words in finding.what
+    assert refuse(root, name).what == finding.what
