@@ -45,7 +45,7 @@ instance_group [ { kind: KIND_CPU } ]
 parameters { key: "slots" value { string_value: "16" } }
 parameters { key: "engine_args" value { string_value: '{"enforce_eager": true}' } }
 """
-CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n"
+CODE = "import shoal\n\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        return requests\n"
 CAUSAL = OURS.replace("engine_args", "cache_tokens").replace('{"enforce_eager": true}', "")
 QUANTIZED = CAUSAL.replace("cache_tokens", "quantize").replace('""', '"none"').replace("''", "'none'")
 DECODER: dict[str, Edit] = {

@@ -75,7 +75,7 @@ PARAMETERS = [
     ("preprocess/image", "interpolation", "nearest", "expected bilinear or bicubic"),
     ("preprocess/image", "resize", "8", "cannot be cut out of it"),
     ("preprocess/image", "max_pixels", "all", "expected a whole number"),
-    ("preprocess/tokenizer", "max_length", "2", "expected a whole number from 3 to 65,537"),
+    ("preprocess/tokenizer", "max_length", "2", "expected a whole number from 3 to 65,536"),
     ("preprocess/tokenizer", "max_length", "1e3", "expected a whole number"),
     ("preprocess/tokenizer", "lowercase", "yes", "expected true or false"),
     ("preprocess/word_counts", "value", "tf-idf", "expected count or share or presence"),
@@ -85,7 +85,7 @@ PARAMETERS = [
     ("postprocess/label", "least", "high", "expected a number"),
     ("postprocess/blend", "weights", "[1]", "expected 2 weights"),
     ("postprocess/blend", "weights", "[-1, 1]", "none negative"),
-    ("postprocess/threshold", "threshold", "nan", "expected a finite number"),
+    ("postprocess/threshold", "threshold", "nan", "expected a number that FP32 can hold"),
     ("postprocess/top_k", "k", "0", "expected a whole number"),
     ("preprocess/prompt", "template", "mistral", "expected one of llama2, default"),
     ("preprocess/prompt", "tool_form", "xml", "expected one of hermes"),
@@ -95,7 +95,7 @@ PARAMETERS = [
     ("preprocess/prompt", "context", "-4", "expected a whole number from 0"),
     ("preprocess/prompt", "max_text_bytes", "1 MB", "expected a whole number"),
     ("preprocess/preprocessing", "exclude_input_in_output", "no", "expected true or false"),
-    ("models/llamav2", "temperature", "warm", "expected a finite number"),
+    ("models/llamav2", "temperature", "warm", "expected a number that FP32 can hold"),
     ("models/llamav2", "top_p", "2", "top_p is 2.0"),
     ("models/llamav2", "dtype", "int8", "expected float32 or bfloat16 or float16"),
     ("models/llm-hf", "context", "-4", "expected a whole number from 1"),
@@ -128,6 +128,28 @@ FILES = [
     ("postprocess/readability", "postprocess.json", '{"bert_weight": 1.5}', "1.5", 0),
 ]
 
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+# Component; files of the weights folder, None if removed; the file of the finding; words of it; the line.
+WEIGHTS: list[tuple[str, Mapping[str, str | None], str, str, int]] = [
+    ("models/llm-hf", {"config.json": None}, "", "has no config.json", 0),
+    ("models/llm-hf", {"config.json": '{\n "vocab_size": }'}, "config.json", "Expecting value", 2),
+    ("models/llm-hf", {"config.json": '{"vocab_size": "many"}'}, "config.json", "vocab_size 'many'", 0),
+    ("models/llm-hf", {"tokenizer.json": POINTER}, "tokenizer.json", "a pointer of Git LFS", 0),
+    ("models/llm-hf", {"model.safetensors": POINTER}, "model.safetensors", "a pointer of Git LFS", 0),
+    ("models/llm-hf", {"model.safetensors": "none"}, "model.safetensors", "does not begin as safetensors", 0),
+    ("models/llm-hf", {"model.safetensors": None, "model.bin": "x"}, "", "weights only as pickles", 0),
+    ("models/llm-hf", {"model-1.safetensors": "12345678{", "model.safetensors.index.json": INDEX}, "",
+     "misses model-2.safetensors", 0),
+    ("models/llm-openvino", {"generation_config.json": '{"eos_token_id": 99999}'}, "", "eos_token_id 99999", 0),
+    ("models/llamav2", {"tokenizer.json": "{}"}, "tokenizer.json", "it has no vocabulary", 0),
+    ("models/llm_bls", {"tokenizer.json": POINTER}, "tokenizer.json", "a pointer of Git LFS", 0),
+    ("postprocess/completion", {"tokenizer.json": None}, "", "tokenizer.json is not a fast tokenizer of Hugging Face's: it is missing", 0),
+    ("postprocess/postprocessing", {"tokenizer_config.json": "[]"}, "tokenizer_config.json", "expected an object", 0),
+    ("preprocess/prompt", {"config.json": None}, "", "config.json is not a model configuration: it is missing", 0),
+    ("preprocess/prompt", {"chat_template.jinja": "{% if %}"}, "chat_template.jinja", "chat template is not valid", 1),
+    ("preprocess/preprocessing", {"chat_template.jinja": "{{ x | none }}"}, "chat_template.jinja", "is not valid", 1),
+]  # fmt: skip
+
 
 def weights() -> Path:
     return once("untrained-llm", make_tiny, depends_on=[ROOT / "src" / "shoal" / "lab" / "tiny_llm.py"])
@@ -145,6 +167,7 @@ def make(place: Path, name: str, parameters: Mapping[str, str] = {}, files: Mapp
     for tensor in [*message.input, *message.output]:
         if source.name in ("zscore", "label") and [*tensor.dims] == [-1]:
             tensor.dims[:] = [2]
+    message.name = source.name
     (folder / "config.pbtxt").write_text(text_format.MessageToString(message), encoding="utf-8")
     for file, text in {**artifacts, **files}.items():
         (folder / "1" / file).write_text(text, encoding="utf-8")
@@ -193,3 +216,99 @@ def test_a_wrong_file_is_found(name: str, file: str, text: str, words: str, line
     assert finding.place.path == root / Path(name).name / "1" / file
     assert words in finding.what
     assert refuse(root, name).what == finding.what
+
+
+@pytest.mark.usefixtures("may_start_processes")
+@pytest.mark.parametrize(("name", "files", "file", "words", "line"), WEIGHTS)
+def test_a_wrong_file_of_weights_is_found(
+    name: str, files: Mapping[str, str | None], file: str, words: str, line: int, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(weights(), tmp_path / "weights")
+    for each, text in files.items():
+        (folder / each).unlink(missing_ok=True)
+        if text is not None:
+            (folder / each).write_text(text, encoding="utf-8")
+    root = make(tmp_path / "repository", name, {"model": str(folder), "template": ""})
+    (finding,) = find(root)
+    assert (finding.rule.id, finding.severity) == ("artifact-unreadable", "error")
+    assert (finding.place.path, finding.place.line) == (folder / file, line)
+    assert words in finding.what
+    assert "ValueError" not in finding.what
+    assert refuse(root, name).what == finding.what
+
+
+def test_weights_of_another_machine_are_a_warning_and_no_path_is_an_error(tmp_path: Path) -> None:
+    rules = {
+        "/nowhere/llama": ("weights-missing", "warning"),
+        "llama": ("parameter-unusable", "error"),
+        "": ("parameter-unusable", "error"),
+    }
+    for number, (path, expected) in enumerate(rules.items()):
+        (finding,) = find(make(tmp_path / str(number), "models/llm-hf", {"model": path}))
+        assert (finding.rule.id, finding.severity) == expected
+        assert "expected the absolute path of a folder with weights" in finding.what
+
+
+def test_tensors_and_sizes_that_a_component_refuses_are_found(tmp_path: Path) -> None:
+    """The size is found at its dims, a tensor that is not the component's at the first one."""
+    for number, (name, old, new, words, line) in enumerate((
+        ("preprocess/zscore", "dims: 2", "dims: 3", "the columns of zscore.json are 2", "dims: 3"),
+        ("preprocess/tokenizer", "TYPE_INT64", "TYPE_INT32", "it needs STRING[1] -> INT64[t], INT64[t]", "input"),
+        ("models/llm_bls", 'value: "prompt engine"', 'string_value: ""', "expected 2 names", ""),
+    )):  # fmt: skip
+        root = make(tmp_path / str(number), name)
+        rule = "component-refused" if line else "parameter-unusable"
+        path = root / Path(name).name / "config.pbtxt"
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        findings = [finding for finding in find(root) if words in finding.what]
+        assert [f.rule.id for f in findings] == [rule], (name, findings)
+        assert line in path.read_text(encoding="utf-8").splitlines()[findings[0].place.line - 1]
+
+
+def test_all_wrong_parameters_of_a_component_are_found_at_once(tmp_path: Path) -> None:
+    wrong = {"slots": "0", "dtype": "int", "batching": "no", "context": "-1", "quantize": "2", "cache_tokens": "a"}
+    found = find(make(tmp_path, "models/llm-hf", wrong))
+    assert {re.findall(r"arameter (\w+)", finding.what)[0] for finding in found} == {*wrong}
+    assert len(found) == len(wrong)
+
+
+def test_a_model_folder_lacks_only_what_compose_adds(tmp_path: Path) -> None:
+    (tmp_path / "postprocess").mkdir()
+    make(tmp_path / "preprocess", "preprocess/tokenizer", {"max_length": "one"}, {})
+    (tmp_path / "preprocess" / "tokenizer" / "1" / "vocab.txt").unlink()
+    make(tmp_path / "models", "models/llm-hf", {"model": "", "slots": "none"})
+    make(tmp_path / "postprocess", "postprocess/label", {})
+    found = {re.findall(r"arameter (\w+)", finding.what)[0] for finding in find(tmp_path)}
+    assert found == {"max_length", "slots"}
+
+
+def test_values_of_another_models_parameters_are_its_own(tmp_path: Path) -> None:
+    """The names are those of shoal's components, the code is the user's: only what every component has is read."""
+    wrong = {"max_length": "x", "labels": "a b", "slots": "2", "engine_args": "[]", "quantize": "3", "model": "here"}
+    for code, expected in (("", []), ("from shoal import Component\n", ["threads"])):
+        root = make(tmp_path / str(len(code)), "preprocess/checked_text", {**wrong, "threads": "two"})
+        path = root / "checked_text" / "1" / "model.py"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(f"{text}\nX = 1\n" if code else text.replace("from shoal", "from other"), encoding="utf-8")
+        found = [re.findall(r"arameter (\w+)", finding.what)[0] for finding in find(root)]
+        assert found == expected, code
+
+
+def test_no_library_of_weights_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a component refused whose libraries are not there."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shoal" and ".engines" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torch", "transformers", "onnxruntime", "openvino_genai", "openvino", "vllm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("llm-hf", "llm-onnx", "llm-openvino", "llm-vllm", "llamav2"):
+        (finding,) = find(
+            make(
+                tmp_path / name,
+                f"models/{name}",
+                {"model": str(weights()), "threads": "1", "dtype": "x"} if name != "llm-onnx" else {"slots": "0"},
+            )
+        )
+        assert finding.rule.id == "parameter-unusable"
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "shoal.kit.images", raising=False)
+    assert not find(make(tmp_path / "image", "preprocess/image", {"resize": "none"}))

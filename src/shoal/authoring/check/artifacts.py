@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from shoal.authoring.check.config.fields import UNUSABLE
+from shoal.authoring.check.config.fields import COMPONENT_CODE
 from shoal.authoring.check.config.scheduling import find_on_gpu
 from shoal.authoring.check.findings import Finding, Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, entries
@@ -24,6 +24,7 @@ from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import MANIFEST, find_change
 from shoal.authoring.repository.model_code import is_component
 from shoal.authoring.repository.model_folders import CATEGORIES
+from shoal.authoring.repository.parameters import TYPED
 from shoal.errors import ArtifactError, SetupError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import ModelSpec
@@ -33,6 +34,7 @@ from shoal.system.paths import shipped_root
 MISSING = Rule("artifact-missing", Severity.ERROR)
 UNREADABLE = Rule("artifact-unreadable", Severity.ERROR)
 CHANGED = Rule("file-changed", Severity.ERROR)
+UNUSABLE = Rule("parameter-unusable", Severity.ERROR)
 REFUSED = Rule("component-refused", Severity.ERROR)
 WEIGHTS = Rule("weights-missing", Severity.WARNING)
 
@@ -46,11 +48,14 @@ _SIZE = re.compile(r"declares dims: \[ (\d+) \]")
 def find(model: Model, repository: Repository) -> Findings:
     """Find what components refuse at their start, and files of a model that changed since ``shoal compose``."""
     has_artifacts = PARAMETER in model.parameters and _is_component(model, repository)
+    unusable = {finding.place: finding for finding in _unusable(model)}
+    yield from unusable.values()
     codes = {path.parent: _shipped().get(text) for path, text in model.sources}
     for folder in (model.folder / str(version) for version in model.served_versions):
         found = [*_artifacts(model, folder)] if has_artifacts else []
-        code = codes.get(folder)
-        yield from found or (_refusals(model, code, folder) if code and model.config else ())
+        if not found and model.config and (code := codes.get(folder)):
+            found = [each for each in _refusals(model, code, folder) if each.place not in unusable]
+        yield from found
     yield from _changes(model, repository)
 
 
@@ -106,6 +111,17 @@ def _contents(model: Model, found: dict[str, Path]) -> Findings:
                 yield UNREADABLE.at(Place(named[0]), error.what, error.fix)
 
 
+def _unusable(model: Model) -> Findings:
+    """Find values of parameters that shoal reads of every model, or of every component."""
+    is_component = model.is_python and any(COMPONENT_CODE.search(text) for _, text in model.sources)
+    for name, attribute in ({**TYPED, "threads": "threads"} if is_component else TYPED).items():
+        try:
+            getattr(model.config, attribute, None)
+        except ArtifactError as error:
+            place = model.at_entry("parameters", key=name, within=("value", "string_value"))
+            yield UNUSABLE.at(place, error.what, error.fix)
+
+
 @cache
 def _shipped() -> dict[str, Path]:
     """Return the paths of shoal's own components, by the text of their code."""
@@ -127,7 +143,7 @@ def _refusals(model: Model, code: Path, folder: Path) -> Findings:
         if not is_given:
             return
         refused.add(name)
-        spec = replace(spec, parameters={key: text for key, text in spec.parameters.items() if key != name})
+        spec = replace(spec, parameters={**spec.parameters, name: ""})
 
 
 def _read(code: Path, spec: ModelSpec, folder: Path) -> ShoalError | None:

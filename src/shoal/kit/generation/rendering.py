@@ -75,6 +75,8 @@ def _answer(answers: BinaryIO, seconds: float, work: Callable[[], tuple[Any, str
         found = None
         kind = type(error).__name__
         reason = str(error) if kind == "TemplateError" else f"{kind}: {error}"
+        if getattr(error, "translated", False):  # an error of Jinja whose text leaves out the line
+            reason = f"{reason.rstrip('.')}, line {getattr(error, 'lineno', 1)}"
         reply = {"error": " ".join(reason.split())[:_MAX_REASON].rstrip(".")}
         encoded = json.dumps(reply).encode()
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ArtifactError
-from shoal.kit.component.files import read_json
+from shoal.kit.component.files import check_file, describe_bytes, read_json
 from shoal.kit.component.parameters import Parameters
 from shoal.kit.generation.tokenizer import TOKENIZER, TOKENIZER_CONFIG, find_specials, read_settings
 from shoal.kit.text.tokenizer_files import check_folder, check_growth
@@ -118,6 +118,11 @@ def find_weights(folder: str | Path) -> Weights:
             raise ArtifactError(f"{folder} has no {name}.", _DOWNLOAD)
     check_folder(folder)
     shards = _find_shards(folder)
+    for name in shards:
+        begins = check_file(folder / name, "file of weights")
+        if name.endswith(".safetensors") and begins[8:9] != b"{":  # after the length of a JSON object
+            why = describe_bytes(begins) or "it does not begin as safetensors"
+            raise ArtifactError(f"{folder / name} is not a file of weights: {why}.", _DOWNLOAD)
     config = read_json(folder / CONFIG, "model configuration")
     text = _text_part(config)
     vocabulary = _whole(folder, text, "vocab_size")

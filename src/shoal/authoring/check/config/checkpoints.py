@@ -1,4 +1,4 @@
-"""Rules for weights that a backend opens by the path in a parameter: TensorRT-LLM, FasterTransformer, own engines."""
+"""Rules for weights that a backend opens by the path in a parameter: TensorRT-LLM, FasterTransformer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ DTYPE = Rule("checkpoint-dtype", Severity.WARNING)
 PATHS = frozenset({"model_checkpoint_path", "gpt_model_path", "engine_dir", "encoder_model_path", "visual_model_path"})
 FASTER = "fastertransformer"
 DIVIDED = re.compile(r"([1-9][0-9]{0,3})-gpu")  # a folder that its converters write, for this many GPUs
-_OWN = "shoal.kit.generation"  # of the engines whose parameter `model` is a folder
 _INI = "config.ini"
 _MAX_SHOWN = 200  # characters of a path in a message
 _SIZES = ("tensor_para_size", "infer_gpu_num")  # entries of the converters' config.ini
@@ -28,8 +27,7 @@ _SIZES = ("tensor_para_size", "infer_gpu_num")  # entries of the converters' con
 
 def find(model: Model, _: Repository) -> Findings:
     """Find paths of weights that depend on the server's folder, and checkpoints that do not fit their configuration."""
-    is_engine = model.is_python and any(_OWN in text for _, text in model.sources)
-    for name in sorted(model.parameters.keys() & {*PATHS, *(["model"] if is_engine else [])}):
+    for name in sorted(model.parameters.keys() & PATHS):
         path = model.parameters[name][:_MAX_SHOWN]
         if path and not path.startswith(("/", "$")) and "${" not in path:
             yield RELATIVE.at(

@@ -44,9 +44,7 @@ _CLOSE = 0.85  # least difflib ratio of a misspelt name and the right one
 FILE = "model.json"  # in the version folder: vllm_backend, src/model.py
 OLD_FILE = "vllm_engine_args.json"  # of the tutorials of 2023, whose model.py is a plain Python model
 PARAMETER = "engine_args"  # of our own models on vLLM
-# Argument: the parameter of our own models on vLLM that sets it.
-_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}
-_FIXED = ("skip_tokenizer_init", "generation_config")  # arguments that our own models on vLLM set themselves
+_OWN = {"max_num_seqs": "slots", "max_model_len": "context"}  # arguments that parameters of our own models set
 _WITHOUT_REQUEST_LOG = (25, 9)  # the first release of Triton with vLLM 0.10.1
 _LORA = "multi_lora.json"
 _SHARE = 0.92  # vLLM's default of gpu_memory_utilization
@@ -72,7 +70,7 @@ def find(model: Model, repository: Repository) -> Findings:
         for path in filter(is_file, (folder / OLD_FILE for folder in (model.folder, *folders))):
             yield from _decoupled(model, is_completed=False)
             yield from _file(model, repository, path)
-        if PARAMETER in model.parameters:
+        if PARAMETER in model.parameters and any("shoal" in text for _, text in model.sources):
             yield from _parameter(model, repository)
 
 
@@ -147,15 +145,8 @@ def _parameter(model: Model, repository: Repository) -> Findings:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        what = f"The parameter {PARAMETER} of {model.name} is not a JSON object of vLLM's arguments."
-        yield VALUE.at(place, what, "For example: string_value: '{\"gpu_memory_utilization\": 0.8}'")
-        return
-    for name in sorted(_OWN.keys() & arguments.keys()):
-        what = f"{name} is set by the parameter {_OWN[name]} of {model.name}."
-        yield VALUE.at(place, what, f"Remove it from {PARAMETER}.")
-    for name in (name for name in _FIXED if name in arguments):
-        yield VALUE.at(place, f"{name} is set by {model.name} itself: token ids in and out.", "Remove it.")
-    texts = {name: model.parameters.get(_OWN[name], "") for name in ("max_num_seqs", "max_model_len")}
+        return  # the component refuses it
+    texts = {name: model.parameters.get(own, "") for name, own in _OWN.items()}
     own = {name: int(text) for name, text in texts.items() if text.isdecimal() and len(text) < 10}
     yield from check_arguments({**own, **arguments}, lambda _: place, _read_names(model, repository), has_old=False)
     yield from _instances(model, arguments)

@@ -15,8 +15,7 @@ from shoal.authoring.check.models import Model, Node, Repository
 from shoal.authoring.environment.targets import LLMAPI, Release
 from shoal.authoring.repository.config import CONFIG
 from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
-from shoal.authoring.repository.parameters import ANY, COMPONENT, HOST_INPUTS, TYPED, find_right_name
-from shoal.errors import ArtifactError
+from shoal.authoring.repository.parameters import ANY, COMPONENT, HOST_INPUTS, find_right_name
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
 UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
@@ -27,7 +26,6 @@ LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
 PARAMETER = Rule("parameter-misspelt", Severity.WARNING)
-UNUSABLE = Rule("parameter-unusable", Severity.ERROR)
 VALUE = Rule("parameter-value", Severity.ERROR, is_core=True)
 
 # (message, field): the first release of Triton whose schema has the field.
@@ -40,7 +38,7 @@ _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
 # Numbers that Python's parser takes: 1_000, +1, 0b1, 0o7.
 _NOT_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d.]*_\w*|\+[\d.]\w*|0[bBoO]\d\w*)")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_COMPONENT_CODE = re.compile(r"\b(from|import) shoal\b")
+COMPONENT_CODE = re.compile(r"\b(from|import) shoal\b")
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 
@@ -67,7 +65,6 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
         yield from _misspelt(model)
         yield from _values(model, repository)
-        yield from _unusable(model)
 
 
 def _leftovers(model: Model, parts: Parts) -> Findings:
@@ -173,7 +170,7 @@ def _find_schema() -> Release:
 def _misspelt(model: Model) -> Findings:
     """Find parameters with nearly the name of one that shoal reads, unless the model's own code reads them."""
     code = "\n".join(text for _, text in model.sources)
-    scopes = [ANY, model.backend, *([COMPONENT] if _COMPONENT_CODE.search(code) else [])]
+    scopes = [ANY, model.backend, *([COMPONENT] if COMPONENT_CODE.search(code) else [])]
     scopes += [LLMAPI] if LLMAPI in code else []
     for name in model.parameters:
         right = find_right_name(name, scopes, model.parameters)
@@ -183,17 +180,6 @@ def _misspelt(model: Model) -> Findings:
                 f"{model.name} has the parameter {name}, and none called {right}.",
                 f"Write {right}, if that is meant.",
             )
-
-
-def _unusable(model: Model) -> Findings:
-    """Find values of shoal's own parameters that it refuses when it serves the model."""
-    is_ours = model.is_python and any(_COMPONENT_CODE.search(text) for _, text in model.sources)
-    for name, attribute in ({**TYPED, "threads": "threads"} if is_ours else TYPED).items():
-        try:
-            getattr(model.config, attribute)
-        except ArtifactError as error:
-            place = model.at_entry("parameters", key=name, within=("value", "string_value"))
-            yield UNUSABLE.at(place, error.what, error.fix)
 
 
 def _values(model: Model, repository: Repository) -> Findings:

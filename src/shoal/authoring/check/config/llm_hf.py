@@ -8,7 +8,7 @@ from shoal.authoring.check.findings import Findings, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.repository.engine_memory import find_excess
 from shoal.authoring.repository.sizes import find_engines
-from shoal.kit.generation.weights import INT4, NONE, QUANTIZED
+from shoal.kit.generation.weights import INT4, INT8, NONE
 
 MEMORY = Rule("engine-memory", Severity.ERROR)
 QUANTIZE = Rule("engine-quantize", Severity.ERROR)
@@ -24,13 +24,11 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _quantize(model: Model) -> Findings:
-    kind = model.parameters.get("quantize") or NONE
+    kind = model.parameters.get("quantize", NONE)
+    is_ours = any("shoal" in text for _, text in model.sources)
     place = model.at_entry("parameters", key="quantize", within=("value", "string_value"))
     groups = model.message.instance_group if model.message else ()
-    if kind not in QUANTIZED:
-        known = " or ".join(QUANTIZED)
-        yield QUANTIZE.at(place, f"quantize of {model.name} is {kind!r}, expected {known}.", "Write int8.")
-    elif kind != NONE and any(group.kind == group.KIND_CPU for group in groups):
+    if is_ours and kind in (INT8, INT4) and any(group.kind == group.KIND_CPU for group in groups):
         slow = {INT4: "computes in 4 bits on no processor"}.get(kind, "is slower there in 8 bits than in FP32")
         what = f"{model.name} is on the host, and its weights in {kind} are for an NVIDIA GPU: torchao {slow}."
         other = f"--engine openvino --quantize {kind}, or with " if "slots" in model.parameters else ""  # an engine
