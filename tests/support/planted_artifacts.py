@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+from tests.support.once import ROOT
 from tests.support.page_plants import page
 from tests.support.planted import BATCHING, MODEL, Edit, Plant, config
 
@@ -33,7 +34,30 @@ def composed(files: dict[str, Edit]) -> dict[str, Edit]:
 JSON = good("settings.json", settings_json='{\n  "a": 1,\n  "b": 2\n}\n')
 WEIGHED = good("postprocess.json?", READS_WEIGHT, postprocess_json='{"bert_weight": 0.5}\n')
 WITH_MANIFEST = composed(good("vocab.txt merges.txt?", vocab_txt=TEXT, merges_txt="a b\n"))
+NORMALISES = (ROOT / "postprocess" / "l2_normalise" / "1" / "model.py").read_text(encoding="utf-8")
+COMPLETES = (ROOT / "postprocess" / "completion" / "1" / "model.py").read_text(encoding="utf-8")
+WEIGHTS = 'parameters { key: "model" value { string_value: "/weights/lama" } }\n'
 PLANTS = (
+    Plant(
+        "weights that are not here",
+        "weights-missing",
+        "alone/config.pbtxt",
+        "lama",
+        {"alone/1/model.py": COMPLETES},
+        {"alone/config.pbtxt": config("alone", batching=BATCHING + WEIGHTS), "alone/1/model.py": MODEL},
+    ),
+    Plant(
+        "tensors of another dtype",
+        "component-refused",
+        FIRST,
+        "input",
+        {
+            FIRST: ('"Y" data_type: TYPE_FP32', '"Y" data_type: TYPE_FP64'),
+            "left/config.pbtxt": ("FP32", "FP64"),
+            "right/config.pbtxt": ("FP32", "FP64"),
+        },
+        {"first/1/model.py": NORMALISES},
+    ),
     page(
         "artifact-missing",
         good=good("preprocess.json vocab.txt", preprocess_json="{}", vocab_txt=TEXT),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from shoal.errors import ArtifactError, SetupError
 from shoal.kit.generation.engines import batching
+from shoal.kit.generation.engines.base import WAYS
 from tests.support.families import CONTEXT, FAMILIES, REFUSED, make_family
 from tests.support.llm import open_engine, token_inputs, tokens_of
 
@@ -31,7 +32,7 @@ def choose(folder: Path, caplog: pytest.LogCaptureFixture, **parameters: Any) ->
 def test_continuous_batches_unless_another_way_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_family("llama", tmp_path)
     assert choose(folder, caplog) == "LlamaForCausalLM is computed in continuous batches"
-    for name, words in batching.WAYS.items():
+    for name, words in WAYS.items():
         said = choose(folder, caplog, batching=name)
         assert said == f"LlamaForCausalLM is computed in {words}, as the parameter batching says, without a comparison"
 

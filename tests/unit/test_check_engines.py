@@ -85,7 +85,7 @@ def test_arguments_are_those_of_the_vllm_in_the_environment(environment: Path, t
         found = check(tmp_path / "repository")
         return [(f.rule.id, f.fix) for f in found if f.rule.id.startswith("engine-args")]
 
-    write(tmp_path / "repository" / "engine" / "1" / "model.py", "class TritonPythonModel: pass\n")
+    write(tmp_path / "repository" / "engine" / "1" / "model.py", "import shoal\n\n\nclass TritonPythonModel: pass\n")
     right: dict[str, Any] = {"enforce_eager": True, "served_model_name": ["a"], "limit_mm_per_prompt": {"image": 1}}
     assert find(**right, enable_log_requests=True) == []
     assert find(note=1) == [("engine-args-unknown", "Remove it.")]

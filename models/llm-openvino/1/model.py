@@ -19,11 +19,7 @@ class LlmOpenvino(EngineComponent):
 
     def make_engine(self, weights: Weights, limits: Limits) -> OpenVinoEngine:
         return OpenVinoEngine(
-            weights,
-            limits,
-            dtype=self.dtype,
-            cache_tokens=self.cache_tokens,
-            threads=self.context.num_threads,
+            weights, limits, dtype=self.dtype, cache_tokens=self.cache_tokens, threads=self.context.num_threads
         )
 
 

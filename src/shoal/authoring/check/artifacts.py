@@ -1,9 +1,9 @@
 """Rules for what components read at their start, and for files changed since ``shoal compose``.
 
 shoal's own components read their parameters and small files here by their own code, which is that of the installed
-shoal's model folders, never a repository's: a model is such a component if its ``model.py`` is the same file. One that
-loads weights has a method ``read``, the part of its ``setup`` before that; of any other, all of ``setup`` is run, on the
-host. If a library is not installed here, what needs it is not checked.
+shoal's model folders, never a repository's: a model is such a component if its ``model.py`` has the same text. A
+component that loads weights has a method ``read``, the part of its ``setup`` before that; of any other, ``setup`` is run
+whole, on the host. What needs a library that is not installed here is not checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import MANIFEST, find_change
 from shoal.authoring.repository.model_code import is_component
 from shoal.authoring.repository.model_folders import CATEGORIES
-from shoal.authoring.repository.parameters import TYPED
+from shoal.authoring.repository.parameters import TABLE, TYPED, WHOLE
 from shoal.errors import ArtifactError, SetupError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import ModelSpec
@@ -112,11 +112,17 @@ def _contents(model: Model, found: dict[str, Path]) -> Findings:
 
 
 def _unusable(model: Model) -> Findings:
-    """Find values of parameters that shoal reads of every model, or of every component."""
-    is_component = model.is_python and any(COMPONENT_CODE.search(text) for _, text in model.sources)
-    for name, attribute in ({**TYPED, "threads": "threads"} if is_component else TYPED).items():
+    """Find values of parameters that are read of every model, of every component, or as numbers by a backend."""
+    if (config := model.config) is None:
+        return
+    readers = {name: partial(getattr, config, attribute) for name, attribute in TYPED.items()}
+    if model.is_python and any(COMPONENT_CODE.search(text) for _, text in model.sources):
+        readers["threads"] = partial(getattr, config, "threads")
+    for name in (row.name for row in TABLE if (row.scope, row.kind) == (model.backend, WHOLE)):
+        readers[name] = partial(config.only(name).whole, name, 0, least=0)
+    for name, read in readers.items():
         try:
-            getattr(model.config, attribute, None)
+            read()
         except ArtifactError as error:
             place = model.at_entry("parameters", key=name, within=("value", "string_value"))
             yield UNUSABLE.at(place, error.what, error.fix)

@@ -18,6 +18,7 @@ from shoal.authoring.check.boosters import read_fields, read_lightgbm_head, read
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.environment.targets import Target
+from shoal.errors import ArtifactError
 from shoal.kit.component.files import describe_bytes
 from shoal.kit.forests.checkpoints import Task, parse_forest
 from shoal.system.files import open_regular, parse_json, read_bytes
@@ -106,10 +107,11 @@ def _find_settings(model: Model, target: Target | None) -> Findings:
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):
             yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in lower case.")
+    assert model.config is not None
     try:
-        float(given.get("threshold", "0"))
-    except ValueError:
-        yield TASK.at(_at(model, "threshold"), f"threshold is {given['threshold']!r:.60}.", "Write a number, as 0.5.")
+        model.config.only("threshold").number("threshold", 0.5)
+    except ArtifactError as error:
+        yield TASK.at(_at(model, "threshold"), error.what, error.fix)
     if _is_in_python(model, target):
         return
     is_new = target is not None and target.release >= _FIRST_CLASSIFIER

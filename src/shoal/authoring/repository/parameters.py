@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
     meaning: str
 
 
-_FLAG, _NAMES, _WHOLE, _SECONDS = "true or false", "names, separated by spaces", "whole number", "seconds"
+_FLAG, _NAMES, WHOLE, _SECONDS = "true or false", "names, separated by spaces", "whole number", "seconds"
 _TEXTS, _JSON, _PATH, _NUMBER = "JSON list of texts", "JSON object", "absolute path", "number"
 _ENGINES = "llm-hf, llm-onnx, llm-openvino, llm-vllm"
 TABLE = tuple(Parameter(*row) for row in (
@@ -58,17 +58,17 @@ TABLE = tuple(Parameter(*row) for row in (
     ("public", _FLAG, "false", ANY, "shoal serve", "Whether clients may call the model although it is no ensemble."),
     ("shoal_files", "digest", "", ANY, "backends of shoal", "Digest of the model's files; shoal compose writes it."),
     ("shoal_repository", "digest", "", ANY, "every component", "Identity of the repository; shoal compose writes it."),
-    ("slots", _WHOLE, "", ANY, "shoal serve", "How many requests run at once; four times as many are accepted."),
+    ("slots", WHOLE, "", ANY, "shoal serve", "How many requests run at once; four times as many are accepted."),
     ("together", _NAMES, "", ANY, "shoal compose, shoal graph",
      "Those of `calls` that run in this model's process; shoal compose --together writes it."),
     # Of a backend's models.
     ("dtype", "fp32 or bf16", "fp32", "pytorch", "backend pytorch of shoal", "Dtype in which an encoder computes."),
     ("exclude_input_in_output", _FLAG, "false", "tensorrtllm", "backend tensorrtllm",
      "Whether whole answers are new tokens alone; otherwise the prompt comes first."),
-    ("INTRA_OP_THREAD_COUNT", _WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
-    ("intra_op_thread_count", _WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
+    ("INTRA_OP_THREAD_COUNT", WHOLE, "0", "pytorch", "backend pytorch", "Threads of each instance; see `threads`."),
+    ("intra_op_thread_count", WHOLE, "0", "onnxruntime", "backend onnxruntime", "The same, for ONNX Runtime."),
     ("HINT_BF16", "YES", "", "openvino", "backend openvino", "Computes in BF16 what is not quantised."),
-    ("INFERENCE_NUM_THREADS", _WHOLE, "0", "openvino", "backend openvino", "Threads of each instance; see `threads`."),
+    ("INFERENCE_NUM_THREADS", WHOLE, "0", "openvino", "backend openvino", "Threads of each instance; see `threads`."),
     ("is_classifier", _FLAG, "false", "fil", "backend fil", "Whether the answer is the class; from 25.09 on."),
     ("model", _PATH, "", "llmapi", "shoal compose, trtllm-llmapi", "Weights; shoal compose --weights writes it."),
     ("model", _PATH, "", "vllm", "shoal compose", "Weights; empty until shoal compose --weights writes it."),
@@ -87,11 +87,11 @@ TABLE = tuple(Parameter(*row) for row in (
     ("accumulate_tokens", _FLAG, "false", COMPONENT, "tensorrt_llm_bls", "Whether pieces have the whole text so far."),
     ("batching", "auto, or a way", "auto", COMPONENT, "llm-hf",
      "continuous, static or single, without a comparison with generate; auto: the first that equals it."),
-    ("cache_tokens", _WHOLE, "", COMPONENT, "llm-hf, llm-openvino",
+    ("cache_tokens", WHOLE, "", COMPONENT, "llm-hf, llm-openvino",
      "Most tokens of all requests; slots x context, at most 32768."),
     ("chat_template_kwargs", _JSON, "", COMPONENT, "prompt", "Variables of the chat template."),
-    ("context", _WHOLE, "", COMPONENT, _ENGINES, "Most tokens of prompt and answer; if empty, the model's own."),
-    ("context", _WHOLE, "0", COMPONENT, "prompt, preprocessing", "Most tokens; 0 is the model's own number."),
+    ("context", WHOLE, "", COMPONENT, _ENGINES, "Most tokens of prompt and answer; if empty, the model's own."),
+    ("context", WHOLE, "0", COMPONENT, "prompt, preprocessing", "Most tokens; 0 is the model's own number."),
     ("dtype", "float32, bfloat16 or float16", "float32", COMPONENT, "llamav2", "Dtype of the weights."),
     ("dtype", "auto or a dtype", "auto", COMPONENT, "llm-hf, llm-openvino, llm-vllm",
      "Dtype of the weights; auto is their own, but, except on vLLM, float32 on a host without it."),
@@ -99,18 +99,18 @@ TABLE = tuple(Parameter(*row) for row in (
     ("exclude_input_in_output", _FLAG, "true", COMPONENT, f"preprocessing, {_ENGINES}",
      "Whether whole answers are new tokens alone; otherwise the prompt comes first."),
     ("interpolation", "bilinear or bicubic", "bilinear", COMPONENT, "image", "How a picture is resized."),
-    ("k", _WHOLE, "", COMPONENT, "top_k", "How many classes are returned; if empty, all."),
+    ("k", WHOLE, "", COMPONENT, "top_k", "How many classes are returned; if empty, all."),
     ("labels", _TEXTS, "", COMPONENT, "label, top_k", "Names of the classes; if empty, their numbers from 0."),
     ("least", _NUMBER, "", COMPONENT, "label", "Least best score; below it, the label is `otherwise`."),
     ("like_tensorrt_llm", _FLAG, "false", COMPONENT, _ENGINES,
      "Whether requests are read and answered as by NVIDIA's backend tensorrtllm; shoal compose writes it."),
     ("lowercase", _FLAG, "true", COMPONENT, "tokenizer", "Whether vocab.txt is for text in lower case."),
-    ("max_length", _WHOLE, "256", COMPONENT, "tokenizer, pair_tokenizer", "Most tokens of a row; the rest is cut."),
-    ("max_pixels", _WHOLE, "25000000", COMPONENT, "image", "Largest picture, in pixels."),
-    ("max_text_bytes", _WHOLE, "65536", COMPONENT,
+    ("max_length", WHOLE, "256", COMPONENT, "tokenizer, pair_tokenizer", "Most tokens of a row; the rest is cut."),
+    ("max_pixels", WHOLE, "25000000", COMPONENT, "image", "Largest picture, in pixels."),
+    ("max_text_bytes", WHOLE, "65536", COMPONENT,
      "checked_text, pair_tokenizer, preprocess, tokenizer, word_counts", "Longest text."),
-    ("max_text_bytes", _WHOLE, "1048576", COMPONENT, "prompt, preprocessing", "Longest text or chat."),
-    ("max_tokens", _WHOLE, "256", COMPONENT, "prompt, llamav2", "Most tokens of an answer, by default."),
+    ("max_text_bytes", WHOLE, "1048576", COMPONENT, "prompt, preprocessing", "Longest text or chat."),
+    ("max_tokens", WHOLE, "256", COMPONENT, "prompt, llamav2", "Most tokens of an answer, by default."),
     ("mean", "JSON list of numbers", "ImageNet's", COMPONENT, "image", "Mean of red, green and blue, from 0 to 1."),
     ("model", _PATH, "", COMPONENT,
      f"completion, llamav2, llm_bls, postprocessing, preprocessing, prompt, tensorrt_llm_bls, {_ENGINES}",
@@ -120,9 +120,9 @@ TABLE = tuple(Parameter(*row) for row in (
     ("quantize", "none, int8 or int4", "none", COMPONENT, "llamav2, llm-hf",
      "Bits of a weight, by torchao; int4 needs a GPU; shoal compose --quantize writes it."),
     ("repetition_penalty", _NUMBER, "1.1", COMPONENT, "llamav2", "Penalty of tokens that were generated before."),
-    ("resize", _WHOLE, "256", COMPONENT, "image", "Shorter side before the centre is cut out; 0: it is not."),
-    ("seed", _WHOLE, "0", COMPONENT, "llamav2", "Seed of the random choices."),
-    ("slots", _WHOLE, "16", COMPONENT, _ENGINES, "How many requests are computed at once."),
+    ("resize", WHOLE, "256", COMPONENT, "image", "Shorter side before the centre is cut out; 0: it is not."),
+    ("seed", WHOLE, "0", COMPONENT, "llamav2", "Seed of the random choices."),
+    ("slots", WHOLE, "16", COMPONENT, _ENGINES, "How many requests are computed at once."),
     ("statistics", _FLAG, "false", COMPONENT, "word_counts", "Whether seven statistics of the text come first."),
     ("std", "JSON list of numbers", "ImageNet's", COMPONENT, "image", "Standard deviation of red, green and blue."),
     ("system_prompt", "text", "", COMPONENT, "llamav2", "Text before each chat."),
@@ -132,10 +132,10 @@ TABLE = tuple(Parameter(*row) for row in (
     ("tensorrt_llm_draft_model_name", "nothing", "", COMPONENT, "tensorrt_llm_bls",
      "Of NVIDIA's own model: refused here."),
     ("tensorrt_llm_model_name", "name", "tensorrt_llm", COMPONENT, "tensorrt_llm_bls", "Engine, one of `calls`."),
-    ("threads", _WHOLE, "cores / instances; vLLM's own", COMPONENT, "every component", "Threads of each instance."),
+    ("threads", WHOLE, "cores / instances; vLLM's own", COMPONENT, "every component", "Threads of each instance."),
     ("tool_form", "hermes, llama3, mistral, mistral_args or pythonic", "", COMPONENT, "prompt",
      "Form of calls of tools; if empty, the chat template's."),
-    ("top_k", _WHOLE, "20", COMPONENT, "llamav2", "Number of the most probable tokens to choose from."),
+    ("top_k", WHOLE, "20", COMPONENT, "llamav2", "Number of the most probable tokens to choose from."),
     ("top_p", _NUMBER, "1.0", COMPONENT, "llamav2", "Joint probability of the tokens to choose from."),
     ("value", "count, share or presence", "count", COMPONENT, "word_counts", "What is returned of each word."),
     ("weights", "JSON list of numbers", "", COMPONENT, "blend", "Weight of each input; if empty, all are equal."),
@@ -180,7 +180,7 @@ class ParameterProperties:
     @property
     def dimensions(self) -> tuple[int, ...]:
         """Sizes to which embeddings may be cut: the first numbers of one are an embedding themselves (Matryoshka)."""
-        parameters = self._only("dimensions")
+        parameters = self.only("dimensions")
         words = parameters.text("dimensions").split()
         if not all(word.isdecimal() and int(word) for word in words):
             raise parameters.refusal("dimensions", "expected numbers of 1 or more", "64 128 256")
@@ -199,7 +199,7 @@ class ParameterProperties:
     @property
     def canary(self) -> dict[str, Any] | None:
         """Inputs of the model's canary request; None without the parameter."""
-        parameters = self._only("canary")
+        parameters = self.only("canary")
         try:
             found = json.loads(parameters.text("canary", "null"))
         except (ValueError, RecursionError):
@@ -226,7 +226,7 @@ class ParameterProperties:
     @property
     def is_public(self) -> bool:
         """Whether clients may call the model even if it is not an ensemble."""
-        return self._only("public").flag("public", default=False)
+        return self.only("public").flag("public", default=False)
 
     @property
     def load_seconds(self) -> float:
@@ -246,26 +246,26 @@ class ParameterProperties:
     @property
     def slots(self) -> int | None:
         """Number of requests that the model computes at once; None without the parameter."""
-        return self._only("slots").whole("slots", 0) or None
+        return self.only("slots").whole("slots", 0) or None
 
     @property
     def threads(self) -> int | None:
         """Number of a component's threads; None without the parameter."""
         unset = 0  # stands for a share of the cores
-        return self._only("threads").whole("threads", unset) or None
+        return self.only("threads").whole("threads", unset) or None
 
     @property
     def weights(self) -> str | None:
         """Path of the folder with a language model's weights; empty before composing, None without the parameter."""
         return self.spec.parameters.get("model")
 
-    def _only(self, name: str) -> Parameters:
+    def only(self, name: str) -> Parameters:
         """Return a reader of one parameter, which does not take one of a similar name for it."""
         given = self.spec.parameters
         return Parameters(replace(self.spec, parameters={name: given[name]} if name in given else {}))
 
     def _seconds(self, name: str) -> float | None:
-        parameters = self._only(name)
+        parameters = self.only(name)
         text = parameters.text(name)
         if text and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
             raise parameters.refusal(name, "expected a number of seconds", "10")

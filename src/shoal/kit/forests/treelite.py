@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import InputError, needs
+from shoal.kit.component.parameters import Parameters
 from shoal.kit.component.spec import Array, ModelSpec
 from shoal.kit.component.tensors import namespace
 
@@ -118,24 +119,14 @@ class FilSettings:
         Raises:
             ArtifactError: a setting is neither true nor false, or the threshold is not a number.
         """
-        texts = spec.parameters
+        texts, parameters = spec.parameters, Parameters(spec)
         names = [name for name in ("output_class", "is_classifier", "predict_proba") if name in texts]
-        for name in names:
-            if texts[name] not in ("true", "false"):
-                raise ArtifactError(
-                    f"{name} of {spec.name} is {texts[name]!r}.", "Write true or false, in small letters."
-                )
-        try:
-            threshold = float(texts.get("threshold", "0.5"))
-        except ValueError:
-            raise ArtifactError(
-                f"threshold of {spec.name} is {texts['threshold']!r}.", "Write a number, as 0.5."
-            ) from None
+        given = [name for name in names if parameters.flag(name, default=False)]
         return cls(
             texts.get("is_classifier", texts.get("output_class")) == "true",
             texts.get("predict_proba") == "true",
-            threshold,
-            tuple(f"{name} true" for name in names if texts[name] == "true"),
+            parameters.number("threshold", 0.5),
+            tuple(f"{name} true" for name in given),
         )
 
     def widths(self, num_outputs: int, *, is_classifier: bool) -> Collection[int]:

@@ -12,6 +12,8 @@ from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.forest import FILES
 from shoal.authoring.check.models import Model, Repository, is_file
 from shoal.authoring.repository.devices import PYTHON_BASED_BACKENDS
+from shoal.errors import ArtifactError
+from shoal.kit.encoders.length_bucketing import ATTENTION_MASK, find_mask
 
 UNSUPPORTED = Rule("not-in-own-backend", Severity.ERROR)
 IGNORED = Rule("ignored-by-own-backend", Severity.ADVICE)
@@ -45,6 +47,11 @@ def find(model: Model, repository: Repository) -> Findings:
             f"shoal's {model.backend} backend, which serves {model.name} here, {what}.",
             f"{fix}, or {_CONTAINER}",
         )
+    if model.config and not (model.backend == "pytorch" and _is_on_gpu(model)):
+        try:
+            find_mask(model.config.spec)
+        except ArtifactError as error:
+            yield UNSUPPORTED.at(model.at_entry("parameters", key=ATTENTION_MASK), error.what, error.fix)
     names = [name for name in PARAMETERS[model.backend].split() if model.parameters.get(name, "AUTO") != "AUTO"]
     ignored = [(model.at_entry("parameters", key=name), name) for name in names]
     for name in OPTIMIZATIONS:
@@ -55,13 +62,17 @@ def find(model: Model, repository: Repository) -> Findings:
         yield IGNORED.at(place, what, f"Remove it, or {_CONTAINER}")
 
 
+def _is_on_gpu(model: Model) -> bool:
+    return any(group.kind == group.KIND_GPU for group in model.message.instance_group)
+
+
 def _find_unsupported(model: Model) -> Iterator[tuple[Place, str, str]]:
     """Yield the place of each mistake, what the backend does not do, and the way out without a container."""
     message = model.message
     for name in ("batch_input", "batch_output"):
         if len(getattr(message, name)):
             yield model.at(name), f"does not make the tensors of {name}", "Let a component make them"
-    if message.cc_model_filenames and any(group.kind == group.KIND_GPU for group in message.instance_group):
+    if message.cc_model_filenames and _is_on_gpu(model):
         yield model.at("cc_model_filenames"), "does not choose a file by the GPU", "Name one in default_model_filename"
     for index, tensor in enumerate(model.inputs):
         if tensor.is_optional and model.backend != "onnxruntime":  # whose graphs may have a default

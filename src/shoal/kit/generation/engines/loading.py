@@ -17,7 +17,6 @@ from shoal.kit.generation.engines.quantising import check_kind, quantize
 from shoal.kit.generation.weights import INT4, NONE, Weights, choose_dtype
 
 
-
 def find_place(device: Device) -> str:
     """Return torch's name of the device of an instance, such as ``cuda:0``; with KIND_MODEL, the first GPU if any.
 
