@@ -2,8 +2,8 @@
 
 shoal's own components read their parameters and small files here by their own code, which is that of the installed
 shoal's model folders, never a repository's: a model is such a component if its ``model.py`` has the same text. A
-component that loads weights has a method ``read``, the part of its ``setup`` before that; of any other, ``setup`` is run
-whole, on the host. What needs a library that is not installed here is not checked.
+component that loads weights has a method ``read``, the part of its ``setup`` before that; of any other, all of its
+``setup`` is run, on the host. What needs a library that is not installed here is not checked.
 """
 
 from __future__ import annotations
