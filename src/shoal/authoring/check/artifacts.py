@@ -52,10 +52,11 @@ def find(model: Model, repository: Repository) -> Findings:
     yield from unusable.values()
     codes = {path.parent: _shipped().get(text) for path, text in model.sources}
     for folder in (model.folder / str(version) for version in model.served_versions):
-        found = [*_artifacts(model, folder)] if has_artifacts else []
-        if not found and model.config and (code := codes.get(folder)):
-            found = [each for each in _refusals(model, code, folder) if each.place not in unusable]
+        code = codes.get(folder)
+        found = [*_artifacts(model, folder, is_read=code is not None)] if has_artifacts else []
         yield from found
+        if code and model.config and not any(each.rule in (MISSING, UNREADABLE) for each in found):
+            yield from (each for each in _refusals(model, code, folder) if each.place not in unusable)
     yield from _changes(model, repository)
 
 
@@ -65,7 +66,8 @@ def _is_component(model: Model, repository: Repository) -> bool:
     return is_ours and model.is_python and not model.is_model_folder
 
 
-def _artifacts(model: Model, folder: Path) -> Findings:
+def _artifacts(model: Model, folder: Path, *, is_read: bool) -> Findings:
+    """Find missing artifacts; and damaged ones, unless the component itself reads them later (``is_read``)."""
     found: dict[str, Path] = {}
     for artifact in model.config.artifacts if model.config else ():
         paths = artifact.find([folder])
@@ -77,7 +79,8 @@ def _artifacts(model: Model, folder: Path) -> Findings:
                 f"{where}/ does not contain {artifact}, which the parameter {PARAMETER} lists.",
                 f"Put it into {where}/, or compose again; {artifact.names[0]}? in {PARAMETER} makes it optional.",
             )
-    damaged = [finding for path in found.values() if path.suffix == ".json" for finding in _json(path)]
+    files = () if is_read else found.values()
+    damaged = [finding for path in files if path.suffix == ".json" for finding in _json(path)]
     yield from damaged
     if not damaged:
         yield from _contents(model, found)

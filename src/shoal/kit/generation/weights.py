@@ -198,7 +198,7 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
         tokens = tokenizer["model"]["vocab"]
         ids = tokens.values() if isinstance(tokens, dict) else range(len(tokens))
         greatest = max(map(int, ids))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ArtifactError(
             f"{folder / TOKENIZER} is not a tokenizer: it has no vocabulary.", "Take the model's own tokenizer.json."
         ) from error
