@@ -73,13 +73,7 @@ REFUSED: list[tuple[int, int, dict[str, str], str, str]] = [
     (2, 2, {"output_class": TRUE}, "declares input__0 [6], output__0 [2], output_class true", "1"),
     (2, 3, {"predict_proba": TRUE}, "declares input__0 [6], output__0 [3], predict_proba true", "2 or 1"),
     (2, 1, {"output_class": "True"}, "Parameter output_class of model forest is 'True'; expected false or true.", ""),
-    (
-        2,
-        1,
-        {"output_class": TRUE, "threshold": "half"},
-        "threshold of model forest is 'half'; expected a number",
-        "",
-    ),
+    (2, 1, {"output_class": TRUE, "threshold": "half"}, "threshold of model forest is 'half'; expected a number", ""),
     (1, 1, {"output_class": TRUE}, f"{REGRESSOR}output_class true", ""),
     (1, 1, {"is_classifier": TRUE}, f"{REGRESSOR}is_classifier true", ""),
 ]

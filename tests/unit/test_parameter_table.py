@@ -33,7 +33,7 @@ CODE = [
 NVIDIAS = ROOT / "src" / "shoal" / "authoring" / "check" / "config" / "trtllm.py"  # reads parameters of NVIDIA's models
 # Calls of shoal.Parameters, with the default if it is a literal; and what reads a configuration directly.
 READS = r"""\.(?:text|whole|number|flag|choice|texts|numbers)\(\s*"(\w+)"(?:, (?:default=)?([\w.]+|"[^"]*"))?"""
-DIRECT = r"""(?<!request\.)parameters(?:\.get\(|\[)"(\w+)"|(?:\.only|_seconds)\("(\w+)"\)"""
+DIRECT = r"""(?<!request\.)parameters(?:\.get\(|\[)"(\w+)"|(?:read_alone\(self\.spec, |_seconds\()"(\w+)"\)"""
 
 
 def row(parameter: Parameter) -> str:

@@ -46,6 +46,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compose("llm_bls", tmp_path_factory.mktemp("together") / "r", weights=find_trained(), is_together=True)
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) -> None:
     assert [path.name for path in sorted(together.iterdir())] == ["llm_bls", "manifest.json", "prompt"]
     assert sorted(path.name for path in (together / "llm_bls" / "1").iterdir()) == ["model.py", "shoal", "together"]
@@ -67,6 +68,7 @@ def test_the_models_travel_in_their_callers_folder(apart: Path, together: Path) 
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_token_ids_are_made_apart_where_they_cannot_be_made_here(tmp_path: Path) -> None:
     two = {"prompt": Tuning(instances=(Instances(2),))}
     repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), tuning=two, is_together=True)
@@ -136,6 +138,7 @@ def test_an_environment_that_a_model_names_itself(tmp_path: Path) -> None:
         compose("llm_bls", tmp_path / "r", is_together=True, **how)
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_a_hosted_model_that_is_damaged(tmp_path: Path) -> None:
     repository = compose("llm_bls", tmp_path / "r", weights=find_trained(), is_together=True)
     config = repository / "llm_bls" / "1" / "together" / "llm-hf" / "config.pbtxt.json"

@@ -45,8 +45,7 @@ class Llamav2(Component):
             before.insert(0, {"role": "system", "content": self.system})
         before.append({"role": "user", "content": self.prompts.decode(prompt, "prompt")})
         room = self.weights.context - len(ids := self.prompts.encode(messages=before))
-        wanted = min(self.max_tokens, room) if max_tokens is None else max_tokens
-        if not 1 <= wanted <= room:
+        if not 1 <= (wanted := min(self.max_tokens, room) if max_tokens is None else max_tokens) <= room:
             raise InputError(f"max_tokens is {wanted}, and the prompt leaves {room}.", f"Send from 1 to {room}.")
         return TokenRequest(tuple(ids), wanted, self.weights.end_ids, replace(self.sampling, **own).check(wanted))
 

@@ -24,7 +24,7 @@ from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import MANIFEST, find_change
 from shoal.authoring.repository.model_code import is_component
 from shoal.authoring.repository.model_folders import CATEGORIES
-from shoal.authoring.repository.parameters import TABLE, TYPED, WHOLE
+from shoal.authoring.repository.parameters import TABLE, TYPED, WHOLE, read_alone
 from shoal.errors import ArtifactError, SetupError, ShoalError
 from shoal.kit.component.context import Context
 from shoal.kit.component.spec import ModelSpec
@@ -122,7 +122,7 @@ def _unusable(model: Model) -> Findings:
     if model.is_python and any(COMPONENT_CODE.search(text) for _, text in model.sources):
         readers["threads"] = partial(getattr, config, "threads")
     for name in (row.name for row in TABLE if (row.scope, row.kind) == (model.backend, WHOLE)):
-        readers[name] = partial(config.only(name).whole, name, 0, least=0)
+        readers[name] = partial(read_alone(config.spec, name).whole, name, 0, least=0)
     for name, read in readers.items():
         try:
             read()

@@ -18,6 +18,7 @@ from shoal.authoring.check.boosters import read_fields, read_lightgbm_head, read
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.environment.targets import Target
+from shoal.authoring.repository.parameters import read_alone
 from shoal.errors import ArtifactError
 from shoal.kit.component.files import describe_bytes
 from shoal.kit.forests.checkpoints import Task, parse_forest
@@ -109,7 +110,7 @@ def _find_settings(model: Model, target: Target | None) -> Findings:
             yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in lower case.")
     assert model.config is not None
     try:
-        model.config.only("threshold").number("threshold", 0.5)
+        read_alone(model.config.spec, "threshold").number("threshold", 0.5)
     except ArtifactError as error:
         yield TASK.at(_at(model, "threshold"), error.what, error.fix)
     if _is_in_python(model, target):

@@ -164,6 +164,11 @@ def _fold(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def read_alone(spec: ModelSpec, name: str) -> Parameters:
+    """Return a reader of one parameter, which does not take one of a similar name for it."""
+    return Parameters(replace(spec, parameters={key: text for key, text in spec.parameters.items() if key == name}))
+
+
 class ParameterProperties:
     """Parameters that are not a component's own, as typed properties of a configuration with a ``spec``.
 
@@ -180,7 +185,7 @@ class ParameterProperties:
     @property
     def dimensions(self) -> tuple[int, ...]:
         """Sizes to which embeddings may be cut: the first numbers of one are an embedding themselves (Matryoshka)."""
-        parameters = self.only("dimensions")
+        parameters = read_alone(self.spec, "dimensions")
         words = parameters.text("dimensions").split()
         if not all(word.isdecimal() and int(word) for word in words):
             raise parameters.refusal("dimensions", "expected numbers of 1 or more", "64 128 256")
@@ -199,7 +204,7 @@ class ParameterProperties:
     @property
     def canary(self) -> dict[str, Any] | None:
         """Inputs of the model's canary request; None without the parameter."""
-        parameters = self.only("canary")
+        parameters = read_alone(self.spec, "canary")
         try:
             found = json.loads(parameters.text("canary", "null"))
         except (ValueError, RecursionError):
@@ -226,7 +231,7 @@ class ParameterProperties:
     @property
     def is_public(self) -> bool:
         """Whether clients may call the model even if it is not an ensemble."""
-        return self.only("public").flag("public", default=False)
+        return read_alone(self.spec, "public").flag("public", default=False)
 
     @property
     def load_seconds(self) -> float:
@@ -246,26 +251,21 @@ class ParameterProperties:
     @property
     def slots(self) -> int | None:
         """Number of requests that the model computes at once; None without the parameter."""
-        return self.only("slots").whole("slots", 0) or None
+        return read_alone(self.spec, "slots").whole("slots", 0) or None
 
     @property
     def threads(self) -> int | None:
         """Number of a component's threads; None without the parameter."""
         unset = 0  # stands for a share of the cores
-        return self.only("threads").whole("threads", unset) or None
+        return read_alone(self.spec, "threads").whole("threads", unset) or None
 
     @property
     def weights(self) -> str | None:
         """Path of the folder with a language model's weights; empty before composing, None without the parameter."""
         return self.spec.parameters.get("model")
 
-    def only(self, name: str) -> Parameters:
-        """Return a reader of one parameter, which does not take one of a similar name for it."""
-        given = self.spec.parameters
-        return Parameters(replace(self.spec, parameters={name: given[name]} if name in given else {}))
-
     def _seconds(self, name: str) -> float | None:
-        parameters = self.only(name)
+        parameters = read_alone(self.spec, name)
         text = parameters.text(name)
         if text and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
             raise parameters.refusal(name, "expected a number of seconds", "10")
