@@ -313,3 +313,40 @@ def test_no_library_of_weights_is_imported(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "shoal.kit.images", raising=False)
     assert not find(make(tmp_path / "image", "preprocess/image", {"resize": "none"}))
+
+
+NATIVE = """backend: "{backend}"
+max_batch_size: 8
+input {{ name: "input__0" data_type: TYPE_FP32 dims: [ 4 ] }}
+output {{ name: "output__0" data_type: TYPE_FP32 dims: [ 1 ] }}
+instance_group {{ kind: KIND_CPU }}
+parameters {{ key: "model_type" value {{ string_value: "treelite_checkpoint" }} }}
+parameters {{ key: "output_class" value {{ string_value: "false" }} }}
+parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "right", "wrong", "rule"),
+    [
+        ("fil", "threshold", "0.25", "half", "fil-task"),
+        ("fil", "threshold", "1e-3", "inf", "fil-task"),
+        ("onnxruntime", "intra_op_thread_count", "0", "all", "parameter-unusable"),
+        ("openvino", "INFERENCE_NUM_THREADS", "2", "0.5", "parameter-unusable"),
+        ("pytorch", "INTRA_OP_THREAD_COUNT", "1", "-1", "parameter-unusable"),
+        ("pytorch", "attention_mask", "input__0", "mask", "not-in-own-backend"),
+        ("tensorrt_llm", "slots", "2", "0.5", "parameter-unusable"),
+    ],
+)
+def test_parameters_of_backends_are_read_by_their_own_readers(
+    backend: str, name: str, right: str, wrong: str, rule: str, tmp_path: Path
+) -> None:
+    rules = {rule, "parameter-unusable"}
+    for value, expected in ((right, []), (wrong, [rule])):
+        folder = tmp_path / value / "model"
+        (folder / "1").mkdir(parents=True)
+        text = NATIVE.format(backend=backend, name=name, value=value)
+        (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+        found = [finding for finding in shoal.check(tmp_path / value, target="embedded") if finding.rule.id in rules]
+        assert [finding.rule.id for finding in found] == expected
+        assert all(name in finding.place.path.read_text().splitlines()[finding.place.line - 1] for finding in found)

@@ -46,7 +46,7 @@ def make(root: Path, **makers: str) -> list[ModelConfig]:
     ("makers", "labels"),
     [
         ({"a": "sea\nrain\ngröße\n"}, '["sea", "rain", "größe"]'),
-        ({"a": "sea\nrain\n", "b": "sea\nrain\n"}, '["sea", "rain"]'),
+        ({"a": "sea\nrain\n", "b": "sea\nrain\n\n"}, '["sea", "rain"]'),  # a blank line at the end
         ({"a": "sea\nrain\n", "b": "rain\nsea\n"}, ""),
         ({"a": "sea\nrain\n", "b": ""}, ""),
         ({"a": ""}, ""),

@@ -59,7 +59,7 @@ def _find_names(ensemble: ModelConfig, tensor: str, members: Mapping[str, ModelC
         output = next((output for output, mapped in step.outputs.items() if mapped == tensor), "")
         labels = find_labels(members[step.model], members) if output else {}
         if output in labels:
-            lines = read_text(labels[output][1]).replace("\r\n", "\n").rstrip("\n").split("\n")
+            lines = read_text(labels[output][1]).rstrip("\n").split("\n")
             return json.dumps(lines, ensure_ascii=False)
     return ""
 

@@ -213,7 +213,7 @@ def read_labels(config: ModelConfig, served: Served) -> tuple[str, ...]:
         what = f"{config.name} has the label_filename {str(path)!r:.80}, which is outside of its folder."
         raise ArtifactError(what, "Put the file beside config.pbtxt.")
     try:
-        labels = read_text(config.folder / path, _MOST_LABELS).replace("\r\n", "\n").removesuffix("\n").split("\n")
+        labels = read_text(config.folder / path, _MOST_LABELS).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"{config.name}: its label_filename {path} cannot be read: {reason}.", fix) from None
