@@ -238,6 +238,15 @@ def test_a_wrong_file_of_weights_is_found(
     assert refuse(root, name).what == finding.what
 
 
+def test_a_file_that_several_components_read_is_found_once(tmp_path: Path) -> None:
+    folder = shutil.copytree(weights(), tmp_path / "weights")
+    (folder / "tokenizer.json").write_text(POINTER, encoding="utf-8")
+    for name in ("models/llm_bls", "postprocess/completion", "postprocess/postprocessing"):
+        make(tmp_path / "repository", name, {"model": str(folder)})
+    (finding,) = find(tmp_path / "repository")
+    assert finding.place.path == folder / "tokenizer.json"
+
+
 def test_weights_of_another_machine_are_a_warning_and_no_path_is_an_error(tmp_path: Path) -> None:
     rules = {
         "/nowhere/llama": ("weights-missing", "warning"),

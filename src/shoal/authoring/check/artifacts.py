@@ -169,7 +169,7 @@ def _read(code: Path, spec: ModelSpec, folder: Path) -> ShoalError | None:
         else:
             component.setup(context)
             component.close()
-    except SetupError:
+    except (SetupError, ImportError):
         return None
     except ShoalError as error:
         return error

@@ -82,8 +82,11 @@ def _check(repository: Repository, *, hashes: bool) -> list[Finding]:
         manifest = {name: value for name, value in repository.manifest.items() if name != "files"}
         repository = replace(repository, manifest=manifest)
     order = list(Severity)
+    found = {
+        (each.rule, each.place, each.what): each for each in _find(repository)
+    }  # models may share files of weights
     return sorted(
-        _find(repository), key=lambda f: (order.index(f.severity), str(f.place.path), f.place.line, f.rule.id, f.what)
+        found.values(), key=lambda f: (order.index(f.severity), str(f.place.path), f.place.line, f.rule.id, f.what)
     )
 
 
