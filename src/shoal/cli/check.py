@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shoal.cli.console import ERR, OUT, Json, check_target, plain, print_json, refuse_ignored
-from shoal.errors import ShoalError
+from shoal.errors import InputError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.authoring.check.findings import Finding
+    from shoal.lab.trial.run import Untried
 
 CLEAN, FAILED, UNUSABLE = 0, 1, 2
 _COLOURS = {"error": "red", "warning": "yellow", "advice": "cyan"}
@@ -30,6 +31,12 @@ def check(
         typer.Option(help="The server for the repository: embedded, or a release of NVIDIA's container such as 26.06."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too, but not on advice.")] = False,
+    is_loaded: Annotated[
+        bool,
+        typer.Option(
+            "--load", help="Then start the embedded Triton, load each model and send it requests. Runs its code."
+        ),
+    ] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
     output: Annotated[
         Literal["text", "json", "github", "sarif"],
@@ -39,8 +46,8 @@ def check(
 ) -> None:
     """Find the mistakes in model repositories before Triton does.
 
-    The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. Exit code:
-    0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
+    Without --load, the check needs no server, no GPU and none of the models' libraries, and runs no code of the
+    repository. Exit code: 0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
     """
     from shoal.authoring.check.families import check_together
     from shoal.authoring.check.reports import explain_rules, github, sarif
@@ -48,15 +55,21 @@ def check(
     if as_json:
         refuse_ignored(context, "--format", "with --json")
     output = "json" if as_json else output
+    untried: list[Untried] = []
     try:
         if explain:
-            refuse_ignored(context, "paths --target --strict --format --json", "with --explain, which checks nothing")
+            refuse_ignored(
+                context, "paths --target --strict --load --format --json", "with --explain, which checks nothing"
+            )
             typer.echo(explain_rules(explain), nl=False)
             return
         if not paths:
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
         check_target(target)
-        findings = check_together(paths, target=target)
+        if is_loaded:
+            findings, untried = _load(paths, target)
+        else:
+            findings = check_together(paths, target=target)
     except ShoalError as error:
         if output == "json":
             print_json({"error": error.what, "fix": error.fix})
@@ -65,7 +78,9 @@ def check(
     errors, warnings, advice = count_findings(findings)
     if output == "json":
         entries = [finding.as_dict() for finding in findings]
-        print_json({"errors": errors, "warnings": warnings, "advice": advice, "findings": entries})
+        found = {"errors": errors, "warnings": warnings, "advice": advice, "findings": entries}
+        left_out = [{"model": each.model, "folder": str(each.folder), "why": each.why} for each in untried]
+        print_json({**found, "not_tried": left_out} if is_loaded else found)
     elif output == "github":
         for finding in findings:
             typer.echo(github(finding))
@@ -73,7 +88,32 @@ def check(
         print_json(sarif(findings))
     else:
         print_findings(findings)
+    for each in untried if output != "json" else ():
+        ERR.print(f"{plain(each.model)}: {plain(each.why)}", soft_wrap=True)
     raise typer.Exit(FAILED if errors or (strict and warnings) else CLEAN)
+
+
+def _load(paths: Sequence[Path], target: str | None) -> tuple[list[Finding], list[Untried]]:
+    """Return the findings of the static check and those of a server, and the models that the server did not try.
+
+    Raises:
+        InputError: the server cannot serve what was asked for.
+        SetupError: this machine cannot run the server.
+    """
+    from shoal.authoring.check.families import check_together
+    from shoal.authoring.check.repositories import read_repository
+    from shoal.cli.console import show_progress
+    from shoal.lab.trial.run import find_server, try_models
+
+    chosen = _choose_target()
+    if target and target != chosen:
+        raise InputError(f"--load starts the embedded Triton, which is not {target}.", "Leave out --target, or --load.")
+    runtime = find_server(paths)
+    static = check_together(paths, target=chosen)
+    with show_progress() as show:
+        found, untried = try_models([read_repository(path) for path in paths], runtime, static, show)
+    places = {each.place for each in found if each.place.line}
+    return [*(each for each in static if each.place not in places), *found], untried
 
 
 def count_findings(findings: Sequence[Finding]) -> tuple[int, int, int]:
@@ -117,9 +157,14 @@ def find_mistakes(repository: Path, target: str = "") -> list[Finding]:
     """
     from shoal.authoring.check.families import check as check_repository
     from shoal.authoring.check.findings import Severity
+
+    found = check_repository(repository, target=target or _choose_target(), hashes=False)
+    return [each for each in found if each.severity == Severity.ERROR]
+
+
+def _choose_target() -> str | None:
+    """Return the target of the server that ``shoal serve`` starts; None for one that the environment names."""
     from shoal.authoring.environment.targets import EMBEDDED
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
-    here = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
-    found = check_repository(repository, target=target or here, hashes=False)
-    return [each for each in found if each.severity == Severity.ERROR]
+    return None if os.environ.get(SERVER_VARIABLE) else EMBEDDED

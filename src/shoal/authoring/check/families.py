@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.authoring.check import artifacts, environments, forest, onnx_io, security, targets, torchscript
+from shoal.authoring.check import artifacts, environments, forest, onnx_io, security, targets, torchscript, tried
 from shoal.authoring.check.config import (
     apis,
     checkpoints,
@@ -37,7 +37,7 @@ FAMILIES = (
     *(*_CONFIGURATIONS, *_LANGUAGE_MODELS, *_SERVERS_AND_CODE),
     *(forest, torchscript, onnx_io, own_backends, security),
 )
-RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
+RULES = {rule.id: rule for family in (*FAMILIES, tried) for rule in vars(family).values() if isinstance(rule, Rule)}
 
 
 def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:

@@ -40,7 +40,7 @@ RESTRICTED = "model-repository,shared-memory,statistics,trace,logging"
 
 # PR_SET_PDEATHSIG follows the thread that started the child: this thread lives as long as the process.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 
 
 class Server:
@@ -147,7 +147,7 @@ class Server:
     def is_ready(self) -> bool:
         """Whether Triton reports that it is ready. Triton still does so when a model's process has died."""
         try:
-            with _DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
+            with DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -127,15 +127,15 @@ def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
     for name, config in configs.items():
         is_streamed = is_decoupled(config, configs.get)
         if is_streamed:
-            inputs = _of_parameter(config)
+            inputs = read_parameter(config)
         else:
-            inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
+            inputs = _of_ensemble(config) if config.is_ensemble else read_warmup(config)
         if inputs:
             found[name] = Canary(name, inputs, is_streamed)
     return found
 
 
-def _of_warmup(config: ModelConfig) -> dict[str, Array]:
+def read_warmup(config: ModelConfig) -> dict[str, Array]:
     """Build a canary's inputs from the model's first warm-up request.
 
     Warm-up data has no batch dimension, so a batch dimension of 1 is added. Inputs without a data file are zeros or
@@ -170,7 +170,7 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
     return found
 
 
-def _of_parameter(config: ModelConfig) -> dict[str, Array]:
+def read_parameter(config: ModelConfig) -> dict[str, Array]:
     """Read a canary's inputs from the model's parameter ``canary``, such as ``{"COUNT": [[2]]}``."""
     given = config.canary
     if given is None:

@@ -1,0 +1,1 @@
+"""Trial of a repository by a running server, for ``shoal check --load``."""

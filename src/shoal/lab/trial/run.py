@@ -1,0 +1,377 @@
+"""Trial of a repository's models: a Triton loads each one and sends it requests, and what fails is a finding.
+
+Only what shows that a model is at fault is a finding: a request that was made up may be refused. All models are loaded
+before the first is asked, since code may call any of them, and each one after those that it is known to call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.authoring.check.findings import Finding, Rule, Severity
+from shoal.authoring.check.models import Model, Repository
+from shoal.authoring.check.tried import LOAD, REQUEST, find_raised, find_reason, report
+from shoal.authoring.environment.embedded import NAME
+from shoal.authoring.repository.call_graph import find_callees
+from shoal.authoring.repository.config import CONFIG
+from shoal.authoring.repository.manifest import read_manifest
+from shoal.clients.client.calls import IS_FINAL, Call, Method, Parameter, count_rows
+from shoal.clients.client.failures import CallError, Kind
+from shoal.errors import InputError
+from shoal.kit.component.spec import Arrays
+from shoal.lab.trial.requests import find_misfit, make_requests
+from shoal.lab.trial.server import TrialServer
+from shoal.serving.gateway.core.triton_errors import is_dead
+from shoal.serving.server.checks import check_glibc, check_shared_memory, find_needed_memory
+from shoal.serving.server.orphans import clean_up
+from shoal.serving.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
+from shoal.serving.server.snapshot import Snapshot, take_snapshot
+from shoal.system.machine import describe_machine, usable_cores
+from shoal.system.paths import check_path_supported
+from shoal.system.progress import OnProgress
+
+LOAD_SECONDS = 50.0  # at least: a model's parameter load_seconds, or the size of its files, may give it longer
+REQUEST_SECONDS = 40.0
+_LOAD_BYTES = 20 * 2**20  # of a model's files per second of its load
+_BATCH_SECONDS, _BATCH_BYTES, _MOST_AT_ONCE = 1.0, 16 * 2**20, 16
+_LOG = "Its whole log: shoal serve REPOSITORY --no-check --log FILE"
+_CORRECT = f"Correct it. {_LOG}"
+_TYPED = (
+    "Correct it. If the request is at fault, which was made from config.pbtxt, give the model one of its own: parameter"
+    ' canary, such as {"X": [[1.0]]}; or let it refuse such a request with a TritonError.'
+)
+_NONE = (
+    "A tensor that is not there is None: compare its name with config.pbtxt. If another model answers, read its error"
+    " first: response.has_error(), response.error().message()."
+)
+
+
+class Untried(NamedTuple):
+    """A model that was not loaded, or not asked, and the reason (``why``)."""
+
+    model: str
+    folder: Path
+    why: str
+
+
+def find_server(paths: Sequence[Path]) -> Runtime:
+    """Return the server that can load the repositories.
+
+    Raises:
+        InputError: a path is not a repository, or was composed for another server.
+        SetupError: this machine lacks something that the server needs.
+    """
+    for path in paths:
+        check_path_supported(path)
+        if (path / CONFIG).is_file() or (not any(path.glob(f"*/{CONFIG}")) and any(path.glob(f"*/*/{CONFIG}"))):
+            whole = path.parent if (path / CONFIG).is_file() else "the repository that shoal compose writes"
+            raise InputError(f"--load takes whole repositories, and {path} is not one.", f"Name {whole}.")
+        target = read_manifest(path).get("target", NAME)
+        if target != NAME and not os.environ.get(SERVER_VARIABLE):
+            what = f"{path} was composed for {target}, and --load starts the embedded Triton."
+            raise InputError(what, "Check it without --load, or compose it without --target.")
+    check_glibc()
+    check_shared_memory(max((find_needed_memory(path) for path in paths), default=0))
+    clean_up()
+    return find_runtime()
+
+
+def try_models(
+    repositories: Sequence[Repository], runtime: Runtime, static: Sequence[Finding], on_progress: OnProgress
+) -> tuple[list[Finding], list[Untried]]:
+    """Load and ask the models of repositories that one server reads; return what fails, and what was not tried.
+
+    ``static`` are the findings of the static check: a model with an error is not loaded.
+
+    Raises:
+        SetupError: the machine lacks something that the server needs.
+        ServerError: the server did not start.
+    """
+    with ExitStack() as stack:
+        snapshots = [stack.enter_context(take_snapshot(each.root)) for each in repositories]
+        trial = _Trial(repositories, snapshots, runtime, static)
+        stack.callback(trial.stop)
+        trial.load_all(on_progress)
+        trial.ask_all(on_progress)
+    return trial.findings, trial.untried
+
+
+class _Trial:
+    def __init__(
+        self,
+        repositories: Sequence[Repository],
+        snapshots: Sequence[Snapshot],
+        runtime: Runtime,
+        static: Sequence[Finding],
+    ) -> None:
+        self.findings: list[Finding] = []
+        self.untried: list[Untried] = []
+        self._models = {model.name: model for each in repositories for model in each.models}
+        self._streamed = {name for each in repositories for name in self._models if each.is_decoupled(name)}
+        self._calls = {name: _find_calls(model, self._models) for name, model in self._models.items()}
+        self._snapshots, self._runtime, self._static = snapshots, runtime, static
+        self._loaded: list[str] = []  # each after those that it calls
+        self._bad: set[str] = set()  # not loaded, or failed
+        self._sequence, self._sent = itertools.count(1), ""
+        self._server = self._start()
+
+    def _start(self) -> TrialServer:
+        server = TrialServer([each.folder for each in self._snapshots], self._runtime)
+        server.wait_ready()
+        return server
+
+    def stop(self) -> None:
+        """End the server, and remove what it leaves."""
+        self._server.stop(0)
+
+    def _restart(self) -> None:
+        self.stop()
+        self._server = self._start()
+        for name in self._loaded:
+            self._server.load(name, LOAD_SECONDS)
+
+    def _fail(self, rule: Rule, name: str, what: str, fix: str, log: str = "") -> None:
+        for snapshot in self._snapshots:
+            what, log = snapshot.show(what), snapshot.show(log)
+        self._bad.add(name)
+        self.findings.append(report(rule, self._models[name], f"{name}: {what}", fix, log, self._static))
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.untried.append(Untried(name, self._models[name].folder, why))
+
+    def _is_left_out(self, name: str, verb: str) -> bool:
+        """Whether a model that this one calls was not loaded, or failed; then it is not tried either."""
+        if bad := sorted(self._calls[name] & self._bad):
+            self._bad.add(name)
+            self._leave_out(name, f"not {verb}: it calls {bad[0]}, which failed or was not loaded.")
+        return bool(bad)
+
+    # --- loads --------------------------------------------------------------------------------------------------------
+
+    def load_all(self, on_progress: OnProgress) -> None:
+        """Load the models that this machine can load, as many at a time as there are cores."""
+        left = describe_machine()["memory_gib"] * 2**30
+        waiting: dict[str, None] = {}
+        for name, model in self._models.items():
+            left -= (size := _count_bytes(model))
+            why = _find_obstacle(model, self._static, self._server.backends)
+            why = why or (f"its files have {size / 2**30:.1f} GiB, too much for this machine" if left < 0 else "")
+            if why:
+                self._bad.add(name)
+                self._leave_out(name, f"not loaded: {why}.")
+            else:
+                waiting[name] = None
+        workers, total = max(2, int(usable_cores())), len(waiting)
+        while waiting:
+            ended = self._load_some(waiting, workers, lambda: on_progress("loading", total - len(waiting), total))
+            if not ended:
+                break
+            if workers == 1:
+                self._fail(LOAD, ended.pop(), "Triton crashed while it loaded the model.", _CORRECT)
+            waiting, workers = dict.fromkeys([*ended, *waiting]), 1  # the next crash is that of a single model
+            self._restart()
+
+    def _load_some(self, waiting: dict[str, None], workers: int, tell: Callable[[], None]) -> list[str]:
+        """Load the models that are waiting; return those that were being loaded when Triton crashed, if it did."""
+        running: dict[Future[bool], str] = {}
+        ended: list[str] = []
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                while running or (waiting and not ended):
+                    tell()
+                    left = {*waiting, *running.values()}
+                    ready = [] if ended else [name for name in waiting if not self._calls[name] & left]
+                    for name in (ready if ready or running else [*waiting])[: workers - len(running)]:  # or a circle
+                        del waiting[name]
+                        running[pool.submit(self._load, name)] = name
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        name = running.pop(future)
+                        ended += [] if future.result() else [name]
+            except BaseException:
+                self.stop()  # or the pool would wait for its loads
+                raise
+        return ended
+
+    def _load(self, name: str) -> bool:
+        """Load a model; return False if Triton has ended."""
+        model, start = self._models[name], self._server.log_bytes()
+        if self._is_left_out(name, "loaded"):
+            return True
+        asked = model.config.load_seconds if model.config is not None else 0.0
+        seconds = max(LOAD_SECONDS, asked) + _count_bytes(model) // _LOAD_BYTES
+        try:
+            refusal = self._server.load(name, seconds)
+        except TimeoutError:
+            self._server.kill_model(name)
+            what = f"it is not loaded after {seconds:.0f} s: its import, initialize or warm-up does not end."
+            fix = "Correct it; or, if it needs longer, say so by its parameter load_seconds."
+            self._fail(LOAD, name, what, fix, self._server.read_log(start))
+        except (OSError, HTTPException):
+            return False
+        else:
+            if refusal:
+                log = f"{refusal}\n{self._server.read_log(start)}"
+                self._fail(LOAD, name, f"Triton does not load it: {find_reason(refusal)}", _CORRECT, log)
+            else:
+                self._loaded.append(name)
+        return True
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def ask_all(self, on_progress: OnProgress) -> None:
+        """Ask the models that were loaded, one at a time."""
+        last = ""
+        for number, name in enumerate(list(self._loaded)):
+            on_progress("asking", number, len(self._loaded))
+            if self._is_left_out(name, "asked"):
+                continue
+            if not self._judge(name):
+                self._restart()
+                if self._judge(name):  # it was the one before: Triton crashed after its answer
+                    self._blame(last)
+                else:
+                    self._blame(name)
+                    self._restart()
+            last = name
+        if last and self._server.has_ended():
+            self._blame(last)
+
+    def _blame(self, name: str) -> None:
+        self._fail(REQUEST, name, f"asked with {self._sent}, it crashed Triton, with all models.", _CORRECT)
+
+    def _judge(self, name: str) -> bool:
+        """Ask a model, and keep what fails; return False if Triton has ended."""
+        start = self._server.log_bytes()
+        try:
+            self._ask(name)
+        except CallError as error:
+            if error.kind not in (Kind.FAILED, Kind.REFUSED, Kind.TIMEOUT):
+                return False
+            log = f"{error.message}\n{self._server.read_log(start)}"
+            self._fail(REQUEST, name, *_explain(error, self._sent, log), log)
+            if error.kind is Kind.TIMEOUT:
+                self._server.kill_model(name)
+        return True
+
+    def _ask(self, name: str) -> None:
+        """Send a model requests.
+
+        Raises:
+            CallError: it failed, died, gave no answer, or gave one that its configuration does not declare.
+        """
+        config = self._models[name].config
+        assert config is not None  # Triton has loaded it
+        requests, is_own = make_requests(config)
+        if not requests:
+            self._leave_out(name, "not asked: no request can be made for its inputs. Give it the parameter canary.")
+            return
+        failures: list[CallError] = []
+        for inputs in requests:
+            begin = time.monotonic()
+            try:
+                self._send(name, [inputs])
+            except CallError as error:
+                failures.append(error)
+                if error.kind not in (Kind.FAILED, Kind.REFUSED) or is_dead(error.message):
+                    raise
+            else:
+                self._ask_more(name, inputs, time.monotonic() - begin)
+                return
+        failures.sort(key=lambda each: each.kind is Kind.REFUSED)
+        if failures[0].kind is Kind.FAILED or is_own:
+            raise failures[0]
+        reason = find_reason(failures[0].message)
+        self._leave_out(name, f"not asked: it refused the requests made up for it: {reason}")
+
+    def _ask_more(self, name: str, inputs: Arrays, seconds: float) -> None:
+        """Send many rows, and many requests at once, given the inputs that it took and the seconds that they took."""
+        config = self._models[name].config
+        assert config is not None
+        if not config.spec.is_batched or config.message.HasField("sequence_batching"):
+            return
+        given = count_rows(inputs)
+        size = sum(len(value) if value.dtype == np.object_ else value.nbytes for value in inputs.values()) / given
+        times = max(2, int(_BATCH_SECONDS / seconds))
+        rows = min(config.spec.max_batch_size, times * given, max(2, int(_BATCH_BYTES / size)))
+        many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
+        at_once = config.message.HasField("dynamic_batching")
+        for requests in ([many] * (rows > given), [inputs] * (min(times, _MOST_AT_ONCE) * at_once)):
+            try:
+                self._send(name, requests)
+            except CallError as error:
+                if error.kind not in (Kind.REFUSED, Kind.BUSY):
+                    raise
+                self._leave_out(name, f"not asked with {self._sent}, which it refused: {find_reason(error.message)}")
+
+    def _send(self, name: str, requests: Sequence[Arrays]) -> None:
+        """Send requests at once, a sequence to a model of sequences, and compare the answers with the declaration."""
+        config = self._models[name].config
+        assert config is not None
+        if not requests:
+            return
+        spec, rows = config.spec, count_rows(requests[0]) if config.spec.is_batched else 1
+        self._sent = f"{len(requests)} requests at once" if len(requests) > 1 else f"{rows} row{'s' * (rows > 1)}"
+        parameters: list[Mapping[str, Parameter]] = [{}] * len(requests)
+        if config.message.HasField("sequence_batching"):
+            number, requests = next(self._sequence), [*requests, *requests]
+            parameters = [{"sequence_id": number, f"sequence_{end}": True} for end in ("start", "end")]
+        calls = [
+            Call(Method.STREAM, name, arrays, parameters=p) for arrays, p in zip(requests, parameters, strict=True)
+        ]
+        answers = self._server.ask(calls, REQUEST_SECONDS)
+        is_streamed = name in self._streamed
+        if is_streamed:  # the end of a stream may be a message without an answer
+            answers = [each for each in answers if each.outputs or not each.parameters[IS_FINAL].bool_param]
+        if misfit := find_misfit(spec, answers, rows, is_streamed=is_streamed):
+            raise CallError(Kind.FAILED, misfit)
+
+
+def _explain(error: CallError, sent: str, log: str) -> tuple[str, str]:
+    """Return what happened, and what to do."""
+    reason = find_raised(log)
+    if error.kind is Kind.TIMEOUT:
+        what = f"asked with {sent}, it did not end its answer within {REQUEST_SECONDS:.0f} s{reason and ': '}{reason or '.'}"
+        return what, "Let execute answer each request; a decoupled model ends each one with the final flag."
+    if is_dead(error.message):
+        return f"asked with {sent}, its process died.", _CORRECT
+    reason = reason or find_reason(error.message)
+    return f"asked with {sent}, it failed: {reason}", _NONE if "'NoneType' object" in reason else _TYPED
+
+
+def _find_calls(model: Model, models: Mapping[str, Model]) -> set[str]:
+    """Find the models that a model calls: by its steps and ``calls``, and those named in code that sends requests."""
+    found = {*find_callees(model.config)} if model.config is not None else set()
+    for _, text in model.sources if model.is_python else ():
+        if "InferenceRequest" in text:
+            found |= {*re.findall(r"""["']([\w.-]+)["']""", text)}
+    return (found & models.keys()) - {model.name}
+
+
+def _find_obstacle(model: Model, static: Sequence[Finding], backends: set[str]) -> str:
+    """Return why this machine's server cannot load a model, as a clause; empty if it may."""
+    errors = (f for f in static if f.severity == Severity.ERROR and f.place.path.is_relative_to(model.folder))
+    if found := next(errors, None):
+        return f"it has an error ({found.rule.id})"
+    if model.message is not None:
+        gpus = describe_machine().get("num_gpus", 0)
+        groups = [group for group in model.message.instance_group if group.kind == group.KIND_GPU]
+        if any(max(group.gpus, default=0) >= gpus for group in groups):
+            return f"it needs a GPU that this machine lacks: it has {gpus or 'none'}"
+        if model.backend and not model.is_ensemble and model.backend not in backends:
+            return f"this server has no backend {model.backend}"
+    return ""
+
+
+def _count_bytes(model: Model) -> int:
+    return sum(path.stat().st_size for path in model.folder.rglob("*") if path.is_file())
