@@ -127,7 +127,7 @@ MISTAKES: Mapping[str, tuple[str, str, str]] = {
     "dies": (CONFIG, _each("os._exit(3)"), "its process died"),
     "dies_at_once": (CONFIG, _init("os._exit(3)"), ""),
     "hangs": (CONFIG, _each("time.sleep(1e6)"), "did not end its answer"),
-    "hangs_at_once": (CONFIG, _init("time.sleep(1e6)"), "is not loaded after"),
+    "hangs_at_once": (CONFIG, _init("time.sleep(1e6)"), "has not loaded it after"),
     "passive": (CONFIG.replace("KIND_CPU", "KIND_CPU passive: true"), _each(f"y = x\n{ANSWER}"), "crashed Triton"),
     "list_sent": (DECOUPLED, _stream(f"sender.send([response], {FINAL})  # here"), "incompatible function arguments"),
     "no_final": (DECOUPLED, _stream("sender.send(response)"), "did not end"),

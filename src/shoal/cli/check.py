@@ -47,7 +47,8 @@ def check(
     """Find the mistakes in model repositories before Triton does.
 
     Without --load, the check needs no server, no GPU and none of the models' libraries, and runs no code of the
-    repository. Exit code: 0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
+    repository. Exit code: 0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing
+    to check.
     """
     from shoal.authoring.check.families import check_together
     from shoal.authoring.check.reports import explain_rules, github, sarif

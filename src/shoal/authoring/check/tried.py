@@ -23,6 +23,7 @@ _PREFIX = re.compile(
     r"|Internal: |Failed to process the request\(s\) for model(?: instance)? '[^']*', message: "
     r"|failed to load '[^']*' version \d+: "
 )
+_STATUS = re.compile(r" \([A-Z_]+\)$")
 
 
 def find_place(said: str, folder: Path) -> Place | None:
@@ -40,7 +41,7 @@ def find_place(said: str, folder: Path) -> Place | None:
 
 def find_reason(said: str) -> str:
     """Return what a server's error says, in one line, without Triton's prefixes and without the traceback."""
-    text = _TRACE.sub("", said).strip()
+    text = _TRACE.sub("", _STATUS.sub("", said)).strip()
     while found := _PREFIX.match(text):
         text = text[found.end() :]
     lines = [line.strip() for line in text.rstrip(";. \n").splitlines() if line.strip()]
@@ -54,12 +55,13 @@ def find_raised(log: str) -> str:
 
 
 def report(rule: Rule, model: Model, what: str, fix: str, log: str, static: Sequence[Finding]) -> Finding:
-    """Make a finding at the line of the model's code that the log names, else at its ``model.py`` or its folder.
+    """Make a finding at the line of the model's code that the log names.
 
-    If the static check has found something at this line, the finding has its fix, which is more exact.
+    If it names none, this is at the model's code if it was run, else at its configuration. If the static check has
+    found something at the same line, the finding has its fix, which is more exact.
     """
-    code = [path for path, _ in model.sources if model.is_python]
-    default = Place(code[-1]) if code else Place(model.path if model.path.is_file() else model.folder)
-    place = find_place(log, model.folder) or default
+    code = [path for path, _ in model.sources if model.is_python and (rule is REQUEST or "process" in what)]
+    default = [*reversed(code), *(path for path in (model.path,) if path.is_file()), model.folder][0]
+    place = find_place(log, model.folder) or Place(default)
     same = (found.fix for found in static if place.line and found.place == place)
     return rule.at(place, what, next(same, fix))

@@ -16,8 +16,8 @@ from shoal.errors import ShoalError
 from shoal.kit.component.spec import Array, ModelSpec
 from shoal.serving.gateway.control.canary import read_parameter, read_warmup
 
-# Of made-up requests: the size of dimensions that are -1, what is added to zeros, and the text. The next one is sent if
-# a model does not take the one before: a convolution needs a size, a divisor a number, and code may read JSON or images.
+# Made-up requests: the size of dimensions that are -1, the number, 0 or 1, and the text. If one fails, the next is sent:
+# a convolution needs a size, a divisor a number, and code may read JSON or images.
 _IMAGE = b"P6 32 32 255\n" + bytes(3 * 32 * 32)
 _VARIANTS = ((8, 0, TEXT.encode()), (1, 1, b"1"), (256, 1, b"{}"), (64, 1, _IMAGE))
 
@@ -54,10 +54,11 @@ def _change(value: Array, number: int, text: bytes) -> Array:
     return np.ones_like(value) if number else value
 
 
-def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_streamed: bool) -> str:
+def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_streamed: bool, is_exact: bool) -> str:
     """Describe how answers to requests of ``rows`` rows differ from a model's declaration; empty if they fit.
 
-    Answers in pieces may each have any number of rows, and some of the outputs.
+    Answers in pieces (``is_streamed``) may each have any number of rows, and some of the outputs; others have to hold
+    all outputs if ``is_exact``.
     """
     declared = {tensor.name: tensor for tensor in spec.outputs}
     given: set[str] = set()
@@ -66,7 +67,9 @@ def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_stream
             tensor, shape = declared[output.name], list(output.shape)
             sizes = shape[1:] if spec.is_batched else shape
             found, wanted = dtype_name(output.datatype).removeprefix("TYPE_"), tensor.dtype.removeprefix("TYPE_")
-            is_fit = len(sizes) == len(tensor.dims) and all(d in (-1, s) for d, s in zip(tensor.dims, sizes))
+            is_fit = len(sizes) == len(tensor.dims) and all(
+                d in (-1, s) for d, s in zip(tensor.dims, sizes, strict=True)
+            )
             if found != wanted or not is_fit:
                 rank = ["rows"] if spec.is_batched else []
                 expected = f"{wanted} [{', '.join(map(str, [*rank, *tensor.dims]))}]"
@@ -75,6 +78,6 @@ def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_stream
                 return f"output {tensor.name} has {shape[0]} rows for a request of {rows}"
             given.add(output.name)
     missing = sorted(declared.keys() - given)
-    if missing and answers and not (is_streamed and given):
+    if missing and answers and is_exact and not (is_streamed and given):
         return f"the answer has no output {missing[0]}"
     return ""

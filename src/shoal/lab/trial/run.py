@@ -6,18 +6,13 @@ before the first is asked, since code may call any of them, and each one after t
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from shoal.authoring.check.findings import Finding, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
@@ -26,25 +21,21 @@ from shoal.authoring.environment.embedded import NAME
 from shoal.authoring.repository.call_graph import find_callees
 from shoal.authoring.repository.config import CONFIG
 from shoal.authoring.repository.manifest import read_manifest
-from shoal.clients.client.calls import IS_FINAL, Call, Method, Parameter, count_rows
 from shoal.clients.client.failures import CallError, Kind
 from shoal.errors import InputError
-from shoal.kit.component.spec import Arrays
-from shoal.lab.trial.requests import find_misfit, make_requests
+from shoal.lab.trial.asking import REQUEST_SECONDS, Asker
 from shoal.lab.trial.server import TrialServer
 from shoal.serving.gateway.core.triton_errors import is_dead
 from shoal.serving.server.checks import check_glibc, check_shared_memory, find_needed_memory
 from shoal.serving.server.orphans import clean_up
 from shoal.serving.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
 from shoal.serving.server.snapshot import Snapshot, take_snapshot
-from shoal.system.machine import describe_machine, usable_cores
+from shoal.system.machine import describe_machine
 from shoal.system.paths import check_path_supported
 from shoal.system.progress import OnProgress
 
 LOAD_SECONDS = 50.0  # at least: a model's parameter load_seconds, or the size of its files, may give it longer
-REQUEST_SECONDS = 40.0
 _LOAD_BYTES = 20 * 2**20  # of a model's files per second of its load
-_BATCH_SECONDS, _BATCH_BYTES, _MOST_AT_ONCE = 1.0, 16 * 2**20, 16
 _LOG = "Its whole log: shoal serve REPOSITORY --no-check --log FILE"
 _CORRECT = f"Correct it. {_LOG}"
 _TYPED = (
@@ -121,9 +112,9 @@ class _Trial:
         self._streamed = {name for each in repositories for name in self._models if each.is_decoupled(name)}
         self._calls = {name: _find_calls(model, self._models) for name, model in self._models.items()}
         self._snapshots, self._runtime, self._static = snapshots, runtime, static
-        self._loaded: list[str] = []  # each after those that it calls
+        self._order = [*_sort(self._calls)]
+        self._loaded: list[str] = []
         self._bad: set[str] = set()  # not loaded, or failed
-        self._sequence, self._sent = itertools.count(1), ""
         self._server = self._start()
 
     def _start(self) -> TrialServer:
@@ -160,61 +151,33 @@ class _Trial:
     # --- loads --------------------------------------------------------------------------------------------------------
 
     def load_all(self, on_progress: OnProgress) -> None:
-        """Load the models that this machine can load, as many at a time as there are cores."""
+        """Load the models that this machine can load, one at a time.
+
+        Triton 24.10 crashes now and then if it loads models at the same time and one of them fails.
+        """
         left = describe_machine()["memory_gib"] * 2**30
-        waiting: dict[str, None] = {}
-        for name, model in self._models.items():
-            left -= (size := _count_bytes(model))
-            why = _find_obstacle(model, self._static, self._server.backends)
+        for number, name in enumerate(self._order):
+            on_progress("loading", number, len(self._order))
+            left -= (size := _count_bytes(self._models[name]))
+            why = _find_obstacle(self._models[name], self._static, self._server.backends)
             why = why or (f"its files have {size / 2**30:.1f} GiB, too much for this machine" if left < 0 else "")
             if why:
                 self._bad.add(name)
                 self._leave_out(name, f"not loaded: {why}.")
-            else:
-                waiting[name] = None
-        workers, total = max(2, int(usable_cores())), len(waiting)
-        while waiting:
-            ended = self._load_some(waiting, workers, lambda: on_progress("loading", total - len(waiting), total))
-            if not ended:
-                break
-            if workers == 1:
-                self._fail(LOAD, ended.pop(), "Triton crashed while it loaded the model.", _CORRECT)
-            waiting, workers = dict.fromkeys([*ended, *waiting]), 1  # the next crash is that of a single model
-            self._restart()
-
-    def _load_some(self, waiting: dict[str, None], workers: int, tell: Callable[[], None]) -> list[str]:
-        """Load the models that are waiting; return those that were being loaded when Triton crashed, if it did."""
-        running: dict[Future[bool], str] = {}
-        ended: list[str] = []
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                while running or (waiting and not ended):
-                    tell()
-                    left = {*waiting, *running.values()}
-                    ready = [] if ended else [name for name in waiting if not self._calls[name] & left]
-                    for name in (ready if ready or running else [*waiting])[: workers - len(running)]:  # or a circle
-                        del waiting[name]
-                        running[pool.submit(self._load, name)] = name
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        name = running.pop(future)
-                        ended += [] if future.result() else [name]
-            except BaseException:
-                self.stop()  # or the pool would wait for its loads
-                raise
-        return ended
+            elif not self._is_left_out(name, "loaded") and not self._load(name):
+                self._fail(LOAD, name, "Triton crashed while it loaded the model.", _CORRECT)
+                self._restart()
 
     def _load(self, name: str) -> bool:
         """Load a model; return False if Triton has ended."""
         model, start = self._models[name], self._server.log_bytes()
-        if self._is_left_out(name, "loaded"):
-            return True
         asked = model.config.load_seconds if model.config is not None else 0.0
         seconds = max(LOAD_SECONDS, asked) + _count_bytes(model) // _LOAD_BYTES
         try:
             refusal = self._server.load(name, seconds)
         except TimeoutError:
             self._server.kill_model(name)
-            what = f"it is not loaded after {seconds:.0f} s: its import, initialize or warm-up does not end."
+            what = f"its process has not loaded it after {seconds:.0f} s: import, initialize or a warm-up does not end."
             fix = "Correct it; or, if it needs longer, say so by its parameter load_seconds."
             self._fail(LOAD, name, what, fix, self._server.read_log(start))
         except (OSError, HTTPException):
@@ -239,7 +202,7 @@ class _Trial:
             if not self._judge(name):
                 self._restart()
                 if self._judge(name):  # it was the one before: Triton crashed after its answer
-                    self._blame(last)
+                    self._blame(last or name)
                 else:
                     self._blame(name)
                     self._restart()
@@ -248,100 +211,30 @@ class _Trial:
             self._blame(last)
 
     def _blame(self, name: str) -> None:
-        self._fail(REQUEST, name, f"asked with {self._sent}, it crashed Triton, with all models.", _CORRECT)
+        self._fail(REQUEST, name, "asked for an answer, it crashed Triton, with all models.", _CORRECT)
 
     def _judge(self, name: str) -> bool:
         """Ask a model, and keep what fails; return False if Triton has ended."""
-        start = self._server.log_bytes()
+        model, start = self._models[name], self._server.log_bytes()
+        asker = Asker(self._server, model, is_streamed=name in self._streamed)
         try:
-            self._ask(name)
+            for note in asker.ask() if model.config is not None else ():
+                self._leave_out(name, f"not asked{note}")
         except CallError as error:
             if error.kind not in (Kind.FAILED, Kind.REFUSED, Kind.TIMEOUT):
                 return False
             log = f"{error.message}\n{self._server.read_log(start)}"
-            self._fail(REQUEST, name, *_explain(error, self._sent, log), log)
+            self._fail(REQUEST, name, *_explain(error, asker.sent, log), log)
             if error.kind is Kind.TIMEOUT:
                 self._server.kill_model(name)
         return True
-
-    def _ask(self, name: str) -> None:
-        """Send a model requests.
-
-        Raises:
-            CallError: it failed, died, gave no answer, or gave one that its configuration does not declare.
-        """
-        config = self._models[name].config
-        assert config is not None  # Triton has loaded it
-        requests, is_own = make_requests(config)
-        if not requests:
-            self._leave_out(name, "not asked: no request can be made for its inputs. Give it the parameter canary.")
-            return
-        failures: list[CallError] = []
-        for inputs in requests:
-            begin = time.monotonic()
-            try:
-                self._send(name, [inputs])
-            except CallError as error:
-                failures.append(error)
-                if error.kind not in (Kind.FAILED, Kind.REFUSED) or is_dead(error.message):
-                    raise
-            else:
-                self._ask_more(name, inputs, time.monotonic() - begin)
-                return
-        failures.sort(key=lambda each: each.kind is Kind.REFUSED)
-        if failures[0].kind is Kind.FAILED or is_own:
-            raise failures[0]
-        reason = find_reason(failures[0].message)
-        self._leave_out(name, f"not asked: it refused the requests made up for it: {reason}")
-
-    def _ask_more(self, name: str, inputs: Arrays, seconds: float) -> None:
-        """Send many rows, and many requests at once, given the inputs that it took and the seconds that they took."""
-        config = self._models[name].config
-        assert config is not None
-        if not config.spec.is_batched or config.message.HasField("sequence_batching"):
-            return
-        given = count_rows(inputs)
-        size = sum(len(value) if value.dtype == np.object_ else value.nbytes for value in inputs.values()) / given
-        times = max(2, int(_BATCH_SECONDS / seconds))
-        rows = min(config.spec.max_batch_size, times * given, max(2, int(_BATCH_BYTES / size)))
-        many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
-        at_once = config.message.HasField("dynamic_batching")
-        for requests in ([many] * (rows > given), [inputs] * (min(times, _MOST_AT_ONCE) * at_once)):
-            try:
-                self._send(name, requests)
-            except CallError as error:
-                if error.kind not in (Kind.REFUSED, Kind.BUSY):
-                    raise
-                self._leave_out(name, f"not asked with {self._sent}, which it refused: {find_reason(error.message)}")
-
-    def _send(self, name: str, requests: Sequence[Arrays]) -> None:
-        """Send requests at once, a sequence to a model of sequences, and compare the answers with the declaration."""
-        config = self._models[name].config
-        assert config is not None
-        if not requests:
-            return
-        spec, rows = config.spec, count_rows(requests[0]) if config.spec.is_batched else 1
-        self._sent = f"{len(requests)} requests at once" if len(requests) > 1 else f"{rows} row{'s' * (rows > 1)}"
-        parameters: list[Mapping[str, Parameter]] = [{}] * len(requests)
-        if config.message.HasField("sequence_batching"):
-            number, requests = next(self._sequence), [*requests, *requests]
-            parameters = [{"sequence_id": number, f"sequence_{end}": True} for end in ("start", "end")]
-        calls = [
-            Call(Method.STREAM, name, arrays, parameters=p) for arrays, p in zip(requests, parameters, strict=True)
-        ]
-        answers = self._server.ask(calls, REQUEST_SECONDS)
-        is_streamed = name in self._streamed
-        if is_streamed:  # the end of a stream may be a message without an answer
-            answers = [each for each in answers if each.outputs or not each.parameters[IS_FINAL].bool_param]
-        if misfit := find_misfit(spec, answers, rows, is_streamed=is_streamed):
-            raise CallError(Kind.FAILED, misfit)
 
 
 def _explain(error: CallError, sent: str, log: str) -> tuple[str, str]:
     """Return what happened, and what to do."""
     reason = find_raised(log)
     if error.kind is Kind.TIMEOUT:
-        what = f"asked with {sent}, it did not end its answer within {REQUEST_SECONDS:.0f} s{reason and ': '}{reason or '.'}"
+        what = f"asked with {sent}, it did not end its answer within {REQUEST_SECONDS:.0f} s. {reason}".rstrip()
         return what, "Let execute answer each request; a decoupled model ends each one with the final flag."
     if is_dead(error.message):
         return f"asked with {sent}, its process died.", _CORRECT
@@ -356,6 +249,20 @@ def _find_calls(model: Model, models: Mapping[str, Model]) -> set[str]:
         if "InferenceRequest" in text:
             found |= {*re.findall(r"""["']([\w.-]+)["']""", text)}
     return (found & models.keys()) - {model.name}
+
+
+def _sort(calls: Mapping[str, set[str]]) -> dict[str, None]:
+    """Sort models, each after those that it calls, as far as there are no circles."""
+    found: dict[str, None] = {}
+
+    def visit(name: str, callers: frozenset[str]) -> None:
+        for called in sorted(calls[name] - callers - found.keys()):
+            visit(called, callers | {called})
+        found[name] = None
+
+    for name in calls:
+        visit(name, frozenset({name}))
+    return found
 
 
 def _find_obstacle(model: Model, static: Sequence[Finding], backends: set[str]) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from shoal.clients.client.calls import Call
+from shoal.clients.client.calls import Call, Method
 from shoal.clients.client.failures import grpc_failure, stream_failure
 from shoal.clients.client.grpc_transport import channel_options, to_grpc
 from shoal.serving.server.launch import DIRECT, Server
@@ -81,19 +81,21 @@ class TrialServer(Server):
             return str(json.loads(refusal.read())["error"])
 
     def ask(self, calls: Sequence[Call], seconds: float) -> list[Any]:
-        """Send requests at once, and return the messages of all answers; those that say only the end are without outputs.
+        """Send requests at once, and return the messages of all their answers; the last one of a stream may be empty.
 
         Raises:
             CallError: an answer is an error, or the requests were not answered within ``seconds``.
         """
-        found: list[Any] = []
         with grpc.insecure_channel(self.grpc_url, options=channel_options(self.grpc_url)) as channel:
-            messages = iter([to_grpc(call).message for call in calls])
+            stub, messages = GRPCInferenceServiceStub(channel), [to_grpc(call).message for call in calls]
             try:
-                for reply in GRPCInferenceServiceStub(channel).ModelStreamInfer(messages, timeout=seconds):
-                    if reply.error_message:
-                        raise stream_failure(reply.error_message)
-                    found.append(reply.infer_response)
+                if calls[0].method is Method.INFER:
+                    futures = [stub.ModelInfer.future(message, timeout=seconds) for message in messages]
+                    return [future.result() for future in futures]
+                replies = list(stub.ModelStreamInfer(iter(messages), timeout=seconds))
             except grpc.RpcError as error:
                 raise grpc_failure(error.code().name, error.details() or "") from None
-        return found
+        for reply in replies:
+            if reply.error_message:
+                raise stream_failure(reply.error_message)
+        return [reply.infer_response for reply in replies]

@@ -1,0 +1,118 @@
+"""Requests to one model of a trial: one row, many rows, and many requests at once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.authoring.check.models import Model
+from shoal.authoring.check.tried import find_reason
+from shoal.authoring.repository.model_code import is_component
+from shoal.clients.client.calls import IS_FINAL, Call, Method, Parameter, count_rows
+from shoal.clients.client.failures import CallError, Kind, stream_failure, strip
+from shoal.kit.component.spec import Arrays
+from shoal.lab.trial.requests import find_misfit, make_requests
+from shoal.lab.trial.server import TrialServer
+from shoal.serving.gateway.core.triton_errors import is_dead
+
+REQUEST_SECONDS = 40.0
+_BATCH_SECONDS, _BATCH_BYTES, _MOST_AT_ONCE = 0.5, 16 * 2**20, 16
+_SEQUENCES = itertools.count(1)
+# A stream's errors have no code. These are what a component says of its own outputs.
+_OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
+
+
+class Asker:
+    """Sends a model, which is loaded, its requests. ``sent`` describes the last of them."""
+
+    def __init__(self, server: TrialServer, model: Model, *, is_streamed: bool) -> None:
+        assert model.config is not None
+        self.sent = ""
+        self._server, self._config, self._is_streamed = server, model.config, is_streamed
+        self._is_sequence = self._config.message.HasField("sequence_batching")
+        # An error of a component about a request has another code than one about the component itself.
+        sources = [text for _, text in model.sources if model.is_python]
+        self._is_component = any(map(is_component, sources)) or (not sources and not model.is_ensemble)
+        self._is_exact = bool(sources) and not self._is_component  # others may leave outputs out
+
+    def ask(self) -> Iterator[str]:
+        """Send the requests, and yield what the model refused, as the end of a clause.
+
+        Raises:
+            CallError: it failed, died, gave no answer, or gave one that its configuration does not declare.
+        """
+        requests, is_own = make_requests(self._config)
+        failures = [CallError(Kind.REFUSED, "no values can be made for its inputs")] * (not requests)
+        for inputs in requests:
+            begin = time.monotonic()
+            try:
+                self._send([inputs])
+            except CallError as error:
+                failures.append(error)
+                if error.kind not in (Kind.FAILED, Kind.REFUSED) or is_dead(error.message):
+                    raise
+            else:
+                yield from self._ask_more(inputs, time.monotonic() - begin)
+                return
+        failures.sort(key=lambda each: each.kind is Kind.REFUSED)
+        if failures[0].kind is Kind.FAILED or is_own:
+            raise failures[0]
+        yield f": {find_reason(failures[0].message)} Its parameter canary may be a request that it takes."
+
+    def _ask_more(self, inputs: Arrays, seconds: float) -> Iterator[str]:
+        """Send many rows, and many requests at once, given inputs that were answered within some seconds."""
+        spec = self._config.spec
+        if not spec.is_batched or self._is_sequence:
+            return
+        given = count_rows(inputs)
+        sizes = (len(b"".join(v.ravel())) if v.dtype == np.object_ else v.nbytes for v in inputs.values())
+        times = max(2, int(min(_BATCH_SECONDS / seconds, _BATCH_BYTES / max(1, sum(sizes)))))
+        rows = min(spec.max_batch_size, times * given)
+        many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
+        at_once = min(times, _MOST_AT_ONCE) if self._config.message.HasField("dynamic_batching") else 0
+        for requests in ([many] * (rows > given), [inputs] * at_once):
+            try:
+                self._send(requests)
+            except CallError as error:
+                if error.kind not in (Kind.REFUSED, Kind.BUSY):
+                    raise
+                yield f" with {self.sent}: {find_reason(error.message)}"
+
+    def _send(self, requests: Sequence[Arrays]) -> None:
+        """Send requests at once, or a sequence of two, and compare the answers with the declaration."""
+        if not requests:
+            return
+        spec = self._config.spec
+        rows = count_rows(requests[0]) if spec.is_batched else 1
+        self.sent = f"{len(requests)} requests at once" if len(requests) > 1 else f"{rows} row{'s' * (rows > 1)}"
+        parameters: list[Mapping[str, Parameter]] = [{}] * len(requests)
+        if self._is_sequence:
+            number, requests = next(_SEQUENCES), [*requests, *requests]
+            parameters = [{"sequence_id": number, f"sequence_{end}": True} for end in ("start", "end")]
+        method = Method.STREAM if self._is_streamed else Method.INFER
+        calls = [Call(method, spec.name, each, parameters=p) for each, p in zip(requests, parameters, strict=True)]
+        for group in [[call] for call in calls] if self._is_sequence else [calls]:
+            answers = self._receive(group)
+            is_streamed, is_exact = self._is_streamed, self._is_exact
+            if misfit := find_misfit(spec, answers, rows, is_streamed=is_streamed, is_exact=is_exact):
+                raise CallError(Kind.FAILED, misfit)
+
+    def _receive(self, calls: Sequence[Call]) -> list[Any]:
+        try:
+            answers = self._server.ask(calls, REQUEST_SECONDS)
+        except CallError as error:
+            raise CallError(self._classify(error), error.message) from None
+        # the end of a stream may be a message without an answer
+        return [a for a in answers if a.outputs or not self._is_streamed or not a.parameters[IS_FINAL].bool_param]
+
+    def _classify(self, error: CallError) -> Kind:
+        """Return FAILED for an exception or a component's own fault, REFUSED for a model's answer that is an error."""
+        if error.kind not in (Kind.FAILED, Kind.REFUSED) or stream_failure(error.message).kind is Kind.FAILED:
+            return Kind.FAILED if error.kind is Kind.REFUSED else error.kind
+        is_fault = error.kind is Kind.FAILED or _OUTPUTS.match(strip(error.message))
+        return Kind.FAILED if self._is_component and is_fault else Kind.REFUSED
