@@ -32,7 +32,7 @@ FLOORS = {
     ),
     "clients": ("keys client local llm bulk", "asks models, by a server or in this process, and never starts a server"),
     "serving": ("server gateway", "starts Triton and stands before it, with the clients' own ways of asking"),
-    "lab": ("bench tune tiny_llm llm_quickstart", "measures what the floors before it make and serve"),
+    "lab": ("bench tune trial tiny_llm llm_quickstart", "measures what the floors before it make and serve"),
     "cli": ("", "parses, calls, prints; nothing knows it but an application's commands"),
     "readability": ("", "the first application: nothing imports it, entry points lead to it"),
 }

@@ -52,7 +52,7 @@ def test_pages_show_what_is_found() -> None:
 
 def test_every_rule_has_a_planted_mistake() -> None:
     plants = PLANTS + planted_onnx.PLANTS
-    assert {plant.rule for plant in plants} == set(RULES)
+    assert {plant.rule for plant in plants} == set(RULES) - {tried.LOAD.id, tried.REQUEST.id}
     assert len(plants) == len({plant.name for plant in plants})
 
 

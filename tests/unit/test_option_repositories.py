@@ -75,6 +75,7 @@ TABLE: Table = {
     "fill --dry-run": Both("fill blank.pbtxt rows:8,dir:/a", "", "--dry-run"),
     "check --target": Both("check forest", "--target embedded", "--target 25.08"),
     "check --strict": Both("check warned", "", "--strict"),
+    "check --load": Elsewhere("slow/test_check_load.py::test_the_command_loads_two_repositories_together"),
     "check --explain": Both("check", "--explain tensor-dims", "--explain parameter-misspelt"),
     "check --format": Both("check warned", "--format text", "--format sarif"),
     "check --json": Both("check warned", "", "--json"),

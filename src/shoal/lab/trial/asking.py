@@ -21,7 +21,7 @@ from shoal.lab.trial.server import TrialServer
 from shoal.serving.gateway.core.triton_errors import is_dead
 
 REQUEST_SECONDS = 40.0
-_BATCH_SECONDS, _BATCH_BYTES, _MOST_AT_ONCE = 0.5, 16 * 2**20, 16
+_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE = 0.5, 16 * 2**20, 16
 _SEQUENCES = itertools.count(1)
 # A stream's errors have no code. These are what a component says of its own outputs.
 _OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
@@ -71,10 +71,10 @@ class Asker:
             return
         given = count_rows(inputs)
         sizes = (len(b"".join(v.ravel())) if v.dtype == np.object_ else v.nbytes for v in inputs.values())
-        times = max(2, int(min(_BATCH_SECONDS / seconds, _BATCH_BYTES / max(1, sum(sizes)))))
+        times = max(4, int(min(_BATCH_SECONDS / seconds, _BATCH_BYTES / max(1, sum(sizes)))))
         rows = min(spec.max_batch_size, times * given)
         many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
-        at_once = min(times, _MOST_AT_ONCE) if self._config.message.HasField("dynamic_batching") else 0
+        at_once = min(times, _AT_ONCE) if self._config.message.HasField("dynamic_batching") else 0
         for requests in ([many] * (rows > given), [inputs] * at_once):
             try:
                 self._send(requests)
@@ -94,7 +94,8 @@ class Asker:
         if self._is_sequence:
             number, requests = next(_SEQUENCES), [*requests, *requests]
             parameters = [{"sequence_id": number, f"sequence_{end}": True} for end in ("start", "end")]
-        method = Method.STREAM if self._is_streamed else Method.INFER
+        # in a stream, requests arrive close to each other, and some become one batch
+        method = Method.STREAM if self._is_streamed or len(requests) > 1 else Method.INFER
         calls = [Call(method, spec.name, each, parameters=p) for each, p in zip(requests, parameters, strict=True)]
         for group in [[call] for call in calls] if self._is_sequence else [calls]:
             answers = self._receive(group)

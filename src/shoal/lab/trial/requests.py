@@ -16,8 +16,8 @@ from shoal.errors import ShoalError
 from shoal.kit.component.spec import Array, ModelSpec
 from shoal.serving.gateway.control.canary import read_parameter, read_warmup
 
-# Made-up requests: the size of dimensions that are -1, the number, 0 or 1, and the text. If one fails, the next is sent:
-# a convolution needs a size, a divisor a number, and code may read JSON or images.
+# Made-up requests: the size of dimensions that are -1, the number, 0 or 1, and the text. If one fails, the next one is
+# sent: a convolution needs a size, a divisor a number, and code may read JSON or images.
 _IMAGE = b"P6 32 32 255\n" + bytes(3 * 32 * 32)
 _VARIANTS = ((8, 0, TEXT.encode()), (1, 1, b"1"), (256, 1, b"{}"), (64, 1, _IMAGE))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from http.client import HTTPException
@@ -91,11 +92,24 @@ def try_models(
     """
     with ExitStack() as stack:
         snapshots = [stack.enter_context(take_snapshot(each.root)) for each in repositories]
+        for snapshot in snapshots:
+            _prevent_bytecode(snapshot.folder)
         trial = _Trial(repositories, snapshots, runtime, static)
         stack.callback(trial.stop)
         trial.load_all(on_progress)
         trial.ask_all(on_progress)
     return trial.findings, trial.untried
+
+
+def _prevent_bytecode(repository: Path) -> None:
+    """Keep Python from writing ``__pycache__``, by files of this name.
+
+    For Triton, it would be a change of the model, which is loaded again with each ensemble that has it; and Triton
+    24.10 hangs or crashes if a model that fails is loaded while the one before is unloaded.
+    """
+    for folder in {path.parent for path in repository.rglob("*.py")}:
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        (folder / "__pycache__").touch()
 
 
 class _Trial:
@@ -151,10 +165,7 @@ class _Trial:
     # --- loads --------------------------------------------------------------------------------------------------------
 
     def load_all(self, on_progress: OnProgress) -> None:
-        """Load the models that this machine can load, one at a time.
-
-        Triton 24.10 crashes now and then if it loads models at the same time and one of them fails.
-        """
+        """Load the models that this machine can load, one at a time: one that fails may crash the loads beside it."""
         left = describe_machine()["memory_gib"] * 2**30
         for number, name in enumerate(self._order):
             on_progress("loading", number, len(self._order))
