@@ -86,7 +86,7 @@ MISTAKES: Mapping[str, tuple[str, str, str]] = {
     "np_float": (CONFIG, y("x.astype(np.float)  # here"), "has no attribute 'float'"),
     "unicode": (TEXT, y('np.array([["a"]] * len(x))').replace(ANSWER, f"{ANSWER}  # here"), "dtype is not supported"),
     "float64": (CONFIG, y("x.astype(np.float64)"), "Y is FP64 [1, 4], and config.pbtxt declares FP32 [rows, 4]"),
-    "rows": (CONFIG, y("x[:1]"), "output Y has 1 rows for a request of 8"),
+    "rows": (CONFIG, y("x[:1]"), "output Y has 1 rows for a request of"),
     "no_batch": (CONFIG, y("x[0]"), "output Y is FP32 [4]"),
     "misnamed": (CONFIG, y("x").replace('"Y"', '"Z"'), "the answer has no output Y"),
     "too_few": (CONFIG, body("pass"), "InferenceResponse(s) size is:0"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.authoring.check import tried
 from shoal.authoring.check.config import own_backends
 from shoal.authoring.check.families import RULES, check
 from shoal.authoring.check.reports import read_pages, split_entries

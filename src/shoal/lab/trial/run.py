@@ -66,9 +66,14 @@ def find_server(paths: Sequence[Path]) -> Runtime:
     """
     for path in paths:
         check_path_supported(path)
-        if (path / CONFIG).is_file() or (not any(path.glob(f"*/{CONFIG}")) and any(path.glob(f"*/*/{CONFIG}"))):
-            whole = path.parent if (path / CONFIG).is_file() else "the repository that shoal compose writes"
-            raise InputError(f"--load takes whole repositories, and {path} is not one.", f"Name {whole}.")
+        is_model = (path / CONFIG).is_file()
+        if is_model or (any(path.glob(f"*/*/{CONFIG}")) and not any(path.glob(f"*/{CONFIG}"))):
+            fix = (
+                f"Name its repository: {path.resolve().parent}"
+                if is_model
+                else "Make one: shoal compose NAME REPOSITORY"
+            )
+            raise InputError(f"--load takes repositories, and {path} is not one.", fix)
         target = read_manifest(path).get("target", NAME)
         if target != NAME and not os.environ.get(SERVER_VARIABLE):
             what = f"{path} was composed for {target}, and --load starts the embedded Triton."
