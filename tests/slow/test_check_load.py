@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Tried(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
     """All planted models, tried by one command's worth of servers, with shorter patience."""
     root = planted_loads.write(tmp_path_factory.mktemp("load") / "r")
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         assert [f for f in static if f.severity == "error"] == []
         server = run.find_server([root])
         findings, untried = run.try_models([read_repository(root)], server, static, lambda *_: None)
-    yield Tried(root, findings, {each.model: each.why for each in untried})
+    return Tried(root, findings, {each.model: each.why for each in untried})
 
 
 def test_each_mistake_is_one_finding_at_its_line(tried: Tried) -> None:
@@ -97,7 +97,7 @@ def test_the_command_loads_two_repositories_together(tmp_path: Path) -> None:
 
 
 def test_one_cause_is_one_finding(tmp_path: Path) -> None:
-    """A model with an error is not loaded, nor what calls it; the fix of a warning is that of the failure at its line."""
+    """A model with an error is not loaded, nor what calls it; a failure at the line of a warning has its fix."""
     root = planted_loads.write(tmp_path / "r", "plain", "calls", "attribute")
     config, code = root / "plain" / "config.pbtxt", root / "attribute" / "1" / "model.py"
     config.write_text(config.read_text(encoding="utf-8").replace("dims: [ 4 ]", "dims: [ 0 ]", 1), encoding="utf-8")
@@ -107,7 +107,7 @@ def test_one_cause_is_one_finding(tmp_path: Path) -> None:
         ("request-failed", "model.py"), ("tensor-dims", "config.pbtxt")
     ]  # fmt: skip
     (failed,) = (f for f in report["findings"] if f["file"] == str(code))
-    assert "'X'" in failed["fix"]
+    assert failed["fix"] == "Declared: X."
     assert [(each["model"], each["why"]) for each in report["not_tried"]] == [
         ("plain", "not loaded: it has an error (tensor-dims)."),
         ("calls", "not loaded: it calls plain, which failed or was not loaded."),
@@ -119,12 +119,12 @@ def test_a_command_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path
     root = planted_loads.write(tmp_path / "r", "plain", "hangs_at_once")
     folders, regions = {*find_folders()}, {*SHARED_MEMORY.iterdir()}
     command = subprocess.Popen([*SHOAL, "check", root, "--load"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: any("hangs_at_once_0_0" in each.arguments() for each in processes()))
+    wait_for(lambda: any("hangs_at_once_0_0" in each.arguments() for each in [*processes()]))
     command.send_signal(number)
     command.wait(30)
 
     def is_clean() -> bool:
-        is_running = any("hangs_at_once" in " ".join(each.arguments()) for each in processes())
+        is_running = any("hangs_at_once" in " ".join(each.arguments()) for each in [*processes()])
         return not is_running and {*find_folders()} <= folders and {*SHARED_MEMORY.iterdir()} <= regions
 
     wait_for(is_clean)

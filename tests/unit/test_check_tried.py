@@ -27,7 +27,6 @@ At:
   /r/a/1/model.py(8): initialize
 ;
 """
-COPIED = "\n".join(line for line in ADDED.splitlines() if "model.py" not in line and "tools.py" not in line)
 PRINTED = """model a failed on a request
 Traceback (most recent call last):
   File "/r/a/1/model.py", line 12, in run
@@ -40,7 +39,6 @@ Traceback (most recent call last):
 numpy.core.UFuncError: did not
 I1130 15:21:42.317993 29590 model_lifecycle.cc:839] "successfully loaded 'plain'"
 """
-FAILED = "Failed to process the request(s) for model 'a_0_0', message: ValueError: 1\n2\n\nAt:\n  /a(1): b"
 SPEC = ModelSpec("a", (), (TensorSpec("Y", "TYPE_FP32", (4, -1)), TensorSpec("Z", "TYPE_STRING", (1,))), 8)
 
 
@@ -72,8 +70,8 @@ def test_the_line_of_a_syntax_error(tmp_path: Path) -> None:
     [
         (ADDED, "KeyError: 'k'."),
         (
-            "in ensemble 'e', Failed to process the request(s) for model 'a_0_0', message: ValueError: 1\n2\n\nAt:\n  /a(1): b",
-            "ValueError: 1 2.",
+            "in ensemble 'e', Failed to process the request(s) for model 'a_0_0', message: KeyError: 1\n2\n\nAt:\n",
+            "KeyError: 1 2.",
         ),
         ("Output Y has dtype bool. (INTERNAL)", "Output Y has dtype bool."),
         ("", "it said nothing."),

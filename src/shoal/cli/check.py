@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shoal.cli.console import ERR, OUT, Json, check_target, plain, print_json, refuse_ignored
-from shoal.errors import InputError, ShoalError
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.authoring.check.findings import Finding
-    from shoal.lab.trial.run import Untried
 
 CLEAN, FAILED, UNUSABLE = 0, 1, 2
 _COLOURS = {"error": "red", "warning": "yellow", "advice": "cyan"}
@@ -31,12 +30,7 @@ def check(
         typer.Option(help="The server for the repository: embedded, or a release of NVIDIA's container such as 26.06."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too, but not on advice.")] = False,
-    is_loaded: Annotated[
-        bool,
-        typer.Option(
-            "--load", help="Then start the embedded Triton, load each model and send it requests. Runs its code."
-        ),
-    ] = False,
+    is_loaded: Annotated[bool, typer.Option("--load", help="Also load each model here, and send it requests.")] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
     output: Annotated[
         Literal["text", "json", "github", "sarif"],
@@ -46,31 +40,25 @@ def check(
 ) -> None:
     """Find the mistakes in model repositories before Triton does.
 
-    Without --load, the check needs no server, no GPU and none of the models' libraries, and runs no code of the
-    repository. Exit code: 0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing
-    to check.
+    Without --load, it needs no server, no GPU and none of the models' libraries, and runs no code of the repository.
+    Exit code: 0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
     """
-    from shoal.authoring.check.families import check_together
     from shoal.authoring.check.reports import explain_rules, github, sarif
+    from shoal.cli.check_load import find_all
 
     if as_json:
         refuse_ignored(context, "--format", "with --json")
     output = "json" if as_json else output
-    untried: list[Untried] = []
     try:
         if explain:
-            refuse_ignored(
-                context, "paths --target --strict --load --format --json", "with --explain, which checks nothing"
-            )
+            others = "paths --target --strict --load --format --json"
+            refuse_ignored(context, others, "with --explain, which checks nothing")
             typer.echo(explain_rules(explain), nl=False)
             return
         if not paths:
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
         check_target(target)
-        if is_loaded:
-            findings, untried = _load(paths, target)
-        else:
-            findings = check_together(paths, target=target)
+        findings, untried = find_all(paths, target, is_loaded=is_loaded)
     except ShoalError as error:
         if output == "json":
             print_json({"error": error.what, "fix": error.fix})
@@ -79,9 +67,7 @@ def check(
     errors, warnings, advice = count_findings(findings)
     if output == "json":
         entries = [finding.as_dict() for finding in findings]
-        found = {"errors": errors, "warnings": warnings, "advice": advice, "findings": entries}
-        left_out = [{"model": each.model, "folder": str(each.folder), "why": each.why} for each in untried]
-        print_json({**found, "not_tried": left_out} if is_loaded else found)
+        print_json({"errors": errors, "warnings": warnings, "advice": advice, "findings": entries, **untried})
     elif output == "github":
         for finding in findings:
             typer.echo(github(finding))
@@ -89,32 +75,7 @@ def check(
         print_json(sarif(findings))
     else:
         print_findings(findings)
-    for each in untried if output != "json" else ():
-        ERR.print(f"{plain(each.model)}: {plain(each.why)}", soft_wrap=True)
     raise typer.Exit(FAILED if errors or (strict and warnings) else CLEAN)
-
-
-def _load(paths: Sequence[Path], target: str | None) -> tuple[list[Finding], list[Untried]]:
-    """Return the findings of the static check and those of a server, and the models that the server did not try.
-
-    Raises:
-        InputError: the server cannot serve what was asked for.
-        SetupError: this machine cannot run the server.
-    """
-    from shoal.authoring.check.families import check_together
-    from shoal.authoring.check.repositories import read_repository
-    from shoal.cli.console import show_progress
-    from shoal.lab.trial.run import find_server, try_models
-
-    chosen = _choose_target()
-    if target and target != chosen:
-        raise InputError(f"--load starts the embedded Triton, which is not {target}.", "Leave out --target, or --load.")
-    runtime = find_server(paths)
-    static = check_together(paths, target=chosen)
-    with show_progress() as show:
-        found, untried = try_models([read_repository(path) for path in paths], runtime, static, show)
-    places = {each.place for each in found if each.place.line}
-    return [*(each for each in static if each.place not in places), *found], untried
 
 
 def count_findings(findings: Sequence[Finding]) -> tuple[int, int, int]:
@@ -138,9 +99,11 @@ def print_findings(findings: Sequence[Finding]) -> None:
         OUT.print("No mistakes found.")
         return
     errors, warnings, advice = count_findings(findings)
-    counts = [_count(errors, "error"), _count(warnings, "warning")]
-    counts += [f"{_count(advice, 'piece')} of advice"] if advice else []
-    OUT.print(f"{', '.join(counts)}. shoal check --explain RULE describes one.", soft_wrap=True)
+    suggested = f", {_count(advice, 'piece')} of advice" * bool(advice)
+    OUT.print(
+        f"{_count(errors, 'error')}, {_count(warnings, 'warning')}{suggested}. shoal check --explain RULE describes one.",
+        soft_wrap=True,
+    )
 
 
 def _count(number: int, what: str) -> str:
@@ -157,15 +120,9 @@ def find_mistakes(repository: Path, target: str = "") -> list[Finding]:
         ArtifactError: it holds more models than are read.
     """
     from shoal.authoring.check.families import check as check_repository
-    from shoal.authoring.check.findings import Severity
-
-    found = check_repository(repository, target=target or _choose_target(), hashes=False)
-    return [each for each in found if each.severity == Severity.ERROR]
-
-
-def _choose_target() -> str | None:
-    """Return the target of the server that ``shoal serve`` starts; None for one that the environment names."""
     from shoal.authoring.environment.targets import EMBEDDED
     from shoal.serving.server.runtime import SERVER_VARIABLE
 
-    return None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
+    here = None if os.environ.get(SERVER_VARIABLE) else EMBEDDED
+    found = check_repository(repository, target=target or here, hashes=False)
+    return [each for each in found if each.severity == "error"]
