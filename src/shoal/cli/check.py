@@ -86,9 +86,8 @@ def count_findings(findings: Sequence[Finding]) -> tuple[int, int, int]:
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print findings, their fixes, and how many there are."""
-    here = Path.cwd()
     for finding in findings:
-        place = str(finding.place).removeprefix(f"{here}/")
+        place = str(finding.place).removeprefix(f"{Path.cwd()}/")
         kind = str(finding.severity)
         OUT.print(
             f"{plain(place)}: [{_COLOURS[kind]}]{kind}:[/] {plain(finding.what)} [dim]({finding.rule.id})[/]",
@@ -99,11 +98,9 @@ def print_findings(findings: Sequence[Finding]) -> None:
         OUT.print("No mistakes found.")
         return
     errors, warnings, advice = count_findings(findings)
-    suggested = f", {_count(advice, 'piece')} of advice" * bool(advice)
-    OUT.print(
-        f"{_count(errors, 'error')}, {_count(warnings, 'warning')}{suggested}. shoal check --explain RULE describes one.",
-        soft_wrap=True,
-    )
+    counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
+    counts += f", {_count(advice, 'piece')} of advice" * bool(advice)
+    OUT.print(f"{counts}. shoal check --explain RULE describes one.", soft_wrap=True)
 
 
 def _count(number: int, what: str) -> str:
