@@ -43,7 +43,7 @@ def make_pages() -> dict[str, str]:
         + _table("metric", "labels", "meaning", rows=_find_metrics())
         + "\n## Components\n\nThese are among Triton's own. All have the labels `model` and `instance`; those by edge "
         "also have `edge` and `direction`.\n\n" + _table("metric", "meaning", rows=_find_metrics_of_components()),
-        "variables": "# Environment variables\n\nOptions of commands are not read from variables.\n\n"
+        "variables": "# Environment variables\n\nNo option is read from a variable of its name.\n\n"
         + _table("variable", "meaning", rows=((f"`{name}`", says) for name, says in VARIABLES.items())),
         "routes": "# Routes of `/v1` and its neighbours\n\n"
         "From the document that a service answers `GET /v1/openapi.json` with; `GET /v1/docs` shows its types. The "
