@@ -207,6 +207,12 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
     assert {f.rule.id for f in look(environments, root)} == {"environment-outside"}
     (misfit,) = [f for f in look(environments, root, "embedded") if f.rule.id == "environment-misfit"]
     assert "Python 3.9" in misfit.what
+    site = folder / "lib/python3.9/site-packages"
+    (site / "numpy-1.26.4.dist-info/METADATA").write_text("Name: other\nVersion: 1\n")
+    found = [f.what for f in look(environments, root) if f.rule.id == "environment-misfit"]
+    assert "has no NumPy" in " ".join(found)
+    (site / "more.pth").write_text("/opt/packages\n")  # where NumPy may be
+    assert "environment-misfit" not in {f.rule.id for f in look(environments, root)}
 
 
 def test_only_the_beginning_of_a_large_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ FILES = [
     ("postprocess/readability", "postprocess.json", '{"bert_weight": 1.5}', "1.5", 0),
 ]
 
+CUT = chr(50) + "\0" * 7 + json.dumps({"a": {"dtype": "F32", "data_offsets": [0, 10]}}).ljust(50) + "7 bytes"
 INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 # Component; files of the weights folder, None if removed; the file of the finding; words of it; the line.
 WEIGHTS: list[tuple[str, Mapping[str, str | None], str, str, int]] = [
@@ -136,6 +137,8 @@ WEIGHTS: list[tuple[str, Mapping[str, str | None], str, str, int]] = [
     ("models/llm-hf", {"tokenizer.json": POINTER}, "tokenizer.json", "a pointer of Git LFS", 0),
     ("models/llm-hf", {"model.safetensors": POINTER}, "model.safetensors", "a pointer of Git LFS", 0),
     ("models/llm-hf", {"model.safetensors": "none"}, "model.safetensors", "does not begin as safetensors", 0),
+    ("models/llm-hf", {"model.safetensors": CUT}, "model.safetensors", "it has 65 of its 68 bytes", 0),
+    ("models/llm-hf", {"model.safetensors": "\2\0\0\0\0\0\0\0{x"}, "model.safetensors", "tensors is cut or damaged", 0),
     ("models/llm-hf", {"model.safetensors": None, "model.bin": "x"}, "", "weights only as pickles", 0),
     ("models/llm-hf", {"model-1.safetensors": "12345678{", "model.safetensors.index.json": INDEX}, "",
      "misses model-2.safetensors", 0),

@@ -162,7 +162,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         byte_level().save(str(root / name / "tokenizer.json"))
         (root / name / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 64}')
-        (root / name / "model.safetensors").write_bytes(b"weights {")
+        (root / name / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     (root / "blank.pbtxt").write_text('max_batch_size: ${rows} default_model_filename: "${dir}"\n')
     (root / "env.tar.gz").write_bytes(environment())
     (root / "numpy-2.tar.gz").write_bytes(environment(numpy="2.1.0"))

@@ -29,14 +29,14 @@ def write(folder: Path, **files: Any) -> None:
 def folder(tmp_path: Path) -> Path:
     write(tmp_path, config_json=CONFIG, tokenizer_json=TOKENIZER)
     write(tmp_path, tokenizer_config_json={"bos_token": "<s>", "eos_token": {"content": "</s>"}})
-    (tmp_path / "model.safetensors").write_bytes(b"weights {")
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     return tmp_path
 
 
 def shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     for name in SHARDS:
-        (folder / name).write_bytes(b"weights {")
+        (folder / name).write_bytes(b"\2\0\0\0\0\0\0\0{}")
     index = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[1]}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 

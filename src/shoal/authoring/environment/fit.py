@@ -74,7 +74,7 @@ def _completeness(env: Environment, stub: Stub | None) -> Iterator[Misfit]:
             f"Its lib/ has no libpython{stub.python}.so.1.0, which the stub loads.",
             "Use a Python built with --enable-shared; link its library into lib/.",
         )
-    if not env.numpy:
+    if not env.numpy and not env.is_open:
         yield Misfit("It has no NumPy, which Triton's Python backend imports.", "Install numpy into it.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +121,7 @@ def find_weights(folder: str | Path) -> Weights:
     shards = _find_shards(folder)
     for name in shards:
         begins = check_file(folder / name, "file of weights")
-        if name.endswith(".safetensors") and begins[8:9] != b"{":  # after the length of a JSON object
-            why = describe_bytes(begins) or "it does not begin as safetensors"
+        if name.endswith(".safetensors") and (why := _find_fault(folder / name, begins)):
             raise ArtifactError(f"{folder / name} is not a file of weights: {why}.", _DOWNLOAD)
     config = read_json(folder / CONFIG, "model configuration")
     text = _text_part(config)
@@ -129,6 +129,24 @@ def find_weights(folder: str | Path) -> Weights:
     context = _context(folder, text)
     added = _check_tokenizer(folder, vocabulary)
     return Weights(folder, config, shards, vocabulary, context, _end_ids(folder, text, vocabulary, added))
+
+
+def _find_fault(path: Path, begins: bytes) -> str:
+    """Return why a file is not whole safetensors: the length of a JSON object, the object, then the tensors it names.
+
+    ``begins`` are its first bytes. Empty if nothing is wrong.
+    """
+    if begins[8:9] != b"{":
+        return describe_bytes(begins) or "it does not begin as safetensors"
+    size, length = path.stat().st_size, int.from_bytes(begins[:8], "little")
+    try:
+        with path.open("rb") as file:
+            tensors = json.loads(file.read(8 + min(length, size))[8:])
+        tensors.pop("__metadata__", None)
+        whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return "its list of tensors is cut or damaged"
+    return f"it has {size:,} of its {whole:,} bytes" if size < whole else ""
 
 
 def _find_shards(folder: Path) -> tuple[str, ...]:
