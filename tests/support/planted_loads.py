@@ -105,6 +105,11 @@ MISTAKES: Mapping[str, tuple[str, str, str]] = {
     "no_final": (DECOUPLED, stream("sender.send(response)"), "did not end its answer within"),
     "wrong_sender": (DECOUPLED, stream(f"request.send(response, {LAST})  # here"), "has no attribute 'send'"),
     "in_thread": (DECOUPLED, stream("threading.Thread(target=lambda: sender.end()).start()  # here"), "'end'"),
+    "two_answers": (
+        CONFIG,
+        stream(f"sender.send(response)\nsender.send(response, {LAST})"),
+        "expected a single response",
+    ),
     "stream_dtype": (DECOUPLED, stream(f"sender.send(response, {LAST})").replace('"Y", x', '"Y", x > 0'), "is BOOL"),
     "control": (SEQUENCE, body(f"{START.replace('START', 'Start')}  # here\ny = x\n{ANSWER}"), "as_numpy"),
     "state": (SEQUENCE, body(f"{START}\ny = x if start else self.state  # here\n{ANSWER}"), "'state'"),
@@ -139,6 +144,7 @@ VALID: Mapping[str, tuple[str, str]] = {
     "bf16": (CONFIG.replace("FP32", "BF16"), y("x")),
     "unbatched": (CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"), y("x")),
     "reshaped": (CONFIG.replace("dims: [ 4 ]", "dims: [ 1 ] reshape { shape: [ ] }"), y("x")),
+    "text_per_row": (TEXT.replace("[ 1 ]", "[ -1 ]"), y("x[:, 0]")),
     "on_gpu": (CONFIG.replace("KIND_CPU", "KIND_GPU"), y("x")),
 }
 

@@ -26,6 +26,9 @@ _SEQUENCES = itertools.count(1)
 # A stream's errors have no code. These are what a component says of its own outputs.
 _OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
 
+# Triton's words for what no request can be at fault for: answers in pieces that nobody expects.
+_PIECES = re.compile(r"expected a single response|is using the decoupled")
+
 
 class Asker:
     """Sends a model, which is loaded, its requests. ``sent`` describes the last of them."""
@@ -117,5 +120,7 @@ class Asker:
         """Return FAILED for an exception or a component's own fault, REFUSED for a model's answer that is an error."""
         if error.kind not in (Kind.FAILED, Kind.REFUSED) or stream_failure(error.message).kind is Kind.FAILED:
             return Kind.FAILED if error.kind is Kind.REFUSED else error.kind
+        if _PIECES.search(error.message):
+            return Kind.FAILED
         is_fault = error.kind is Kind.FAILED or _OUTPUTS.match(strip(error.message))
         return Kind.FAILED if self._is_component and is_fault else Kind.REFUSED
