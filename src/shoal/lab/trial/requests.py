@@ -70,7 +70,7 @@ def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_stream
             is_fit = len(sizes) == len(tensor.dims) and all(
                 d in (-1, s) for d, s in zip(tensor.dims, sizes, strict=True)
             )
-            if shape == [rows] and tensor.dims == (-1,):
+            if tensor.dims == (-1,) and (shape == [rows] or (is_streamed and len(shape) == 1)):
                 is_fit = True  # as NVIDIA's models for TensorRT-LLM answer: a text for each row
             if found != wanted or not is_fit:
                 rank = ["rows"] if spec.is_batched else []
