@@ -21,7 +21,7 @@ from shoal.lab.trial.server import TrialServer
 from shoal.serving.gateway.core.triton_errors import is_dead
 
 REQUEST_SECONDS = 40.0
-_BATCH_SECONDS, _QUICK_SECONDS, _BATCH_BYTES, _AT_ONCE = 0.5, 0.1, 16 * 2**20, 32
+_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE = 0.5, 16 * 2**20, 32
 _SEQUENCES = itertools.count(1)
 # A stream's errors have no code. These are what a component says of its own outputs.
 _OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
@@ -74,12 +74,10 @@ class Asker:
             return
         given = count_rows(inputs)
         sizes = (len(b"".join(v.ravel())) if v.dtype == np.object_ else v.nbytes for v in inputs.values())
-        times = max(8 if seconds < _QUICK_SECONDS else 4, int(_BATCH_SECONDS / seconds))
+        times = max(4, int(_BATCH_SECONDS / seconds))
         rows = min(spec.max_batch_size, given * times, given * max(1, int(_BATCH_BYTES / max(1, sum(sizes)))))
         many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
-        at_once = (
-            (_AT_ONCE if seconds < _QUICK_SECONDS else 4) if self._config.message.HasField("dynamic_batching") else 0
-        )
+        at_once = min(times, _AT_ONCE) if self._config.message.HasField("dynamic_batching") else 0
         for requests in ([many] * (rows > given), [inputs] * at_once):
             try:
                 self._send(requests)
