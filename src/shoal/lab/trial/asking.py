@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from shoal.lab.trial.server import TrialServer
 from shoal.serving.gateway.core.triton_errors import is_dead
 
 REQUEST_SECONDS = 40.0
-_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE = 0.5, 16 * 2**20, 32
+_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE, _BURSTS = 0.5, 16 * 2**20, 32, 8
 _SEQUENCES = itertools.count(1)
 # A stream's errors have no code. These are what a component says of its own outputs.
 _OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
@@ -77,14 +78,21 @@ class Asker:
         times = max(4, int(_BATCH_SECONDS / seconds))
         rows = min(spec.max_batch_size, given * times, given * max(1, int(_BATCH_BYTES / max(1, sum(sizes)))))
         many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
-        at_once = min(times, _AT_ONCE) if self._config.message.HasField("dynamic_batching") else 0
-        for requests in ([many] * (rows > given), [inputs] * at_once):
+        # again and again, since only requests that wait for one another become one batch
+        is_joined = self._config.message.HasField("dynamic_batching")
+        bursts = [[inputs] * min(times, _AT_ONCE)] * _BURSTS * is_joined
+        end = math.inf
+        for requests in ([many] * (rows > given), *bursts):
+            if time.monotonic() > end:
+                return
+            end = min(end, time.monotonic() + _BATCH_SECONDS) if len(requests) > 1 else end
             try:
                 self._send(requests)
             except CallError as error:
                 if error.kind not in (Kind.REFUSED, Kind.BUSY):
                     raise
                 yield f" with {self.sent}: {find_reason(error.message)}"
+                return
 
     def _send(self, requests: Sequence[Arrays]) -> None:
         """Send requests at once, or a sequence of two, and compare the answers with the declaration."""
