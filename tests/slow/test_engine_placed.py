@@ -139,7 +139,7 @@ def test_llamav2s_texts_are_the_hosts(batched: int, folder: Path) -> None:
 
     def answer(device: Device) -> list[bytes]:
         with open_engine(folder, LLAMAV2, device, max_tokens="12", top_k="0") as component:
-            assert component.model.device.type == ("cpu" if device.kind == "cpu" else "pretend")
+            assert component.continue_rows.args[0].device.type == ("cpu" if device.kind == "cpu" else "pretend")
             parts = [
                 {name: array[start : start + batched] for name, array in given.items()}
                 for start in range(0, 8, batched)

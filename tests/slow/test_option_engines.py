@@ -117,7 +117,7 @@ ENTRIES: dict[tuple[str, str], Any] = {
     ("preprocessing", "exclude_input_in_output"): Two("true", "false", look_at_query),
     ("preprocessing", "max_text_bytes"): Two("3", "99", look_at_query),
     ("llamav2", "model"): Two("one", "two", look_at_text),
-    ("llamav2", "dtype"): Two("float32", "bfloat16", lambda c: str(c.model.dtype)),
+    ("llamav2", "dtype"): Two("float32", "bfloat16", lambda c: str(c.continue_rows.args[0].dtype)),
     ("llamav2", "max_tokens"): Two("2", "4", look_at_text),
     ("llamav2", "repetition_penalty"): Two("1", "9", look_at_text, DRAWN),
     ("llamav2", "seed"): Two("0", "1", look_at_text, DRAWN),

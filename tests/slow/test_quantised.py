@@ -75,7 +75,7 @@ def test_llamav2_in_eight_bits(folder: Path, tmp_path: Path) -> None:
     model = load_model(find_weights(folder), "float32", quantized="int8")
     prompt = {"prompt": np.array([[b"What do cats do?"]], np.object_), "temperature": np.array([[0.0]], np.float32)}
     with open_engine(folder, LLAMAV2, quantize="int8", max_tokens="12", repetition_penalty="1") as component:
-        assert weigh(component.model) == weigh(model)
+        assert weigh(component.continue_rows.args[0]) == weigh(model)
         (request,) = component.requests(prompt)
         ids, ends = list(request.ids), list(request.end_ids)
         right = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=ends)
