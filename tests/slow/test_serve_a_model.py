@@ -132,7 +132,7 @@ def type_line(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def wanted(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wanted]:
-    """What the models shall answer; the current folder has what the lines have made."""
+    """Expected answers of the models; the current folder has what the lines have made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("newcomer"))
         found = make_files()

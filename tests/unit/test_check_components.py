@@ -1,4 +1,4 @@
-"""What a shoal component would refuse at its start is found offline, by the component's own code."""
+"""Refusals of shoal's components at their start are found offline, by the components' own code."""
 
 from __future__ import annotations
 
