@@ -26,6 +26,9 @@ SIZE = 'self.size = int(json.loads(args["model_config"])["parameters"]["size"]["
 GIVEN = 'parameters { key: "size" value { string_value: "8" } }\n'
 ONE_CALL = 'asked = pb_utils.InferenceRequest(model_name="left", requested_output_names=["Y"], inputs=[])'
 
+TYPED = 'inputs=[pb_utils.Tensor("X", np.zeros((1, 4), np.float32))]'
+TYPED_CALL = ONE_CALL.replace("inputs=[]", TYPED)
+
 
 def initialize(*lines: str, settings: str = "") -> dict[str, Edit]:
     """Edits that give the model of the base an ``initialize``."""
@@ -62,6 +65,19 @@ PLANTS = (
     ),
     page("parameter-missing", at=CODE, line="self.size", good=initialize(SIZE), core="KeyError: 'size'", model="first"),
     page("file-opened-relative", CODE, IS_THERE, core="No such file or directory: 'labels.txt'", model="first"),
+    page("file-not-there", CODE, IS_THERE, core="No such file or directory: '.*label.txt'", model="first"),
+    page(
+        "text-beyond-ascii",
+        CODE,
+        {**IS_THERE, "first/1/labels.txt": "é\n"},
+        core="'ascii' codec can't decode",
+        model="first",
+    ),
+    page(
+        "wrong-call",
+        CODE,
+        {CODE: MODEL.replace("            responses.a", f"            {TYPED_CALL}\n            responses.a")},
+    ),
     page(
         "numpy-name-removed",
         CODE,
@@ -78,6 +94,39 @@ PLANTS = (
         ("wrong-arguments", "a tensor that is not an array", "x * np.float32(2)", READ.removesuffix(".as_numpy()")),
         ("wrong-arguments", "an error that is a text", ANSWER, 'pb_utils.InferenceResponse(error="no")'),
         ("wrong-arguments", "an answer of a tensor", ANSWER, 'pb_utils.InferenceResponse(pb_utils.Tensor("Y", x))'),
+        ("wrong-arguments", "texts without a dtype", "x * np.float32(2)", "np.array([str(v) for v in x])"),
+        (
+            "unknown-attribute",
+            "a tensor as an array",
+            READ + "\n",
+            READ.removesuffix(".as_numpy()") + "\n            y = x + 1\n",
+            "",
+            "x + 1",
+        ),
+        (
+            "unknown-attribute",
+            "a method that is not called",
+            "            responses.a",
+            "            if request.is_cancelled:\n                break\n            responses.a",
+            "",
+            "is_cancelled",
+        ),
+        (
+            "unknown-attribute",
+            "a logger of Python's",
+            "            responses.a",
+            '            pb_utils.Logger.info("a")\n            responses.a',
+            "",
+            "info",
+        ),
+        (
+            "unknown-attribute",
+            "parameters that are not parsed",
+            "            responses.a",
+            '            y = request.parameters()["a"]\n            responses.a',
+            "",
+            "parameters",
+        ),
         ("unknown-attribute", "a request asked for a tensor", READ, 'request.get_input("X")'),
         (
             "unknown-attribute",
@@ -88,6 +137,15 @@ PLANTS = (
     ),
     *changes(
         CODE,
+        (
+            "wrong-answers",
+            "an answer for each row",
+            "            sender.send",
+            "            for _ in x:\n                sender.send",
+            "",
+            "sender.send(",
+        ),
+        ("wrong-answers", "no end", ", flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL", "", "", "sender.send("),
         ("wrong-arguments", "a list of answers", f"send({ANSWER}", f"send([{ANSWER}]"),
         ("unknown-attribute", "a request as a sender", f"sender.send({ANSWER}", f"request.send({ANSWER}"),
         ("unknown-attribute", "a flag that is not there", "COMPLETE_FINAL", "COMPLETE_LAST"),
@@ -98,6 +156,14 @@ PLANTS = (
         ("wrong-arguments", "a version that is a text", "version=1", 'version="1"', "", "asked ="),
         ("wrong-arguments", "no outputs asked for", 'requested_output_names=["Y"], ', "", "", "asked ="),
         ("wrong-arguments", "one output asked for by its name", '=["Y"]', '="Y"', "", "asked ="),
+        (
+            "wrong-call",
+            "a call that is not awaited",
+            "            responses.a",
+            "            asked.async_exec()\n            responses.a",
+        ),
+        ("wrong-call", "a misspelt model", 'model_name="left"', 'model_name="lefft"', "", "asked ="),
+        ("wrong-call", "a version that is not there", "model_version=1", "model_version=7", "", "asked ="),
         ("called-tensor-unknown", "an input of another model", '"X", x)]', '"A", x)]', "", "asked ="),
         good=ASKING,
     ),

@@ -20,6 +20,7 @@ READ = """    def initialize(self, args):
             labels = file.read()
 
 """
+BRANCH = "x = np.zeros(x.shape, np.float32) if len(requests) > 8 else x"
 TENSOR = 'pb_utils.Tensor("Y", x * np.float32(2))'
 
 PLANTS = (
@@ -27,6 +28,21 @@ PLANTS = (
     page("no-model-class", CODE, core="has no attribute 'TritonPythonModel'", model="first"),
     page("dlpack-capsule", CODE, {CODE: MODEL + '\n\ndef share(y):\n    pb_utils.Tensor.from_dlpack("Y", y)\n'}),
     page("text-opened-as-ascii", CODE, {CODE: (START, READ + START)}),
+    page("undefined-name", CODE),
+    page(
+        "undefined-in-branch",
+        CODE,
+        {CODE: ("            responses.a", f"            {BRANCH}\n            responses.a")},
+    ),
+    page(
+        "module-not-there",
+        at=CODE,
+        line="import helpers",
+        good={CODE: "import helpers\n" + MODEL, "first/1/helpers.py": "LONG = 8\n"},
+        core="No module named 'helpers'",
+        model="first",
+    ),
+    page("wrong-answers", CODE),
     page("import-not-in-shoal", CODE, {CODE: OURS + MODEL}),
     change(
         CODE,
@@ -81,6 +97,47 @@ PLANTS = (
         CODE,
         ("wrong-signature", "an execute without self", "def execute(self, requests)", "def execute(requests)"),
         ("wrong-signature", "an execute that yields", RETURN, "        yield responses\n", "", "def execute"),
+        ("wrong-answers", "an execute without return", RETURN, "        responses.sort()\n", "", "def execute"),
+        ("undefined-name", "a module that is not imported", RETURN, "        return json.loads('[]')\n"),
+        ("undefined-name", "an attribute that nothing sets", "x * np", "x * self.scale * np", "", "self.scale"),
+        (
+            "wrong-signature",
+            "a method that nothing calls",
+            START,
+            f"    def initialise(self, args):\n        pass\n\n{START}",
+        ),
+        (
+            "wrong-answers",
+            "a request left out",
+            "            x =",
+            "            if requests:\n                continue\n            x =",
+            "",
+            "continue",
+        ),
+        (
+            "wrong-answers",
+            "one request of a batch",
+            RETURN,
+            "            return responses\n",
+            "",
+            "            return responses",
+        ),
+        (
+            "wrong-answers",
+            "a list that is kept",
+            MODEL[MODEL.index("        responses = []") :],
+            MODEL[MODEL.index("        for") :].replace("responses", "self.kept"),
+            "",
+            "return self.kept",
+        ),
+        (
+            "wrong-answers",
+            "an execute that returns a response",
+            RETURN,
+            "        return pb_utils.InferenceResponse([])\n",
+            "",
+            "return pb",
+        ),
         ("wrong-signature", "no execute", "def execute", "def predict", "", "class TritonPythonModel"),
     ),
     change(

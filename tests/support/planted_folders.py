@@ -23,7 +23,16 @@ PLANTS = (
     page("version-folder-misread", at="first/2.bak"),
     page("version-policy-absent"),
     page("model-file-missing", at="first/1"),
-    page("label-file-missing", core="failed to open text file for read"),
+    page("label-file-missing", good={"first/labels.txt": "a\nb\nc\nd\n"}, core="failed to open text file for read"),
+    page(
+        "label-count",
+        "first/labels.txt",
+        {
+            "first/labels.txt": "cold\ncool\nwarm\nhot\n",
+            FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"'),
+        },
+        line="",
+    ),
     page("config-incomplete", at="first/Config.pbtxt", target="embedded"),
     page("not-a-model", at="docs", core="Poll failed|no backend|must specify", model="docs"),
     Plant(
@@ -68,9 +77,9 @@ PLANTS = (
         "label-line-ends",
         "first/labels.txt",
         "",
-        {"first/labels.txt": "short\r\nlong\r\n"},
+        {"first/labels.txt": "short\r\nlong\r\na\r\nb\r\n"},
         {
-            "first/labels.txt": "short\nlong\n",
+            "first/labels.txt": "short\nlong\na\nb\n",
             FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"'),
         },
     ),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-CONFIG = """backend: "python"
+INPUT = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]'
+CONFIG = f"""backend: "python"
 max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ]
-instance_group [ { kind: KIND_CPU } ]
+{INPUT}
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }} ]
+instance_group [ {{ kind: KIND_CPU }} ]
 """
 TEXT = CONFIG.replace("TYPE_FP32 dims: [ 4 ]", "TYPE_STRING dims: [ 1 ]")
 DECOUPLED = f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"
@@ -95,6 +96,7 @@ MISTAKES: Mapping[str, tuple[str, str, str]] = {
     "raises": (CONFIG, initialize('raise ValueError("no weights")  # here'), "ValueError: no weights"),
     "missing_key": (CONFIG, initialize('self.device = args["device"]  # here'), "KeyError: 'device'"),
     "relative": (CONFIG, initialize('self.labels = open("labels", encoding="utf-8")  # here'), "No such file"),
+    "no_rows": (CONFIG.replace(INPUT, ""), y("x"), "request has 0 inputs"),
     "absent": (CONFIG, f"import no_such_module  # here\n{y('x')}", "No module named 'no_such_module'"),
     "policy": (f"{CONFIG}version_policy {{ latest {{ num_versions: 0 }} }}\n", y("x"), "at least one version"),
     "dies": (CONFIG, body("os._exit(3)"), "its process died"),
@@ -143,6 +145,10 @@ VALID: Mapping[str, tuple[str, str]] = {
     "calls_computed": (CONFIG, body(f"{ASK}{ANSWER}".replace('"plain"', '"pla" + "in"'))),
     "bf16": (CONFIG.replace("FP32", "BF16"), y("x")),
     "unbatched": (CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"), y("x")),
+    "no_inputs": (
+        CONFIG.replace(INPUT, "").replace("max_batch_size: 8", "max_batch_size: 0"),
+        y("np.ones(4, np.float32)").replace("x = pb_utils", "pb_utils").replace('"X").as_numpy()', '"X")'),
+    ),
     "reshaped": (CONFIG.replace("dims: [ 4 ]", "dims: [ 1 ] reshape { shape: [ ] }"), y("x")),
     "text_per_row": (TEXT.replace("[ 1 ]", "[ -1 ]"), y("x[:, 0]")),
     "on_gpu": (CONFIG.replace("KIND_CPU", "KIND_GPU"), y("x")),

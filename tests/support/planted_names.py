@@ -15,6 +15,9 @@ ASKS = """    def initialize(self, args):
 
 PLANTS = (
     page("reads-unknown-input", at=CODE, line='"x"'),
+    page("optional-input-read", at=CODE, line='"X"'),
+    page("output-not-made", CODE),
+    page("output-type", CODE),
     change(
         CODE,
         "reads-unknown-input",

@@ -96,6 +96,8 @@ PLANTS = (
     change(
         ALONE, "input-twice", "a control named as an input", '"START"', '"X"', "", "sequence_batching", good=sequences()
     ),
+    page("time-too-short", ALONE, good=sequences("")),
+    page("state-not-stored", ALONE, good={**sequences(""), "alone/1/model.py": MODEL + '\n\nSTATE = "B"\n'}),
     page("sequence-state", ALONE, sequences(""), core="doesn't match 'state' dim description. 3 != 2"),
     page("kind-left-open"),
     change(

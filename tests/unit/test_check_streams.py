@@ -145,7 +145,7 @@ def test_advice_comes_last(tmp_path: Path) -> None:
         FILES["asks/1/model.py"].replace("for answer in asked.exec", "for answer in asked.async_exec"), encoding="utf-8"
     )
     severities = [str(finding.severity) for finding in check(repository, target="26.01")]
-    assert severities == ["error", "error", "warning", "advice"]
+    assert severities == ["error", "error", "error", "warning", "advice"]
 
 
 def test_calls_have_a_near_miss_and_a_line(tmp_path: Path) -> None:

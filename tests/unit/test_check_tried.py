@@ -84,6 +84,9 @@ def test_a_reason_is_one_line_without_tritons_prefixes(said: str, reason: str) -
 def test_the_last_exception_that_was_printed() -> None:
     assert find_raised(PRINTED) == "numpy.core.UFuncError: did not."
     assert find_raised(ADDED) == ""
+    begin, end = "Failed to initialize Python stub: KeyError: 'k'", "At:\n  /r/a/1/model.py(8): <module>"
+    assert find_raised(f"I1130 19:21:00.9 17 pb_stub.cc:366]  {begin}\n\n{end}\n") == "KeyError: 'k'."
+    assert find_raised(f'I1130 19:21:00.9 17 pb_stub.cc:366] "{begin}\\n\\n{end}"\n') == "KeyError: 'k'."
 
 
 def test_a_finding_without_a_line_is_at_what_was_run(tmp_path: Path) -> None:

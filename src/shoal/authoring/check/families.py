@@ -25,14 +25,14 @@ from shoal.authoring.check.config import (
 from shoal.authoring.check.ensembles import members, placement, running, wiring
 from shoal.authoring.check.findings import Finding, Rule, Severity
 from shoal.authoring.check.models import Repository
-from shoal.authoring.check.python import calls, code, settings, streams
+from shoal.authoring.check.python import answers, calls, code, names, settings, streams
 from shoal.authoring.check.repositories import read_repository
 from shoal.authoring.environment.targets import find_target
 
 # Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
 _CONFIGURATIONS = (fields, folders, tensors, apis, scheduling, warmups, wiring, running, members)
 _LANGUAGE_MODELS = (engines, checkpoints, trtllm, llmapi, llm_hf)
-_SERVERS_AND_CODE = (placement, environments, targets, artifacts, code, calls, settings, streams)
+_SERVERS_AND_CODE = (placement, environments, targets, artifacts, code, names, calls, answers, settings, streams)
 FAMILIES = (
     *(*_CONFIGURATIONS, *_LANGUAGE_MODELS, *_SERVERS_AND_CODE),
     *(forest, torchscript, onnx_io, own_backends, security),

@@ -29,6 +29,7 @@ VERSION = Rule("onnx-version", Severity.ERROR)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
 _FROM_1 = "FP32 UINT8 INT8 UINT16 INT16 INT32 INT64 STRING BOOL FP16 FP64 UINT32 UINT64"
+_NO_TENSOR = "no tensor"
 TYPES = {number: f"TYPE_{kind}" for number, kind in enumerate(_FROM_1.split(), 1)} | {16: "TYPE_BF16"}
 
 
@@ -132,6 +133,10 @@ def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Se
             what = f"The graph has no {kind} {entry.name}."
             yield TENSORS.at(model.at(kind, index, "name"), what, f"Its {kind}s: {', '.join(names)}.")
             continue
+        if tensor.dtype == _NO_TENSOR:
+            what = f"{entry.name} is no tensor in the graph, but a sequence or a map."
+            yield TENSORS.at(model.at(kind, index, "name"), what, "Export a classifier with options={'zipmap': False}.")
+            continue
         if tensor.dtype and entry.dtype != tensor.dtype:
             what = f"{entry.name} is declared {entry.dtype}; the graph's is {tensor.dtype}."
             yield TENSORS.at(model.at(kind, index, "data_type"), what, f"Declare it {tensor.dtype}.")
@@ -165,7 +170,7 @@ def _misfit(
 def _describe(value: Any) -> _Tensor:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
-        return _Tensor("", None)
+        return _Tensor(_NO_TENSOR if value.type.WhichOneof("value") in ("sequence_type", "map_type") else "", None)
     if not kind.HasField("shape"):
         return _Tensor(TYPES.get(kind.elem_type, ""), None)
     shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)

@@ -23,6 +23,7 @@ _PREFIX = re.compile(
     r"|Internal: |Failed to process the request\(s\) for model(?: instance)? '[^']*', message: "
     r"|failed to load '[^']*' version \d+: "
 )
+_STARTED = re.compile(r'(?m)Failed to initialize Python stub: (.+?)(?:\\n|"?$)')  # Triton may escape the text's lines
 _STATUS = re.compile(r" \([A-Z_]+\)$")
 
 
@@ -49,8 +50,12 @@ def find_reason(said: str) -> str:
 
 
 def find_raised(log: str) -> str:
-    """Return the last exception that Python printed in a log, as one line; empty if there is none."""
+    """Return the last exception in a log, as one line: that Python printed, or that ended a process at its start.
+
+    Empty if there is none. Triton does not say the exception if the process has ended before it asks.
+    """
     found = re.findall(r"(?m)^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)$", log)
+    found = found or _STARTED.findall(log)
     return f"{found[-1].rstrip('.')}." if found else ""
 
 

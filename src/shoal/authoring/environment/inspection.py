@@ -199,6 +199,7 @@ def _list_shallow(folder: Path) -> list[Path]:
             found += parent.iterdir() if parent.is_dir() else ()
         found += library.glob("site-packages/*.dist-info/direct_url.json")
         found += library.glob("site-packages/numpy-*.dist-info/METADATA")
+        found += library.glob("site-packages/numpy/version.py")
     return [path for path in found if os.path.lexists(path)]
 
 
@@ -261,6 +262,8 @@ class _Reading:
         }
         folder, _, name = path.rpartition("/")
         is_in_site = bool(_SITE.fullmatch(f"{folder}/"))
+        if folder.endswith("/site-packages/numpy"):
+            readers["version.py"] = self._read_numpy
         read = readers.get(name)
         if name == "pyvenv.cfg" and folder:
             read = None  # a template, or a file of a test
@@ -302,6 +305,12 @@ class _Reading:
         if settings.get("include-system-site-packages", "").lower() == "true":
             self.environment.is_open = True
             self.environment.leaks.append(f"{path} lets the base Python's packages in")
+
+    def _read_numpy(self, path: str, content: bytes) -> None:
+        """Read NumPy's version from its own file: an archive that was packed by hand may lack its record."""
+        del path
+        found = re.search(rb"version = ['\"]([\d.]+)", content)
+        self.environment.numpy = found[1].decode() if found else "1"
 
     def _read_origin(self, path: str, content: bytes) -> None:
         origin = _read_json(content)
@@ -361,7 +370,7 @@ class _Reading:
                 size = sum(self.sizes.get(PurePosixPath(file).as_posix(), 0) for file in self.records.get(folder, ()))
                 env.packages.append(Package(name, version, size))
         env.packages.sort(key=lambda package: package.name.lower())
-        env.numpy = next((package.version for package in env.packages if normalise(package.name) == "numpy"), "")
+        env.numpy = next((package.version for package in env.packages if normalise(package.name) == "numpy"), env.numpy)
         env.editable.sort()
         env.leaks.sort()
         env.prefixes.sort()

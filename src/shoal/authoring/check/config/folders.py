@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from math import prod
 
 from shoal.authoring.check.config.checkpoints import DIVIDED, FASTER, PATHS
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
@@ -19,6 +20,7 @@ MISREAD = Rule("version-folder-misread", Severity.ERROR)
 POLICY = Rule("version-policy-absent", Severity.WARNING)
 FILE = Rule("model-file-missing", Severity.ERROR)
 LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
+COUNT = Rule("label-count", Severity.ERROR)
 LINE_ENDS = Rule("label-line-ends", Severity.ERROR)
 INCOMPLETE = Rule("config-incomplete", Severity.ERROR)
 STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
@@ -96,12 +98,13 @@ def _versions(model: Model) -> Findings:
     if not model.served_versions and not model.misread and not _has_agents(model):
         place = model.at("version_policy") if model.versions else Place(model.folder)
         missing = f"it takes none of {list(model.versions)}" if model.versions else "it has no numbered folder"
+        wanted = min(model.message.version_policy.specific.versions, default=1) if model.message is not None else 1
         yield NO_VERSION.at(
             place,
             f"at least one version must be available under the version policy of model '{model.name}': {missing}.",
             "Remove version_policy: by default it is the latest."
             if model.versions
-            else f"Make {model.name}/1/" + (" with a file .gitkeep in it." if model.is_ensemble else " with its file."),
+            else f"Make {model.name}/{wanted}/ with {'a file .gitkeep in it' if model.is_ensemble else 'its file'}.",
         )
         return
     for version in model.message.version_policy.specific.versions if model.message is not None else ():
@@ -124,10 +127,15 @@ def _labels(model: Model) -> Findings:
             )
         elif name:
             with suppress(OSError):
-                if b"\r" in read_bytes(model.folder / name):
+                text = read_bytes(model.folder / name)
+                if b"\r" in text:
                     what = f"Lines of {model.name}/{name} end with a carriage return, which becomes part of the labels."
                     fix = f"sed -i 's/\\r$//' {model.folder / name}"
                     yield LINE_ENDS.at(Place(model.folder / name), what, fix)
+                number, classes = len(text.splitlines()), prod(tensor.dims)
+                if number < classes:
+                    what = f"{model.name}/{name} has {number} lines, and {tensor.name} has {classes} classes."
+                    yield COUNT.at(Place(model.folder / name), what, "Write one label per line, from class 0 on.")
 
 
 def _files(model: Model) -> Findings:
@@ -141,6 +149,9 @@ def _files(model: Model) -> Findings:
             if exists(path) and not is_file(path) and (path.suffix in (".py", ".pt") or not path.is_dir()):
                 what = f"{model.name}/{version}/{path.name} is {describe_place(path)}"
                 yield FILE.at(Place(path), f"{what}, and backend {model.backend} opens a file.", "Put the file there.")
+        if "model.xml" in names and expected == ("model.xml",) and not exists(folder / "model.bin"):
+            what = f"{model.name}/{version}/ does not contain model.bin, the weights of model.xml."
+            yield FILE.at(Place(folder), what, "Put both files there.")
         if expected and not any(exists(folder / name) for name in expected):
             yield FILE.at(
                 Place(folder),

@@ -26,6 +26,8 @@ MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 KIND = Rule("kind-left-open", Severity.WARNING)
 KIND_UNSUPPORTED = Rule("kind-unsupported", Severity.ERROR)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
+SHORT = Rule("time-too-short", Severity.ERROR)
+UNSTORED = Rule("state-not-stored", Severity.ERROR)
 STATE = Rule("sequence-state", Severity.ERROR, is_core=True)
 EMBEDDED = Rule("sequence-in-own-backend", Severity.ERROR)
 PASSIVE = Rule("passive-instances", Severity.ERROR)
@@ -36,6 +38,7 @@ _BACKENDS = frozenset(PLATFORMS.values()).union(
     """armnn_tflite dali fastertransformer fil hps hugectr identity mlflow openvino paddle python repeat square stateful
     tensorflow1 tensorflow2 tensorrtllm vllm""".split()
 )
+_SHORT_IDLE = 10_000  # microseconds; the next request of a client is hardly ever sooner
 _CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -105,8 +108,18 @@ def _batcher(model: Model) -> Findings:
                     "Remove it: by default a batch grows up to max_batch_size.",
                 )
                 break
+    batching = model.message.dynamic_batching
     if model.message.HasField("dynamic_batching"):
         yield from _priorities(model, model.message.dynamic_batching)
+        queue, delay = batching.default_queue_policy, batching.max_queue_delay_microseconds
+        if queue.timeout_action == queue.REJECT and 0 < queue.default_timeout_microseconds < delay:
+            what = (
+                f"A request that waits for others is refused after {queue.default_timeout_microseconds} µs, and waits"
+            )
+            place = model.at("dynamic_batching", "default_queue_policy", "default_timeout_microseconds")
+            yield SHORT.at(
+                place, f"{what} for {delay} µs.", "Make the time-out longer than max_queue_delay_microseconds."
+            )
 
 
 def _priorities(model: Model, batching: Any) -> Findings:
@@ -327,6 +340,15 @@ def _sequences(model: Model) -> Findings:
 
 def _states(model: Model) -> Findings:
     """Find initial states that Triton refuses when it loads the model."""
+    idle = model.message.sequence_batching.max_sequence_idle_microseconds
+    if 0 < idle < _SHORT_IDLE:
+        what = f"A sequence ends after {idle} µs without a request: sooner than the next one comes."
+        fix = "Write microseconds: 1000000 is a second."
+        yield SHORT.at(model.at("sequence_batching", "max_sequence_idle_microseconds"), what, fix)
+    outputs = [state.output_name for state in model.message.sequence_batching.state]
+    if model.is_python and any(name in text for name in outputs for _, text in model.sources):
+        what = "The Python backend hands in a state, and does not store the one that model.py returns."
+        yield UNSTORED.at(model.at("sequence_batching", "state", 0), what, "Keep it in self, by the correlation id.")
     seen = set[str]()
     for index, state in enumerate(model.message.sequence_batching.state):
         for initial in state.initial_state[:1]:

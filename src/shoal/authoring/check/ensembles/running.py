@@ -23,6 +23,7 @@ LEAVING = Rule("leaving-client", Severity.ADVICE)
 BATCHED = Rule("engine-batched-twice", Severity.ADVICE)
 
 STREAM_ID = "stream_id"
+_OF_STREAMS = {STREAM_ID: "cannot tell one stream from another", "is_last": "cannot tell when a stream ends"}
 _MAX_CALLS = 100  # names of a model's calls that are looked up
 _ENGINE_NAME = "tensorrt_llm_model_name"  # parameter of tensorrt_llm_bls, ours and NVIDIA's
 
@@ -36,6 +37,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _first(model, target)
         yield from _limits(model, repository, target)
     yield from _calls(model, repository)
+    yield from _order(model, repository)
     yield from _engine(model)
     if model.message.HasField("ensemble_scheduling") and not repository.find_circle(model.name):
         behind = list(_find_behind(model, repository))
@@ -113,6 +115,16 @@ def _calls(model: Model, repository: Repository) -> Findings:
             )
 
 
+def _order(model: Model, repository: Repository) -> Findings:
+    """Find an llm_bls that calls the engine for the prompt."""
+    if model.config is not None and any("Completions.read" in text for _, text in model.sources):
+        match [repository.is_decoupled(name) for name in model.config.calls]:
+            case [True, False]:
+                place = model.at_entry("parameters", key="calls", within=("value", "string_value"))
+                first, second = model.config.calls
+                yield CALLS.at(place, f"{first} streams, and {second} does not.", f"Write: {second} {first}")
+
+
 def _engine(model: Model) -> Findings:
     message, is_vllm = model.message, model.message.backend == "vllm"
     if is_vllm and message.max_batch_size > 0:
@@ -178,13 +190,15 @@ def _state(place: _Behind) -> Findings:
             " the answers of one stream go to any of them.",
             "Write count: 1, on one GPU at most.",
         )
-    if place.gives_id and any(tensor.is_optional for tensor in ids) and STREAM_ID not in place.step.input_map:
-        yield UNMAPPED.at(
-            place.ensemble.at("ensemble_scheduling", "step", place.position),
-            f"{member.name} takes {STREAM_ID}, which its step in {place.ensemble.name} does not map: the model"
-            " cannot tell one stream from another.",
-            f'Add input_map {{ key: "{STREAM_ID}" value: "..." }}, the tensor of the decoupled step.',
-        )
+    taken = [tensor.name for tensor in member.inputs if tensor.is_optional and tensor.name in _OF_STREAMS]
+    for name in taken if place.gives_id and STREAM_ID in taken else ():
+        if name not in place.step.input_map:
+            yield UNMAPPED.at(
+                place.ensemble.at("ensemble_scheduling", "step", place.position),
+                f"{member.name} takes {name}, which its step in {place.ensemble.name} does not map: the model"
+                f" {_OF_STREAMS[name]}.",
+                f'Add input_map {{ key: "{name}" value: "..." }}, the tensor of the decoupled step.',
+            )
 
 
 def _leaving(model: Model, repository: Repository) -> Findings:

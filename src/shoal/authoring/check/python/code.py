@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import sys
+from collections.abc import Mapping
 
 import shoal
 from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository
 from shoal.authoring.check.python.source import (
+    CLASS,
     PB,
     Function,
     SourceFile,
     argument,
     examine,
+    find_methods,
     is_literal,
+    keeps_signature,
     parse,
     served_sources,
     walk_within,
@@ -30,10 +35,10 @@ SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
 CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
 ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
 UNKNOWN = Rule("import-not-in-shoal", Severity.ERROR)
-READS = Rule("reads-unknown-input", Severity.WARNING)
+READS = Rule("reads-unknown-input", Severity.ERROR)
+OPTIONAL = Rule("optional-input-read", Severity.WARNING)
 CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 
-CLASS = "TritonPythonModel"
 # Syntax node: the first Python with it.
 _FIRST = {"Match": (3, 10), "TryStar": (3, 11), "TypeAlias": (3, 12)}
 # Method: number of arguments that Triton passes, and the right signature.
@@ -45,7 +50,6 @@ _CALLS = {
     "auto_complete_config": (1, "@staticmethod auto_complete_config(auto_complete_model_config)"),
 }
 _CAPSULES = frozenset({"to_dlpack", "toDlpack", "toDLPack", "__dlpack__"})
-_KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate", "enable_grad", "autocast"})
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -119,22 +123,8 @@ def _check_missing(source: SourceFile) -> Findings:
         yield NO_CLASS.at(Place(source.path), f"It defines no {CLASS}.", f"Write a class {CLASS} with an execute.")
 
 
-def _methods(source: SourceFile, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
-    """Return the methods that a class defines exactly once, and whether the class certainly has no ``execute``."""
-    defined: dict[str, list[ast.AST]] = {}
-    for node in walk_within(owner):
-        if isinstance(node, Function):
-            defined.setdefault(node.name, []).append(node)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            defined.setdefault(node.id, []).append(node)
-    methods = {name: nodes[0] for name, nodes in defined.items() if len(nodes) == 1 and isinstance(nodes[0], Function)}
-    has_bases = any(source.name(base) != "object" for base in owner.bases)
-    is_plain = not has_bases and not owner.decorator_list and not owner.keywords
-    return methods, is_plain and "execute" not in defined and "execute" not in source.words
-
-
 def _check_methods(source: SourceFile, owner: ast.ClassDef, *, is_fixed: bool) -> Findings:
-    methods, lacks_execute = _methods(source, owner)
+    methods, lacks_execute = find_methods(source, owner)
     if is_fixed:  # the server never calls it
         methods.pop("auto_complete_config", None)
     for name, (given, form) in _CALLS.items():
@@ -143,6 +133,7 @@ def _check_methods(source: SourceFile, owner: ast.ClassDef, *, is_fixed: bool) -
             wanted = f"with {given} argument{'s'[: given != 1]}" if given else "without arguments"
             what = f"Triton calls {name} {wanted}, which {name}({ast.unparse(method.args)}) does not take."
             yield SIGNATURE.at(source.at(method), what, f"Write {form}.")
+    yield from _check_misspelt(source, methods) if not owner.bases else ()
     initialize, execute = methods.get("initialize"), methods.get("execute")
     if isinstance(initialize, ast.AsyncFunctionDef):
         yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
@@ -156,10 +147,13 @@ def _check_methods(source: SourceFile, owner: ast.ClassDef, *, is_fixed: bool) -
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
 
 
-def _is_plain(source: SourceFile, method: Function) -> bool:
-    """Whether all decorators of a method are known to keep the method's signature and result."""
-    names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
-    return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
+def _check_misspelt(source: SourceFile, methods: Mapping[str, Function]) -> Findings:
+    """Find a method whose name resembles that of one that Triton calls, and that nothing calls."""
+    for name, method in methods.items():
+        close = difflib.get_close_matches(name.lower(), ("initialize", "execute", "finalize"), 1, 0.8)
+        if close and name not in source.words and close[0] not in methods:
+            what = f"Triton calls {close[0]}, and nothing calls {name}."
+            yield SIGNATURE.at(source.at(method), what, f"Name it {close[0]}.")
 
 
 def _is_callable(source: SourceFile, method: Function, given: int, *, on_class: bool) -> bool:
@@ -173,7 +167,7 @@ def _is_callable(source: SourceFile, method: Function, given: int, *, on_class: 
         is_bound = False
     elif kinds == ["classmethod"]:
         is_bound = True
-    elif not _is_plain(source, method):
+    elif not keeps_signature(source, method):
         return True
     args = method.args
     most, given = len(args.posonlyargs) + len(args.args), given + is_bound
@@ -230,21 +224,26 @@ def _check_names(source: SourceFile, model: Model) -> Findings:
         "get_input_config_by_name": (CONFIG, "asks for", inputs),
         "get_output_config_by_name": (CONFIG, "asks for", outputs),
     }
+    optional = [tensor.name for tensor in model.inputs if tensor.is_optional]
     required = [tensor.name for tensor in model.inputs if not tensor.is_optional]
-    said = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    has_unread = bool(required) and said.isdisjoint(required)
+    has_unread = bool(required) and source.texts.isdisjoint(required)
     for call in source.calls:
         function = source.name(call.func).removeprefix(f"{PB}.")
         if function not in functions:
             continue
         rule, what, declared = functions[function]
-        is_needed = rule is READS and _is_used(source, call, may_leave=has_unread)
-        match argument(call, 1, "name"):
-            case ast.Constant(value=str(name)) if name not in declared and (is_needed or _is_misspelt(name, declared)):
+        is_needed = _is_used(source, call, may_leave=has_unread) if rule is READS else _is_indexed(source, call)
+        for name in source.find_texts(argument(call, 1, "name")):
+            if name not in declared and (is_needed or _is_misspelt(name, declared)):
                 yield rule.at(
                     source.at(call),
                     f"It {what} {name}, which {model.path.name} does not declare.",
                     f"Declared: {', '.join(declared)}.",
+                )
+            elif rule is READS and name in optional and is_needed:
+                what = f"It reads {name} as if it were there, and {model.path.name} makes it optional."
+                yield OPTIONAL.at(
+                    source.at(call), what, "Compare what get_input_tensor_by_name returns with None first."
                 )
 
 
@@ -252,7 +251,13 @@ def _is_used(source: SourceFile, call: ast.Call, *, may_leave: bool) -> bool:
     """Whether ``execute`` certainly calls a method of the tensor that ``call`` returns, or of nothing (None)."""
     method = source.parents[call]
     is_method = isinstance(method, ast.Attribute) and isinstance(source.parents[method], ast.Call)
-    return is_method and source.always_in(call, may_leave=may_leave) == "execute"
+    return is_method and source.runs_in(call, may_leave=may_leave) == "execute"
+
+
+def _is_indexed(source: SourceFile, call: ast.Call) -> bool:
+    """Whether code that always runs at load takes a part of what ``call`` returns, or of nothing (None)."""
+    parts = (node for node in source.nodes if isinstance(node, ast.Subscript))
+    return any(source.follow(part.value) is call and source.runs_in(part) in ("", "initialize") for part in parts)
 
 
 def _is_misspelt(name: str, declared: list[str]) -> bool:

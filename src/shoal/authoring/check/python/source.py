@@ -15,9 +15,11 @@ from shoal.authoring.check.findings import Findings, Place
 from shoal.authoring.check.models import Model
 
 PB = "triton_python_backend_utils"
+CLASS = "TritonPythonModel"
 MAX_SOURCE_BYTES = 256 * 1024  # parsed within a second; four times the longest model.py that we have seen
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _CONDITIONAL = ast.If | ast.IfExp | ast.Try | ast.Match | ast.BoolOp | ast.Lambda | ast.While
+_KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate", "enable_grad", "autocast"})
 _LEAVES = ast.Return | ast.Raise | ast.Break | ast.Continue
 
 
@@ -70,37 +72,71 @@ class SourceFile:
                 found.setdefault((self.function_of(node), self.name(node)), []).append(self.parents[node])
         return found
 
+    @cached_property
+    def _owners(self) -> Mapping[str, list[ast.AST]]:
+        """For each name, the functions that bind it, or the module."""
+        owners: dict[str, list[ast.AST]] = {}
+        for function, name in self._bindings:
+            owners.setdefault(name, []).append(function)
+        return owners
+
+    def _find_owner(self, node: ast.AST, name: str) -> ast.AST:
+        """Return where a name has its value from: the module, or for ``self.NAME`` a method, if that alone binds it."""
+        owners, here = self._owners.get(name, []), self.function_of(node)
+        is_shared = len(owners) == 1 and (owners[0] is self.tree or name.startswith("self."))
+        return owners[0] if is_shared else here
+
     def follow(self, node: ast.AST) -> ast.AST:
         """Return the expression assigned to a name or to ``self.NAME``, or the loop or argument that it is from.
 
         Other expressions are returned as they are, and so are names unless the function around binds them exactly once.
         """
         while name := self.name(node):
-            match self._bindings.get((self.function_of(node), name), []):
+            match self._bindings.get((self._find_owner(node, name), name), []):
                 case [ast.Assign() as bound] if bound.lineno < getattr(node, "lineno", 0):
                     if isinstance(node, ast.Attribute) and self.always_in(bound, may_leave=True) is None:
                         return node
                     node = bound.value
-                case [ast.For(target=ast.Name()) | ast.arg() as bound]:
+                case [ast.For(target=ast.Name()) | ast.comprehension(target=ast.Name()) | ast.arg() as bound]:
                     return bound
                 case _:
                     return node
         return node
+
+    def find_texts(self, node: ast.AST | None) -> list[str]:
+        """Return the texts that an argument certainly takes, one after another: of a literal, a loop, or each call."""
+        found: list[ast.AST | None] = []
+        match node and self.follow(node):
+            case ast.Constant(value=str(text)):
+                return [text]
+            case ast.arg() as given if isinstance(function := self.function_of(given), Function):
+                index = function.args.args.index(given) if given in function.args.args else 99
+                calls = [
+                    call for call in self.calls if self.name(call.func) in (function.name, f"self.{function.name}")
+                ]
+                found = [argument(c, index - self.name(c.func).startswith("self."), given.arg) for c in calls]
+            case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
+                listed = self.follow(iterable)
+                found = [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
+        return [each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)]
 
     def is_passed(self, node: ast.AST) -> bool:
         """Whether ``node`` is the argument after ``self`` of a method."""
         function = self.function_of(node)
         return isinstance(function, Function) and function.args.args[1:2] == [node]
 
-    def always_in(self, node: ast.AST, *, may_leave: bool = False) -> str | None:
+    def always_in(self, node: ast.AST, *, may_leave: bool = False, in_try: bool = False) -> str | None:
         """Return the name of the function that always evaluates ``node``, empty for the module; None if it may not.
 
         Code under a condition or in a ``try`` may be for another configuration, and so may what follows a statement
-        that leaves the function or a loop, unless ``may_leave``.
+        that leaves the function or a loop, unless ``may_leave``. With ``in_try``, a ``try`` is no condition.
         """
         start = node
         while not isinstance(node, Function | ast.Module):
-            node = self.parents[node]
+            inner, node = node, self.parents[node]
+            in_body = isinstance(node, ast.Try) and inner in node.body
+            if inner is getattr(node, "test", None) or (in_try and in_body):
+                continue
             if isinstance(node, _CONDITIONAL) or (isinstance(node, ast.With) and "suppress" in self.words):
                 return None
         leaves = (each.lineno for each in walk_within(node) if isinstance(each, _LEAVES))
@@ -108,10 +144,55 @@ class SourceFile:
             return None
         return node.name if isinstance(node, Function) else ""
 
+    def runs_in(self, node: ast.AST, *, may_leave: bool = False, in_try: bool = False, depth: int = 3) -> str | None:
+        """Return the method that always evaluates ``node``, such as ``execute``; empty for the module, or None.
+
+        A function of the file counts as a part of the method that always calls it.
+        """
+        name = self.always_in(node, may_leave=may_leave, in_try=in_try)
+        if name in ("", "initialize", "execute", "finalize", None) or not depth:
+            return name
+        calls = (call for call in self.calls if self.name(call.func) in (name, f"self.{name}"))
+        found = (self.runs_in(call, may_leave=may_leave, in_try=in_try, depth=depth - 1) for call in calls)
+        return next((each for each in found if each is not None), None)
+
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
         """All calls in the file."""
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+
+    @cached_property
+    def awaits(self) -> bool:
+        """Whether the file awaits anything, or leaves that to asyncio."""
+        return any(isinstance(node, ast.Await) or getattr(node, "id", "") == "asyncio" for node in self.nodes)
+
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """All names that the file binds anywhere."""
+        names = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Name):
+                if not isinstance(node.ctx, ast.Load):
+                    names.add(node.id)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or node.name.partition(".")[0])
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+            elif isinstance(node, ast.MatchMapping):
+                names.add(node.rest or "")
+            elif not isinstance(node, ast.Attribute | ast.Constant | ast.Call):
+                names.add(getattr(node, "name", None) or "")  # a function, a class, an exception, a pattern
+        return frozenset(names)
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """All texts that are literals in the file."""
+        return frozenset(n.value for n in self.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+    @property
+    def tests(self) -> bool:
+        """Whether the file is a test of what Triton refuses."""
+        return "assertRaises" in self.words
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -213,3 +294,30 @@ def walk_within(node: ast.AST) -> Iterator[ast.AST]:
         yield current
         if current is node or not isinstance(current, Function | ast.ClassDef | ast.Lambda):
             stack.extend(reversed(list(ast.iter_child_nodes(current))))
+
+
+def find_methods(source: SourceFile, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
+    """Return the methods that a class defines exactly once, and whether the class certainly has no ``execute``."""
+    defined: dict[str, list[ast.AST]] = {}
+    for node in walk_within(owner):
+        if isinstance(node, Function):
+            defined.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.setdefault(node.id, []).append(node)
+    methods = {name: nodes[0] for name, nodes in defined.items() if len(nodes) == 1 and isinstance(nodes[0], Function)}
+    has_bases = any(source.name(base) != "object" for base in owner.bases)
+    is_plain = not has_bases and not owner.decorator_list and not owner.keywords
+    return methods, is_plain and "execute" not in defined and "execute" not in source.words
+
+
+def keeps_signature(source: SourceFile, method: Function) -> bool:
+    """Whether all decorators of a method are known to keep the method's signature and result."""
+    names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
+    return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
+
+
+def find_execute(source: SourceFile) -> Function | None:
+    """Return the ``execute`` of the class ``TritonPythonModel``, unless an unknown decorator may change its result."""
+    found = [node for node in source.nodes if isinstance(node, ast.ClassDef) and node.name == CLASS]
+    execute = find_methods(source, found[0])[0].get("execute") if len(found) == 1 else None
+    return execute if execute is not None and keeps_signature(source, execute) else None

@@ -28,7 +28,7 @@ def find(model: Model, repository: Repository) -> Findings:
     is_decoupled = model.message.model_transaction_policy.decoupled
 
     def look(source: SourceFile) -> Findings:
-        for node in source.nodes:
+        for node in source.nodes if {"send", "is_cancelled"} <= source.words else ():
             for block in _blocks(node) if not isinstance(node, ast.ExceptHandler | ast.match_case) else ():
                 yield from _check_block(source, block)
         yield from _check_asked(source)
@@ -70,7 +70,7 @@ def _check_block(source: SourceFile, block: Sequence[ast.stmt]) -> Findings:
                 ended.pop(node.id, None)
         match statement:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="send")) as call):
-                if _is_final(source, call):
+                if is_final(source, call):
                     ended[name] = call.lineno
 
 
@@ -84,7 +84,7 @@ def _evaluated(statement: ast.stmt) -> ast.expr | None:
     return first
 
 
-def _is_final(source: SourceFile, call: ast.Call) -> bool:
+def is_final(source: SourceFile, call: ast.Call) -> bool:
     """Whether a call of ``send`` passes Triton's final flag, directly or through a constant of the module."""
     named = [node for node in source.tree.body if isinstance(node, ast.Assign) and _last_name(node.value) == _FINAL]
     finals = [_FINAL, *(target.id for node in named for target in node.targets if isinstance(target, ast.Name))]
@@ -137,7 +137,7 @@ def _is_call(node: ast.AST | None, name: str) -> bool:
 
 def _check_errors(source: SourceFile) -> Findings:
     for call in source.calls:
-        if not _is_call(call, "send") or not _is_final(source, call):
+        if not _is_call(call, "send") or not is_final(source, call):
             continue
         given = source.follow(argument(call, 0, "response") or call)
         is_response = isinstance(given, ast.Call) and source.name(given.func) == f"{PB}.InferenceResponse"
