@@ -96,16 +96,17 @@ def test_the_command_loads_two_repositories_together(tmp_path: Path) -> None:
 
 def test_one_cause_is_one_finding(tmp_path: Path) -> None:
     """A model with an error is not loaded, nor what calls it; a failure at the line of a warning has its fix."""
-    root = planted_loads.write(tmp_path / "r", "plain", "calls", "attribute")
-    config, code = root / "plain" / "config.pbtxt", root / "attribute" / "1" / "model.py"
+    root = planted_loads.write(tmp_path / "r", "plain", "calls", "float64")
+    config, code = root / "plain" / "config.pbtxt", root / "float64" / "1" / "model.py"
     config.write_text(config.read_text(encoding="utf-8").replace("dims: [ 4 ]", "dims: [ 0 ]", 1), encoding="utf-8")
-    code.write_text(code.read_text(encoding="utf-8").replace('"X").as_numpy()', '"x").as_numpy()'), encoding="utf-8")
+    text = code.read_text(encoding="utf-8").replace("x.astype(np.float64)", "x.scaled if len(x) > 9 else scale * x")
+    code.write_text(text, encoding="utf-8")
     report = json.loads(check(root, "--json").stdout)
     assert sorted((f["rule"], Path(f["file"]).name) for f in report["findings"] if f["severity"] == "error") == [
         ("request-failed", "model.py"), ("tensor-dims", "config.pbtxt")
     ]  # fmt: skip
     (failed,) = (f for f in report["findings"] if f["file"] == str(code))
-    assert failed["fix"] == "Declared: X."
+    assert failed["fix"] == "Import or define it."
     assert [(each["model"], each["why"]) for each in report["not_tried"]] == [
         ("plain", "not loaded: it has an error (tensor-dims)."),
         ("calls", "not loaded: it calls plain, which failed or was not loaded."),

@@ -13,22 +13,29 @@ import numpy as np
 
 from shoal.authoring.check.models import Model
 from shoal.authoring.check.tried import find_reason
+from shoal.authoring.repository.config import ModelConfig
 from shoal.authoring.repository.model_code import is_component
 from shoal.clients.client.calls import IS_FINAL, Call, Method, Parameter, count_rows
 from shoal.clients.client.failures import CallError, Kind, stream_failure, strip
 from shoal.kit.component.spec import Arrays
-from shoal.lab.trial.requests import find_misfit, make_requests
+from shoal.lab.trial.requests import find_misfit, make_requests, repeat
 from shoal.lab.trial.server import TrialServer
 from shoal.serving.gateway.core.triton_errors import is_dead
 
 REQUEST_SECONDS = 40.0
-_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE, _BURSTS = 0.5, 16 * 2**20, 32, 8
+_BATCH_SECONDS, _BATCH_BYTES, _AT_ONCE, _BURSTS = 0.2, 16 * 2**20, 32, 8
 _SEQUENCES = itertools.count(1)
 # A stream's errors have no code. These are what a component says of its own outputs.
 _OUTPUTS = re.compile(r"Output |Model \S+ gave outputs |\w+ of model \S+ (?:return|yield)ed ")
 
-# Triton's words for what no request can be at fault for: answers in pieces that nobody expects.
-_PIECES = re.compile(r"expected a single response|is using the decoupled")
+# Triton's words for what no request can be at fault for: answers in pieces that nobody expects, a sequence that has
+# ended already, a model or a version that is not there, and tensors of one model that another one does not take.
+_FAULTS = re.compile(
+    r"expected a single response|is using the decoupled|must specify the START flag|unexpected shape for input"
+    r"|Model '?\S+ (with version \d+ )?is not (ready|found)"
+)
+# Python's words for bytes that are no picture, no JSON and no base64, as a text that was made up is.
+_UNREADABLE = re.compile(r"UnidentifiedImageError|cannot identify image|JSONDecodeError|binascii\.Error")
 
 
 class Asker:
@@ -42,6 +49,7 @@ class Asker:
         # An error of a component about a request has another code than one about the component itself.
         sources = [text for _, text in model.sources if model.is_python]
         self._is_component = any(map(is_component, sources)) or (not sources and not model.is_ensemble)
+        self._inner = _find_inner(self._config) if model.is_ensemble else frozenset()
         self._is_exact = bool(sources) and not self._is_component  # others may leave outputs out
 
     def ask(self) -> Iterator[str]:
@@ -64,7 +72,9 @@ class Asker:
                 yield from self._ask_more(inputs, time.monotonic() - begin)
                 return
         failures.sort(key=lambda each: each.kind is Kind.REFUSED)
-        if failures[0].kind is Kind.FAILED or is_own:
+        has_no_rows = self._config.spec.is_batched and not self._config.spec.inputs  # Triton refuses each request
+        is_unreadable = not is_own and bool(_UNREADABLE.search(failures[0].message))
+        if (failures[0].kind is Kind.FAILED and not is_unreadable) or is_own or has_no_rows:
             raise failures[0]
         yield f": {find_reason(failures[0].message)} Its parameter canary may be a request that it takes."
 
@@ -77,13 +87,13 @@ class Asker:
         sizes = (len(b"".join(v.ravel())) if v.dtype == np.object_ else v.nbytes for v in inputs.values())
         times = max(4, int(_BATCH_SECONDS / seconds))
         rows = min(spec.max_batch_size, given * times, given * max(1, int(_BATCH_BYTES / max(1, sum(sizes)))))
-        many = {key: np.resize(value, (rows, *value.shape[1:])) for key, value in inputs.items()}
+        many = {key: repeat(value, rows) for key, value in inputs.items()}
         # again and again, since only requests that wait for one another become one batch
         is_joined = self._config.message.HasField("dynamic_batching")
         bursts = [[inputs] * min(times, _AT_ONCE)] * _BURSTS * is_joined
         end = math.inf
-        for requests in ([many] * (rows > given), *bursts):
-            if time.monotonic() > end:
+        for number, requests in enumerate([[many] * (rows > given), *bursts]):
+            if number > 2 and time.monotonic() > end:  # not before two bursts, however long they take
                 return
             end = min(end, time.monotonic() + _BATCH_SECONDS) if len(requests) > 1 else end
             try:
@@ -99,7 +109,7 @@ class Asker:
         if not requests:
             return
         spec = self._config.spec
-        rows = count_rows(requests[0]) if spec.is_batched else 1
+        rows = count_rows(requests[0]) if spec.is_batched and requests[0] else 1
         self.sent = f"{len(requests)} requests at once" if len(requests) > 1 else f"{rows} row{'s' * (rows > 1)}"
         parameters: list[Mapping[str, Parameter]] = [{}] * len(requests)
         if self._is_sequence:
@@ -126,7 +136,14 @@ class Asker:
         """Return FAILED for an exception or a component's own fault, REFUSED for a model's answer that is an error."""
         if error.kind not in (Kind.FAILED, Kind.REFUSED) or stream_failure(error.message).kind is Kind.FAILED:
             return Kind.FAILED if error.kind is Kind.REFUSED else error.kind
-        if _PIECES.search(error.message):
+        if _FAULTS.search(error.message) or self._inner & {*re.findall(r"\w+", error.message)}:
             return Kind.FAILED
         is_fault = error.kind is Kind.FAILED or _OUTPUTS.match(strip(error.message))
         return Kind.FAILED if self._is_component and is_fault else Kind.REFUSED
+
+
+def _find_inner(config: ModelConfig) -> frozenset[str]:
+    """Find the names under which steps take only what other steps give: a request is not at fault for these."""
+    given = {tensor.name for tensor in config.spec.inputs}
+    maps = [pair for step in config.message.ensemble_scheduling.step for pair in step.input_map.items()]
+    return frozenset({key for key, tensor in maps if tensor not in given} - given - {k for k, t in maps if t in given})

@@ -54,6 +54,15 @@ def _change(value: Array, number: int, text: bytes) -> Array:
     return np.ones_like(value) if number else value
 
 
+def repeat(value: Array, rows: int) -> Array:
+    """Repeat an input's rows up to a number of rows; of made-up texts, each second one is shorter."""
+    many = np.resize(value, (rows, *value.shape[1:]))
+    if many.dtype == np.object_:
+        others = many[1::2]
+        others[others == TEXT.encode()] = TEXT.partition(" ")[0].encode()
+    return many
+
+
 def find_misfit(spec: ModelSpec, answers: Sequence[Any], rows: int, *, is_streamed: bool, is_exact: bool) -> str:
     """Describe how answers to requests of ``rows`` rows differ from a model's declaration; empty if they fit.
 

@@ -201,7 +201,8 @@ class _Trial:
         else:
             if refusal:
                 log = f"{refusal}\n{self._server.read_log(start)}"
-                self._fail(LOAD, name, f"Triton does not load it: {find_reason(refusal)}", _CORRECT, log)
+                reason = (is_dead(refusal) and find_raised(log)) or find_reason(refusal)
+                self._fail(LOAD, name, f"Triton does not load it: {reason}", _CORRECT, log)
             else:
                 self._loaded.append(name)
         return True
@@ -227,7 +228,8 @@ class _Trial:
             self._blame(last)
 
     def _blame(self, name: str) -> None:
-        self._fail(REQUEST, name, "asked for an answer, it crashed Triton, with all models.", _CORRECT)
+        if name not in self._bad:  # else what it did before the crash is found already
+            self._fail(REQUEST, name, "asked for an answer, it crashed Triton, with all models.", _CORRECT)
 
     def _judge(self, name: str) -> bool:
         """Ask a model, and keep what fails; return False if Triton has ended."""
