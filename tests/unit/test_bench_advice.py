@@ -135,13 +135,14 @@ def test_no_step_is_the_bottleneck(configs: dict[str, ModelConfig], changed: dic
 
 
 def test_a_server_whose_processor_time_is_not_known(configs: dict[str, ModelConfig]) -> None:
-    """More instances are proposed, without a word on cores."""
+    """More instances are proposed, for cores that are free."""
     configs["slow"] = with_more(configs["slow"], BATCHING)
     steps = {"quick": QUICK, "slow": replace(STEP, cpu_ms=None)}
     advice = advise(case(configs, {Cell(1, 8): replace(LOAD, server_cpu=None, other_cpu=None, steps=steps)}))
     proposed = found(advice, "instances", "slow")
     assert proposed.what == "Give slow 2 instances."
-    assert not [entry for entry in advice if "cores are" in entry.why]
+    assert "whether cores are free cannot be seen here" in proposed.why
+    assert not [entry for entry in advice if "cores are busy" in entry.why]
 
 
 def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> None:

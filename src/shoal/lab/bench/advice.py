@@ -184,7 +184,7 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
         name,
         f"Give {name} {words}.",
         f"{busy} with {step.requests_per_execution:.1f} requests per execution"
-        f"{_tell_cores(figures, ', while')}{each}.{gpu}",
+        f"{_tell_cores(figures, ', while') or '; whether cores are free cannot be seen here: look first'}{each}.{gpu}",
         lines,
     )
 
