@@ -47,6 +47,16 @@ def test_mode_and_damage(file: KeyFile) -> None:
     assert (level, "it is not JSON to its end" in text) == (FAULT, True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of root")
+@pytest.mark.parametrize(("mode", "is_private"), [(0o440, True), (0o640, True), (0o660, False), (0o444, False)])
+def test_a_file_of_root_may_be_read_by_a_group(
+    mode: int, is_private: bool, file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.path.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert (FAULT not in [level for level, _ in look(file)]) is is_private
+
+
 def test_the_owner(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: file.path.stat().st_uid + 1)
     assert [level for level, _ in look(file)] == [WARNING, OK]

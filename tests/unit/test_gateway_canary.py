@@ -66,6 +66,8 @@ async def verdict(canary: Canary, answer: Callable[[Any], Any]) -> Verdict | Non
         ({"other": [1.0, np.nan]}, Verdict.WRONG),
         ({"Y": [[1.0, np.nan]]}, Verdict.WRONG),
         ({"Y": np.array([1.0, np.nan], np.float32)}, Verdict.WRONG),
+        ({"Y": [1.0, np.nan, 0.0]}, Verdict.WRONG),
+        ({"Y": [1.0]}, Verdict.WRONG),
     ],
 )
 def test_answers_are_compared_with_the_first(given: dict[str, Any], expected: Verdict | None) -> None:
@@ -73,6 +75,27 @@ def test_answers_are_compared_with_the_first(given: dict[str, Any], expected: Ve
         canary = Canary("m", ONE)
         assert await verdict(canary, gives(Y=[1.0, np.nan])) is None
         assert await verdict(canary, gives(**given)) is expected
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"IDS": [[7, 8, 0, 0]]}, None),  # in a batch with a longer row
+        ({"IDS": [[7, 9, 0, 0]]}, Verdict.WRONG),
+        ({"IDS": [[7]]}, Verdict.WRONG),
+        ({"IDS": [[7, 8], [7, 8]]}, Verdict.WRONG),
+        ({"Y": [[1, 1]]}, Verdict.WRONG),  # of dims [1]
+    ],
+)
+def test_an_output_of_variable_width_may_be_padded(given: dict[str, Any], expected: Verdict | None) -> None:
+    ids = 'output [ { name: "IDS" data_type: TYPE_INT64 dims: [ -1 ] } ]\n'
+    canary = make_canaries(make_configs(m=PYTHON + ids + warmup()))["m"]
+
+    async def work() -> None:
+        assert await verdict(canary, gives(IDS=[[7, 8]], Y=[[1]])) is None
+        assert await verdict(canary, gives(**{"IDS": [[7, 8]], "Y": [[1]], **given})) is expected
 
     run(work())
 

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from shoal.serving.gateway.v1.document import OPERATIONS, describe, write_page
+from shoal.serving.gateway.v1.document import OPERATIONS, describe
+from shoal.serving.gateway.v1.document_page import write_page
 from tests.support.openai_requests import BOUNDS, KINDS
 
 DOCUMENT = describe()

@@ -103,8 +103,11 @@ class KeyFile:
         """
         path = self.path
         try:
-            mode = path.stat().st_mode
-            if stat.S_ISREG(mode) and mode & 0o077:
+            info = path.stat()
+            mode = info.st_mode
+            # a Secret of Kubernetes belongs to root, and is read by the group of the service
+            private = 0o037 if info.st_uid == 0 != os.geteuid() else 0o077
+            if stat.S_ISREG(mode) and mode & private:
                 raise InputError(
                     f"Other users can read or write {path} (mode {stat.S_IMODE(mode):04o}).", f"chmod 600 {path}"
                 )

@@ -1,10 +1,7 @@
-"""Description of OpenAI's API and its neighbours, as OpenAPI and as a page, from the types of requests and answers."""
+"""Description of OpenAI's API and its neighbours, as OpenAPI, from the types of requests and answers."""
 
 from __future__ import annotations
 
-import html
-import json
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,16 +11,7 @@ from shoal.serving.gateway.v1 import answers, messages, prediction_requests, res
 
 MODEL = "{model}"  # in paths
 _REFS = "#/components/schemas/{name}"
-_REF = _REFS.format(name="")
-_BOUNDS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "minLength": "characters: at least",
-    "maxLength": "characters: at most",
-    "minItems": "entries: at least",
-    "maxItems": "entries: at most",
-}
-_STYLE = "body{font-family:sans-serif;max-width:60em;margin:2em auto}td{vertical-align:top;padding-right:2em}"
+REF = _REFS.format(name="")
 
 
 class Operation(NamedTuple):
@@ -107,49 +95,4 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 
 def _refer(kind: Any) -> dict[str, str]:
-    return {"$ref": _REF + kind.__name__}
-
-
-@cache
-def write_page() -> str:
-    """Return the description as an HTML page without script."""
-    document = describe()
-    schemas = document["components"]["schemas"]
-    lines = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>API</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(document['info']['title'])}</h1><p>The same for programs: "
-        "<a href=/v1/openapi.json>/v1/openapi.json</a>. Keys: <code>Authorization: Bearer KEY</code>.",
-    ]
-    for path, methods in document["paths"].items():
-        ((method, operation),) = methods.items()
-        lines.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}")
-        if body := operation.get("requestBody"):
-            lines.append(f"<p>Request: {_show(body['content']['application/json']['schema'])}")
-        for kind, answered in operation["responses"]["200"]["content"].items():
-            lines.append(f"<p>{'Events' if 'event' in kind else 'Answer'}: {_show(answered['schema'])}")
-        lines.append(f"<p>Refusal: {_show(operation['responses']['4XX']['content']['application/json']['schema'])}")
-    for name, each in sorted(schemas.items()):
-        lines.append(f"<h3 id={name}>{name}</h3><p>{html.escape(each.get('description', ''))}<table>")
-        required = {*each["required"]}
-        lines += [
-            f"<tr><td>{html.escape(field)}{'' if field in required else ' (optional)'}<td>{_show(kind)}"
-            for field, kind in each["properties"].items()
-        ]
-        lines.append("</table>")
-    return "\n".join(lines)
-
-
-def _show(kind: Mapping[str, Any]) -> str:
-    """Return a type in a few words of HTML, with links to the types that it names."""
-    if reference := kind.get("$ref"):
-        name = reference.removeprefix(_REF)
-        return f"<a href=#{name}>{name}</a>"
-    if choices := kind.get("anyOf"):
-        return " or ".join(map(_show, choices))
-    if values := kind.get("enum"):
-        return html.escape(", ".join(map(json.dumps, values)))
-    bounds = [f"{_BOUNDS[name]} {value}" for name, value in kind.items() if name in _BOUNDS]
-    what = kind.get("type", "any value")
-    if what == "array" and kind.get("maxItems") != 0:
-        what = f"list of {_show(kind.get('items', {}))}"
-    return f"{what} ({', '.join(bounds)})" if bounds else what
+    return {"$ref": REF + kind.__name__}

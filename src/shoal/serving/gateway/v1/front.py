@@ -23,7 +23,7 @@ from shoal.serving.gateway.refusals import RefusalReason, RefusedError
 from shoal.serving.gateway.v1.answers import MessageError
 from shoal.serving.gateway.v1.chat import answer_chat, answer_completion
 from shoal.serving.gateway.v1.counts import find_texts
-from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe, write_page
+from shoal.serving.gateway.v1.document import MODEL, OPERATIONS, Operation, describe
 from shoal.serving.gateway.v1.errors import ApiError, to_envelope
 from shoal.serving.gateway.v1.messages import CountRequest, answer_message, to_anthropic
 from shoal.serving.gateway.v1.model_request import COPIES, ModelRequest
@@ -126,6 +126,8 @@ class ApiFront:
         return to_response(describe())
 
     async def _answer_page(self, *_: Any) -> web.Response:
+        from shoal.serving.gateway.v1.document_page import write_page
+
         return web.Response(text=write_page(), content_type="text/html", headers={"Content-Security-Policy": _POLICY})
 
     def say_place(self, path: str, caller: Caller) -> str:
