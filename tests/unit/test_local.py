@@ -273,6 +273,14 @@ def test_an_error_of_a_step_is_the_callers(pipeline: Pipeline) -> None:
         pipeline(excerpt=[b"\xff"])
 
 
+def test_more_rows_than_a_batch_are_run_in_parts(repository: Path) -> None:
+    model, texts = load(repository / "preprocess"), [f"Cat {number % 7} sat." for number in range(520)]
+    parts = [model(INPUT0=part)["TREE_FEATS"] for part in (texts[:300], texts[300:])]
+    assert np.array_equal(model(INPUT0=texts)["TREE_FEATS"], np.concatenate(parts))
+    with pytest.raises(InputError, match=r"^excerpt\[515\] is not valid UTF-8"):
+        model(INPUT0=[*texts[:515], b"\xff"])
+
+
 def test_steps_whose_inputs_never_come_are_named(repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository, tmp_path / "r")
     config = tmp_path / "r" / "ensemble_all" / "config.pbtxt"

@@ -16,9 +16,9 @@ from shoal.authoring.repository.graph import Graph
 from shoal.authoring.repository.loading import component_class
 from shoal.authoring.repository.manifest import check_manifest, read_manifest
 from shoal.authoring.repository.versions import LATEST, find_version
-from shoal.clients.client.calls import Answer, count_rows, to_arrays, too_many_rows
+from shoal.clients.client.calls import Answer, Call, Method, count_rows, join, split, to_arrays, too_many_rows
 from shoal.clients.client.copies import Copies
-from shoal.clients.client.failures import UnknownModelError
+from shoal.clients.client.failures import UnknownModelError, shift_row
 from shoal.clients.client.flow import merge
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.kit.backends import BACKENDS
@@ -120,16 +120,30 @@ class Pipeline:
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Answer:
         """Run one request, with a list or an array for each input, and return all outputs as arrays ``[rows, *dims]``.
 
-        Inputs are given by keyword, in a mapping, or as a data frame of pandas or polars.
+        Inputs are given by keyword, in a mapping, or as a data frame of pandas or polars. A request with more rows than
+        ``max_batch_size`` is run in parts, and their answers are joined.
 
         Raises:
-            InputError: an input does not fit the model's declaration, there are more rows than ``max_batch_size``, or
-                the model is decoupled.
+            InputError: an input does not fit the model's declaration, or the model is decoupled.
         """
         if self.is_decoupled:
             raise InputError(f"{self.name} answers in pieces.", "Use stream(...).")
-        tensors = self._read(merge(inputs, named, self.inputs))
-        self._run(tensors)
+        spec = self._graph.config.spec
+        arrays = to_arrays(spec.inputs, merge(inputs, named, spec.inputs), is_batched=spec.is_batched)
+        call = Call(Method.INFER, self.name, arrays=arrays)
+        if not spec.is_batched or count_rows(arrays) <= spec.max_batch_size:
+            return self._infer(call)
+        parts = split(call, spec.max_batch_size)
+        return join(call, parts, [self._infer(part) for part in parts])
+
+    def _infer(self, call: Call) -> Answer:
+        tensors = dict(call.arrays)
+        try:
+            self._run(tensors)
+        except InputError as error:
+            if not call.first_row:
+                raise
+            raise InputError(shift_row(error.what, call.first_row), error.fix) from error
         return self._answer(tensors)
 
     def find_inputs(self, model: str, **inputs: Any) -> dict[str, Array]:

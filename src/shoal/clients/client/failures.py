@@ -297,9 +297,9 @@ def _refused(message: str, call: Call, url: str) -> InputError:
         return InputError(
             f"{call.model} answers in pieces.", "Use client.stream(...), on the command line: shoal infer --stream"
         )
-    return InputError(_shifted(message, call.first_row))
+    return InputError(shift_row(message, call.first_row))
 
 
-def _shifted(message: str, first_row: int) -> str:
+def shift_row(message: str, first_row: int) -> str:
     """Add ``first_row`` to the row number in a component's message, which counts from the first row of the part."""
     return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)

@@ -91,9 +91,9 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
         raise
     except Exception as error:  # of many kinds, by file and model
         reason = " ".join(str(error).split())
-        raise InputError(
-            f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", _way_out(name, revision)
-        ) from error
+        is_import = isinstance(error, ImportError)
+        fix = "Install what is named; shoal doctor shows what does not fit." if is_import else _way_out(name, revision)
+        raise InputError(f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", fix) from error
 
 
 def describe_revision(model: Any, name: str, place: str) -> str:
