@@ -127,6 +127,8 @@ def main() -> None:
     """Run the command line; print a ``ShoalError`` as its message and its fix, with exit code 1."""
     # Before torch is imported: OpenMP's threads that wait actively slow down everything else on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before grpc is imported: it writes a line for each connection that was closed, and each failed handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         app(standalone_mode=True)
     except ShoalError as error:

@@ -252,5 +252,7 @@ def _say_extra(command: str, given: Sequence[str], extra: Sequence[str]) -> str:
         place = f"--model {shlex.quote(given[0])}" if ":" not in given[0] else given[0]
         return f"A message is piped: echo {shlex.quote(' '.join(extra))} | shoal chat {place}"
     if command == "generate":
+        if len(extra) == 1 and re.fullmatch(r"[\w.-]+:\d+", extra[0]):
+            return f"Name the server by --url: shoal generate {shlex.quote(given[0])} --url {extra[0]}"
         return f"Quote the text: shoal generate {shlex.quote(' '.join([*given, *extra]))}"
     return f"For example: shoal {command} {EXAMPLES.get(command, '--help')}"

@@ -89,7 +89,8 @@ def _find_given(context: typer.Context) -> Given:
             path, is_written = value.resolve(), name in _WRITTEN
             if not (path.parent.is_dir() if is_written else path.is_file()):
                 what = "is in a folder that does not exist" if is_written else "is not a file"
-                raise InputError(f"--{name} {value} {what}.", "Name another one.")
+                make = f" Or make it: shoal keys new NAME --file {value}" if name == "keys" else ""
+                raise InputError(f"--{name} {value} {what}.", f"Name another one.{make}")
             folders[path.parent] = folders.get(path.parent, False) or is_written
             words += [f"--{name}", f"{FILES}{path}"]
         else:

@@ -120,9 +120,6 @@ def _print_container(context: typer.Context, repository: Path, asked: ServeAsked
 
 
 def _run(repository: Path, options: Options, log: Path | None, *, is_checked: bool) -> None:
-    # which grpc reads when it is imported: otherwise it writes a line for each failed handshake
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
     from shoal.serving.gateway.logs import configure
     from shoal.serving.gateway.logs import log as told
     from shoal.serving.server.runtime import SERVER_VARIABLE
