@@ -1,42 +1,31 @@
-"""The page of public names, from their signatures and docstrings: ``python docs/api.py > docs/api.md``."""
+"""Page of public names, made from their signatures and docstrings whenever the site is built: ``make docs``."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import shoal
+
 _TITLE = """# Public names
 
-What `import shoal` hands out. Everything else may change without notice. This page is made from the code's own
-docstrings by `python docs/api.py > docs/api.md`, and a test compares both: a public name changes only on purpose.
+What `import shoal` hands out. Everything else may change without notice. The list is in `src/shoal/__init__.py`.
 """
-FACES = ("shoal",)
 
 
 def make_page() -> str:
-    """The page's whole text."""
-    seen: list[Any] = []
-    return "\n".join([_TITLE, *(section for package in FACES for section in _sections(package, seen))])
+    """Return the page's whole text."""
+    return "\n".join([_TITLE, *(_section(name, getattr(shoal, name)) for name in sorted(shoal.__all__, key=str.lower))])
 
 
-def _sections(package: str, seen: list[Any]) -> Iterator[str]:
-    """A section for each name, except for objects that an earlier package has."""
-    face = importlib.import_module(package)
-    for name in sorted(face.__all__, key=str.lower):
-        thing = getattr(face, name)
-        if not any(thing is other for other in seen):
-            seen.append(thing)
-            yield _section(package, name, thing)
-
-
-def _section(package: str, name: str, thing: Any) -> str:
-    if not inspect.isclass(thing) and not inspect.isfunction(thing):  # a constant, or the name of a type
-        return f"## {name}\n\n    from {package} import {name}\n"
-    lines = [f"## {name}", "", f"    {package}.{name}{_signature(thing)}", "", _describe(inspect.getdoc(thing) or "")]
+def _section(name: str, thing: Any) -> str:
+    is_ours = inspect.isfunction(thing) or (inspect.isclass(thing) and thing.__module__.startswith("shoal"))
+    if not is_ours:  # a constant, or the name of a type
+        return f"## {name}\n\n    from shoal import {name}\n"
+    lines = [f"## {name}", "", f"    shoal.{name}{_signature(thing)}", "", _describe(inspect.getdoc(thing) or "")]
     for member, method in _members(thing):
         head = f"    {member}{_signature(method)}" if callable(method) else f"    {member}"
         lines += [f"### {name}.{member}", "", head, "", _describe(inspect.getdoc(method) or "")]
@@ -87,7 +76,3 @@ def _describe(text: str) -> str:
             joined.append(line)
     errors = "\n".join(f"- `{name}`: {why.strip()}" for name, _, why in (line.partition(":") for line in joined))
     return f"{body.rstrip()}\n\nRaises:\n\n{errors}\n"
-
-
-if __name__ == "__main__":
-    print(make_page(), end="")

@@ -13,6 +13,7 @@ import typer
 from shoal.cli import app
 from shoal.kit.component import ledger
 from shoal.serving.gateway.v1.document import describe
+from shoal.serving.gateway.v1.document_page import show_type
 
 SOURCE = Path(__file__).parents[1] / "src" / "shoal"
 VARIABLES = {
@@ -93,9 +94,5 @@ def _find_routes() -> Iterator[tuple[str, ...]]:
         ((method, operation),) = methods.items()
         answered = operation["responses"]["200"]["content"]
         contents = (operation.get("requestBody", {}).get("content", {}).get("application/json"), *answered.values())
-        types = [_name(content["schema"]) if content else "" for content in contents]
+        types = [show_type(content["schema"]) if content else "" for content in contents]
         yield f"`{method.upper()} {path}`", operation["summary"], *types, *[""] * (3 - len(types))
-
-
-def _name(schema: dict[str, Any]) -> str:
-    return ", ".join(f"`{each['$ref'].rpartition('/')[2]}`" for each in schema.get("anyOf", [schema]))

@@ -1,6 +1,7 @@
 """Writer of the pages that ``make docs`` builds the site of: ``python docs/site_pages.py build/docs``.
 
-They have the layout of the repository, so that the links between them hold.
+They have the layout of the repository, so that the links between them hold. Links to the list of public names in the
+code lead to their reference.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pygraphviz
+from api import make_page
 from reference import make_pages
 
 ROOT = Path(__file__).parents[1]
@@ -31,15 +33,18 @@ def write(folder: Path) -> None:
     (records / "index.md").write_text("# Records of measurements\n\n" + "".join(links), encoding="utf-8")
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder)
+    changes = folder / "CHANGELOG.md"  # it has every word, and would come first
+    changes.write_text("---\nsearch:\n  exclude: true\n---\n\n" + changes.read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "docs" / "reference").mkdir()
-    for name, text in make_pages().items():
+    for name, text in {**make_pages(), "python": make_page()}.items():
         (folder / "docs" / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
     for page in folder.rglob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        if _MERMAID.search(text):  # the theme would load Mermaid from elsewhere
+        text = page.read_text(encoding="utf-8").replace("src/shoal/__init__.py)", "docs/reference/python.md)")
+        if charts := _MERMAID.findall(text):  # the theme would load Mermaid from elsewhere
             picture = page.with_suffix(".svg")
-            page.write_text(_MERMAID.sub(f"![Flow chart]({picture.name})", text), encoding="utf-8")
-            picture.write_bytes(_draw(_MERMAID.findall(text)[0]))
+            text = _MERMAID.sub(f"![Flow chart]({picture.name})", text)
+            picture.write_bytes(_draw(*charts))  # one per page
+        page.write_text(text, encoding="utf-8")
 
 
 def _draw(chart: str) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -23,17 +25,22 @@ LOADED_LATER = {"mermaid", "glightbox", "pyodide"}
 
 
 class Page(HTMLParser):
-    """Links, anchors and resources of a page."""
+    """Links, anchors, resources and headings of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.links, self.anchors, self.resources = list[str](), {""}, list[str]()
+        self.language, self.levels = "", list[int]()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         assert not LOADED_LATER & {*(found.get("class") or "").split()}
+        assert tag != "img" or found.get("alt")
         self.anchors.add(found.get("id") or "")
+        self.language = (found.get("lang") if tag == "html" else None) or self.language
+        if re.fullmatch("h[1-6]", tag):
+            self.levels.append(int(tag[1]))
         address = found.get("src") or found.get("href")
         if address and tag == "a":
             self.links.append(address)
@@ -108,7 +115,50 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
         assert not re.findall(r"@import|url\(\s*[\"']?(?:https?:)?//", text), style
 
 
+def test_headings_are_in_order_and_the_language_is_named(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert page.language == "en", path
+        assert (page.levels[0], page.levels.count(1)) == (1, 1), path
+        assert [pair for pair in pairwise(page.levels) if pair[1] > pair[0] + 1] == [], path
+
+
 def test_there_are_a_search_and_two_palettes(site: Path) -> None:
-    assert "shoal compose" in (site / "search.json").read_text(encoding="utf-8")
+    for name in ("search.json", "search.js"):  # the second one is for pages that are read from files
+        assert "shoal compose" in (site / name).read_text(encoding="utf-8")
     text = (site / "index.html").read_text(encoding="utf-8")
     assert all(f'data-md-color-scheme="{name}"' in text for name in ("default", "slate"))
+
+
+# Words that users search, by the page that answers them.
+SEARCHED = {
+    "add-model": "embeddings, rerank",
+    "components": "tokenizer",
+    "inference": "csv",
+    "install": "upgrade, windows",
+    "keys": "api key, nginx",
+    "language-models": "lora, quantize, stop word",
+    "openai": "openai",
+    "placement": "batch, gpu, memory",
+    "reference/metrics": "metrics",
+    "serve-a-model": "gguf",
+    "serving": "health, kubernetes, log, port in use, timeout",
+    "streaming": "stream",
+    "targets": "docker",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [(name, words) for name in SEARCHED for words in SEARCHED[name].split(", ")]
+)
+def test_a_word_leads_to_its_page(site: Path, name: str, words: str) -> None:
+    """A title of the page has the word, if any title has it: the search shows titles first."""
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    for fields in (("title", "path"), ("text",)):
+        found = {
+            item["location"].partition("#")[0]
+            for item in items
+            if all(word in str([item[field] for field in fields]).lower() for word in words.split())
+        }
+        if found:
+            break
+    assert f"docs/{name}.html" in found

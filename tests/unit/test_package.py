@@ -99,7 +99,7 @@ def test_the_service_loads_nothing_that_makes_or_checks_repositories(tmp_path: P
 
 
 def test_public_names() -> None:
-    """docs/api.md has the list."""
+    """The head of the package has the list."""
     assert set(shoal.__all__) == set(dir(shoal))
     for name, near in (("nope", ""), ("client", r"\. Did you mean Client\?"), ("compse", r"\. Did you mean compose\?")):
         with pytest.raises(AttributeError, match=f"module 'shoal' has no attribute '{name}'{near}$"):

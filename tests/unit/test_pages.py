@@ -18,7 +18,7 @@ from tests.support import house
 from tests.support.once import ROOT
 from tests.support.pages import BLOCK, README
 
-OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
+OTHER_PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "records").glob("*.md")])
 
 
 def test_the_picture_is_the_ensemble() -> None:
@@ -40,6 +40,13 @@ def test_the_house_has_the_files_that_its_page_names() -> None:
     named = re.findall(rf"`((?:{'|'.join(house.FLOORS)})/[\w/.]*)`", ARCHITECTURE)
     assert len(named) > 60
     assert [path for path in named if not (house.PACKAGE / path).exists()] == []
+
+
+def test_a_picture_of_a_terminal_can_be_read() -> None:
+    """As test_readme.py does, which compares the one in the README with what the commands print."""
+    program = runpy.run_path(str(ROOT / "docs" / "first_minute.py"))
+    text = '$ shoal check "a<b" && ls\nmodel/config.pbtxt:7: error: 1 > 0\n    Write 0.\n│ é │\n'
+    assert program["read"](program["draw"](text)) == text
 
 
 @pytest.mark.usefixtures("may_start_processes")
@@ -64,10 +71,11 @@ def test_blocks_of_other_pages_are_run_by_tests() -> None:
             "index",
             "inference",
             "language-models",
+            "moving",
             "nvidia",
             "openai",
         }
-        others |= {"placement", "rules", "streaming", "training", "tutorial"}
+        others |= {"placement", "recipes", "rules", "streaming", "training", "tutorial"}
         if page.stem not in others:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 

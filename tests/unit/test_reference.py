@@ -1,6 +1,6 @@
 """The reference pages that are made with the site name all that exists, and nothing else.
 
-Those of parameters, rules and public names have tests of their own: they are in the repository.
+Those of parameters and rules are in the repository; they have tests of their own, as public names have in test_api.py.
 """
 
 from __future__ import annotations
