@@ -72,7 +72,7 @@ def test_a_caller_without_the_scope_is_refused(scope: Scope) -> None:
     one = route(say, scope=scope)
     one.check(MINE)
     one.check(Caller("x", scopes=frozenset({scope})))
-    with pytest.raises(RefusedError, match=f"needs the scope {scope.value}") as caught:
+    with pytest.raises(RefusedError, match=f"needs the right {scope.value}") as caught:
         one.check(Caller("x", scopes=frozenset(set(Scope) - {scope})))
     assert caught.value.reason is RefusalReason.CLOSED
 

@@ -270,7 +270,7 @@ def test_a_key_may_do_what_it_was_made_for(may: list[str], allowed: set[Scope], 
                         gate, routes, make_path(route.path), route.method.split(",")[0], [bearer(key)]
                     )
                     assert response.status == 403, route
-                    assert f"needs the scope {route.scope.value}" in str(response.text)
+                    assert f"needs the right {route.scope.value}" in str(response.text)
 
     run(work())
 

@@ -73,7 +73,7 @@ class Route:
             if not caller.is_known:
                 raise keyless(caller.retry_after)
             raise RefusedError(
-                RefusalReason.CLOSED, f"{self.name} is closed to this client: it needs the scope {self.scope.value}."
+                RefusalReason.CLOSED, f"{self.name} is closed to this client: it needs the right {self.scope.value}."
             )
 
 
