@@ -108,6 +108,8 @@ def make_image_reader(context: Context, parameters: Parameters, edge: str) -> Re
         parameters.whole("max_pixels", 25_000_000, most=_MOST_PIXELS),
         edge,
     )
+    if not all(0 <= part <= 1 for part in transform.mean):
+        raise parameters.refusal("mean", "pixels are divided by 255 first, so that it is from 0 to 1", str([*_MEAN]))
     if not transform.std.all():
         raise parameters.refusal("std", "nothing can be divided by 0", str([*_STD]))
     return lambda files: context.device.put(transform.read(files), edge)

@@ -167,7 +167,7 @@ def glance(source: Path) -> Environment:
     if kind != ARCHIVE:
         for entry in read_folder(source, _list_shallow(source)):
             reading.take(entry)
-        env.has_interpreter = os.path.lexists(source / "bin/python3")  # a link may lead to another machine's Python
+        env.has_interpreter |= os.path.lexists(source / "bin/python3")  # a link may lead to another machine's Python
         return reading.finish()
     for entry in read_archive(source):
         reading.take(entry)
@@ -256,6 +256,7 @@ class _Reading:
         """Read a file if it is metadata of a package, or a binary, which shows the library versions that it needs."""
         readers = {
             "pyvenv.cfg": self._read_venv,
+            "activate": self._read_activate,
             "direct_url.json": self._read_origin,
             "METADATA": self._read_metadata,
             "RECORD": self._read_record,
@@ -296,6 +297,10 @@ class _Reading:
         env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
         if path.startswith("lib/libstdc++.so.6"):
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
+
+    def _read_activate(self, path: str, content: bytes) -> None:
+        if path == "bin/activate" and b"PYTHONPATH" in content:  # written by hand: it adds to another environment
+            self.environment.is_open = self.environment.has_interpreter = True
 
     def _read_venv(self, path: str, content: bytes) -> None:
         pairs = (line.partition("=") for line in content.decode(errors="replace").splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ NONE, INT8, INT4 = QUANTIZED = ("none", "int8", "int4")  # forms of weights on t
 DTYPES = ("float32", "bfloat16", "float16")
 CACHE_TOKENS = 32768  # greatest default size of llm-hf's cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
 PAGE = 32  # tokens of that cache
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")  # in the name of a tensor
 _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 
 
@@ -118,35 +120,48 @@ def find_weights(folder: str | Path) -> Weights:
         if not (folder / name).is_file():
             raise ArtifactError(f"{folder} has no {name}.", _DOWNLOAD)
     check_folder(folder)
-    shards = _find_shards(folder)
+    shards, names = _find_shards(folder), set[str]()
     for name in shards:
         begins = check_file(folder / name, "file of weights")
-        if name.endswith(".safetensors") and (why := _find_fault(folder / name, begins)):
-            raise ArtifactError(f"{folder / name} is not a file of weights: {why}.", _DOWNLOAD)
+        if name.endswith(".safetensors"):
+            names |= _list_tensors(folder / name, begins)
     config = read_json(folder / CONFIG, "model configuration")
     text = _text_part(config)
+    layers = {int(found[1]) for name in names if (found := _LAYER.search(name))}
+    number = text.get("num_hidden_layers", text.get("n_layer"))
+    missing = sorted({*range(number)} - layers) if isinstance(number, int) else []
+    if 0 < len(missing) < len(layers):  # else they may be stored once for all
+        raise ArtifactError(f"{folder} lacks the weights of layer {missing[0]}.", _DOWNLOAD)
     vocabulary = _whole(folder, text, "vocab_size")
     context = _context(folder, text)
     added = _check_tokenizer(folder, vocabulary)
     return Weights(folder, config, shards, vocabulary, context, _end_ids(folder, text, vocabulary, added))
 
 
-def _find_fault(path: Path, begins: bytes) -> str:
-    """Return why a file is not whole safetensors: the length of a JSON object, the object, then the tensors it names.
+def _list_tensors(path: Path, begins: bytes) -> set[str]:
+    """Return the names of the tensors in a file of safetensors: the length of a JSON object, the object, the tensors.
 
-    ``begins`` are its first bytes. Empty if nothing is wrong.
+    ``begins`` are its first bytes.
+
+    Raises:
+        ArtifactError: it is not whole safetensors.
     """
-    if begins[8:9] != b"{":
-        return describe_bytes(begins) or "it does not begin as safetensors"
     size, length = path.stat().st_size, int.from_bytes(begins[:8], "little")
+    why = "" if begins[8:9] == b"{" else describe_bytes(begins) or "it does not begin as safetensors"
+    whole, tensors = 0, dict[str, Any]()
     try:
-        with path.open("rb") as file:
-            tensors = json.loads(file.read(8 + min(length, size))[8:])
-        tensors.pop("__metadata__", None)
-        whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        if not why:
+            with path.open("rb") as file:
+                tensors = json.loads(file.read(8 + min(length, size))[8:])
+            tensors.pop("__metadata__", None)
+            whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return "its list of tensors is cut or damaged"
-    return f"it has {size:,} of its {whole:,} bytes" if size < whole else ""
+        why = "its list of tensors is cut or damaged"
+    if size < whole:
+        why = f"it has {size:,} of its {whole:,} bytes"
+    if why:
+        raise ArtifactError(f"{path} is not a file of weights: {why}.", _DOWNLOAD)
+    return {*tensors}
 
 
 def _find_shards(folder: Path) -> tuple[str, ...]:

@@ -84,9 +84,13 @@ def _steps(model: Model) -> Findings:
 
 
 def _written(model: Model, steps: Iterable[Any]) -> Findings:
-    writers: dict[str, int] = {}
+    writers, inputs = dict[str, int](), {tensor.name for tensor in model.message.input}
     for index, step in enumerate(steps):
         for key, tensor in sorted(step.output_map.items()):
+            if tensor in inputs:
+                what = f"Step {index} of ensemble '{model.name}' writes '{tensor}', which the request gives."
+                place = model.at_entry("ensemble_scheduling", "step", index, "output_map", key=key)
+                yield TWICE.at(place, what, "Give each tensor its own name.")
             if tensor in writers:
                 yield TWICE.at(
                     model.at_entry("ensemble_scheduling", "step", index, "output_map", key=key),

@@ -75,9 +75,14 @@ def _check_loop(source: SourceFile, execute: Function) -> Findings:
     """Find an ``execute`` that returns within its loop over the requests, or appends one response behind that loop."""
     loops = [node for node in walk(execute) if isinstance(node, ast.For | ast.While | ast.comprehension)]
     requests = [arg.arg for arg in execute.args.args[1:2]]
+    what = "It answers one request of those that dynamic batching gives it: the others fail."
+    for loop in loops if len(loops) > 1 else ():
+        match getattr(loop, "body", [])[-1:]:
+            case [ast.Return(value=ast.Name(id=name)) as last]:
+                if any(source.name(call.func) == f"{name}.append" for call in source.calls if call in ast.walk(loop)):
+                    yield ANSWERS.at(source.at(last), what, "Return behind the loop.")
     match loops:
         case [ast.For(iter=ast.Name(id=name)) as loop] if [name] == requests:
-            what = "It answers one request of those that dynamic batching gives it: the others fail."
             leaves = next((node for node in loop.body if isinstance(node, ast.Return)), None)
             if leaves is not None and not any(isinstance(node, ast.Continue) for node in walk(loop)):
                 yield ANSWERS.at(source.at(leaves), what, "Return behind the loop.")
@@ -131,11 +136,12 @@ def _check_repeated(source: SourceFile, *, is_decoupled: bool) -> Findings:
         if not isinstance(call.func, ast.Attribute) or argument(call, 0, "response") is None:
             continue
         made = source.follow(call.func.value)
+        is_thread = isinstance(made, ast.arg) and {"Thread", "submit"} & source.words and "sender" in made.arg
         is_sender = isinstance(made, ast.Call) and getattr(made.func, "attr", "") == "get_response_sender"
-        if call.func.attr != "send" or not is_sender:
+        if call.func.attr != "send" or not (is_sender or is_thread):
             continue
         loop, _ = _find_loop(source, call)
-        is_certain = source.runs_in(call, may_leave=True, in_try=True) == "execute"
+        is_certain = is_thread or source.runs_in(call, may_leave=True, in_try=True) == "execute"
         if not is_certain or not isinstance(loop, ast.For | ast.While) or made in ast.walk(loop):
             continue
         if any(isinstance(node, ast.Break | ast.Return) for node in loop.body):

@@ -27,6 +27,11 @@ _SIGNATURES = {
     f"{PB}.TritonError": inspect.signature(lambda message, code=None: None),
     f"{PB}.InferenceResponse": inspect.signature(lambda output_tensors=None, error=None, parameters=None: None),
     "sender.send": inspect.signature(lambda response=None, flags=0: None),
+    "logger.log": inspect.signature(lambda message, level=None, /: None),
+    **dict.fromkeys(
+        ("logger.log_info", "logger.log_warn", "logger.log_error", "logger.log_verbose"),
+        inspect.signature(lambda message, /: None),
+    ),
     _REQUEST: inspect.signature(
         lambda *, inputs, requested_output_names, model_name, request_id="", correlation_id=0, model_version=-1,
         flags=0, timeout=0, preferred_memory=None, trace=None, parameters=None: None
@@ -88,6 +93,8 @@ def _check_call(source: SourceFile, call: ast.Call) -> Findings:
     match call.func:
         case ast.Attribute(attr="send", value=value) if _kind(source, value) == "response sender":
             name = "sender.send"
+        case ast.Attribute(attr=attr, value=value) if _is_logger(source, value):
+            name = f"logger.{attr}"
         case function:
             name = source.name(function)
     form = _SIGNATURES.get(name)
@@ -109,7 +116,8 @@ def _check_call(source: SourceFile, call: ast.Call) -> Findings:
         if name == f"{PB}.Tensor" and argument_name == "array" and find_dtype(source, value) == UNICODE:
             what = "NumPy dtype is not supported: the array has texts, and no dtype."
             yield ARGUMENTS.at(source.at(call), what, "Make it with dtype=np.object_.")
-        if kind is not None and wanted is not None and not issubclass(kind, wanted):
+        is_tensor = argument_name == "response" and _kind(source, value) == "tensor"
+        if kind is not None and wanted is not None and (is_tensor or not issubclass(kind, wanted)):
             what = f"{shown}() does not take {ast.unparse(value)[:60]} as {argument_name}: incompatible arguments."
             yield ARGUMENTS.at(source.at(call), what, fix)
 
@@ -144,10 +152,13 @@ def _kind(source: SourceFile, node: ast.AST) -> str:
     return ""
 
 
+def _is_logger(source: SourceFile, node: ast.AST) -> bool:
+    return "Logger" in source.words and source.name(source.follow(node)) == f"{PB}.Logger"
+
+
 def _check_attribute(source: SourceFile, node: ast.Attribute) -> Findings:
     is_constant = source.name(node).startswith(f"{PB}.TRITONSERVER_")
-    is_logger = "Logger" in source.words and source.name(source.follow(node.value)) == f"{PB}.Logger"
-    kind = "pb_utils" if is_constant else "logger" if is_logger else _kind(source, node.value)
+    kind = "pb_utils" if is_constant else "logger" if _is_logger(source, node.value) else _kind(source, node.value)
     known = _ATTRIBUTES.get(kind, [node.attr])
     if node.attr in known or node.attr.startswith("__"):
         return
@@ -168,12 +179,21 @@ def _check_use(source: SourceFile, node: ast.Attribute) -> Findings:
         yield ATTRIBUTE.at(source.at(node), what, "Parse it first: json.loads(request.parameters())")
     is_sender = node.attr == "is_cancelled" and "get_response_sender" in source.words
     is_method = node.attr in _METHODS and (_kind(source, node.value) or is_sender)
-    if is_method and isinstance(above, ast.If | ast.While | ast.BoolOp | ast.UnaryOp | ast.BinOp | ast.Subscript):
-        what = f"{node.attr} is a method, which this does not call: it is always true, and no value."
+    is_used = isinstance(above, ast.If | ast.While | ast.BoolOp | ast.UnaryOp | ast.BinOp | ast.Subscript)
+    if isinstance(above, ast.Call) and source.name(above.func) == "json.loads" and node.attr == "parameters":
+        is_method = is_used = _kind(source, node.value) == "request"
+    if is_method and (is_used or (isinstance(above, ast.Assign) and _is_object(source, node))):
+        what = f"{node.attr} is a method, which this does not call."
         yield ATTRIBUTE.at(source.at(node), what, f"Write {ast.unparse(node)}().")
     if source.name(node).removeprefix(f"{PB}.") in _ADDED and source.function_of(node) is source.tree:
         what = f"module '{PB}' has no attribute '{node.attr}' while model.py is imported: Triton adds it later."
         yield ATTRIBUTE.at(source.at(node), what, "Use it in initialize.")
+
+
+def _is_object(source: SourceFile, node: ast.AST) -> bool:
+    """Whether what ``node`` gives has its attributes or parts read."""
+    reads = (each.value for each in source.nodes if isinstance(each, ast.Attribute | ast.Subscript))
+    return any(source.name(read) and source.follow(read) is node for read in reads)
 
 
 def _check_operand(source: SourceFile, node: ast.BinOp | ast.Subscript) -> Findings:
@@ -192,14 +212,23 @@ def _check_import(source: SourceFile, node: ast.ImportFrom) -> Findings:
         yield ATTRIBUTE.at(source.at(node), what, f"Write pb_utils.{added[0]} where it is used.")
 
 
-def _called(source: SourceFile, call: ast.AST, repository: Repository) -> Model | None:
-    """Return the model of the repository that an ``InferenceRequest`` names."""
-    if not isinstance(call, ast.Call) or source.name(call.func) != _REQUEST:
-        return None
-    given = argument(call, 4, "model_name")
+def _find_names(source: SourceFile, call: ast.AST) -> list[str]:
+    """Return the names of the models that an ``InferenceRequest`` may go to: a literal, or what a table holds."""
+    given = (
+        argument(call, 4, "model_name") if isinstance(call, ast.Call) and source.name(call.func) == _REQUEST else None
+    )
     name = source.follow(given) if given is not None else None
-    called = repository.known.get(str(name.value)) if isinstance(name, ast.Constant) else None
-    return called if called is not None and called.message is not None else None
+    if isinstance(name, ast.arg) and len(passed := source.find_given(name)) == 1 and passed[0] is not None:
+        name = source.follow(passed[0])
+    if isinstance(name, ast.Subscript) and isinstance(table := source.follow(name.value), ast.Dict):
+        return [v.value for v in table.values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    return [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+
+
+def _called(source: SourceFile, call: ast.AST, repository: Repository) -> list[Model]:
+    """Return the models of the repository that an ``InferenceRequest`` may go to."""
+    found = [repository.known.get(name) for name in _find_names(source, call)]
+    return [model for model in found if model is not None and model.message is not None]
 
 
 def _is_one(source: SourceFile, bound: ast.Assign) -> bool:
@@ -217,10 +246,12 @@ def _check_exec(source: SourceFile, call: ast.Call, repository: Repository) -> F
     if is_literal(argument(call, 0, "decoupled"), True) and isinstance(above, ast.Assign) and _is_one(source, above):
         what = "exec(decoupled=True) gives an iterator over responses, and this is used as one response."
         yield CALL.at(source.at(call), what, "Write: for answer in request.exec(decoupled=True)")
+    if call.func.attr == "async_exec" and source.awaits and isinstance(above, ast.Assign) and _is_one(source, above):
+        yield CALL.at(source.at(call), "It is read as a response, and not awaited.", "Write await before it.")
     made = source.follow(call.func.value)
     if not isinstance(made, ast.Call) or source.name(made.func) != _REQUEST:
         return
-    called = _called(source, made, repository)
+    called = next(iter(_called(source, made, repository)), None)
     is_stream = called is not None and repository.is_decoupled(called.name)
     if called is not None and is_stream and is_literal(argument(call, 0, "decoupled") or ast.Constant(False), False):
         what = f"Model {called.name} is decoupled: it cannot be called by {call.func.attr}()."
@@ -232,17 +263,17 @@ def _check_exec(source: SourceFile, call: ast.Call, repository: Repository) -> F
 
 
 def _check_tensors(source: SourceFile, call: ast.Call, repository: Repository) -> Findings:
-    """Find tensors that the model, which the code calls by its name, does not have."""
-    given = argument(call, 4, "model_name") if source.name(call.func) == _REQUEST else None
-    match given and source.follow(given):
-        case ast.Constant(value=str(name)) if name not in repository.known:
-            close = difflib.get_close_matches(name, repository.known, 1, 0.8)
-            if close and not name.startswith(close[0]):  # else perhaps a copy of that model, made elsewhere
-                what = f"It calls {name}, and there is no such model."
-                yield CALL.at(source.at(call), what, f"Write {close[0]}.")
-    called = _called(source, call, repository)
-    if called is None or called.is_completed or source.tests:
-        return
+    """Find tensors that the models, which the code calls by name, do not have, and models that do not exist."""
+    for name in _find_names(source, call):
+        close = difflib.get_close_matches(name, repository.known, 1, 0.8)
+        if name not in repository.known and close and not name.startswith(close[0]):  # else perhaps a copy of it
+            yield CALL.at(source.at(call), f"It calls {name}, and there is no such model.", f"Write {close[0]}.")
+    for called in _called(source, call, repository):
+        if not called.is_completed and not source.tests:
+            yield from _check_called(source, call, called)
+
+
+def _check_called(source: SourceFile, call: ast.Call, called: Model) -> Findings:
     match argument(call, 5, "model_version"):
         case ast.Constant(value=int(version)) if version not in called.served_versions:
             served = ", ".join(map(str, called.served_versions)) or "none"

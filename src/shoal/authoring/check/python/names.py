@@ -29,7 +29,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _look(source: SourceFile) -> Findings:
-    if "path" not in source.words:  # of sys
+    if not any(isinstance(node, ast.Attribute | ast.Name) and source.name(node) == "sys.path" for node in source.nodes):
         yield from _check_modules(source)
     if not source.words & _MAKES_NAMES:
         yield from _check_names(source)
@@ -75,6 +75,11 @@ def _check_names(source: SourceFile) -> Findings:
         if not _is_annotation(source, node):
             what = f"NameError: name '{name}' is not defined."
             yield _choose(source, node).at(source.at(node), what, "Import or define it.")
+    for each in source.nodes:
+        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and source.binds_once(each.target):
+            name = each.target.id
+            what = f"UnboundLocalError: {name} has no value in this function, which assigns it here."
+            yield _choose(source, each).at(source.at(each), what, f"Write global {name}, or {name} = 0 before it.")
 
 
 def _check_attributes(source: SourceFile, owner: ast.ClassDef) -> Findings:

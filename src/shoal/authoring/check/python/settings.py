@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from shoal.authoring.check.findings import Findings, Rule, Severity
+from shoal.authoring.check.artifacts import UNREADABLE
+from shoal.authoring.check.findings import Findings, Place, Rule, Severity
 from shoal.authoring.check.models import Model, Repository, exists
 from shoal.authoring.check.python.source import PB, SourceFile, argument, examine, is_literal
 from shoal.system.files import read_bytes
@@ -48,8 +51,8 @@ def find(model: Model, repository: Repository) -> Findings:
             if isinstance(node, ast.Subscript | ast.Call):
                 found = list(_check_reads(source, node, model))
                 yield from found if found and source.runs_in(node) == "initialize" else ()
-            if isinstance(node, ast.Call) and source.name(node.func) in _READERS:
-                yield from _check_file(source, node, model)
+            if isinstance(node, ast.Call) and (read := _find_read(source, node)):
+                yield from _check_file(source, node, read, model)
             name = source.name(node) if is_new and isinstance(node, ast.Attribute) else ""
             if name in _REMOVED and source.always_in(node) in (*_LOADED, "execute"):
                 what = f"Since NumPy 1.24: module 'numpy' has no attribute '{name.removeprefix('numpy.')}'."
@@ -125,24 +128,39 @@ def _find_kind(source: SourceFile, node: ast.AST) -> str:
     return ""
 
 
-def _check_file(source: SourceFile, call: ast.Call, model: Model) -> Findings:
-    """Find a file that is not there, or that is opened by its name alone.
+def _find_read(source: SourceFile, call: ast.Call) -> tuple[ast.expr | None, ast.expr | None, bool] | None:
+    """Return what a call reads: its path, the encoding, and whether it is read as text; None if it reads no file."""
+    match call.func:
+        case ast.Attribute(value=owner, attr="read_text"):
+            return owner, argument(call, 0, "encoding"), True
+        case ast.Attribute(value=owner, attr="read_bytes"):
+            return owner, None, False
+    if source.name(call.func) not in _READERS:
+        return None
+    path, mode = argument(call, 0, "file"), argument(call, 1, "mode")
+    if source.name(call.func) not in ("open", "io.open"):
+        return path, None, False
+    is_read = mode is None or is_literal(mode, "r", "rb", "rt")
+    return (path, argument(call, 3, "encoding"), not is_literal(mode, "rb")) if is_read else None
+
+
+def _check_file(
+    source: SourceFile, call: ast.Call, read: tuple[ast.expr | None, ast.expr | None, bool], model: Model
+) -> Findings:
+    """Find a file that is not there, is not text or JSON as read, or is opened by its name alone.
 
     Triton runs in another folder than the model's, and the embedded one in an empty one.
     """
-    given, mode = argument(call, 0, "file"), argument(call, 1, "mode")
-    is_read = source.name(call.func) not in ("open", "io.open") or mode is None or is_literal(mode, "r", "rb", "rt")
-    if given is None or not is_read or source.runs_in(call) not in _LOADED:
+    given, encoding, is_text = read
+    if given is None or source.runs_in(call) not in _LOADED:
         return
     path = _find_path(source, given, model)
     is_own = path is not None and path.is_relative_to(model.folder) and not model.is_model_folder
     if path is not None and is_own and not exists(path) and not source.words & _MAKES_FILES:
         what = f"FileNotFoundError: {path.relative_to(model.folder)} is not in the model's folder."
         yield ABSENT.at(source.at(call), what, "Copy it there. args['model_repository'] is the model's own folder.")
-    is_text = source.name(call.func) in ("open", "io.open") and not is_literal(mode, "rb")
-    if path is not None and is_own and is_text and argument(call, 3, "encoding") is None and _has_letters(path):
-        what = f"UnicodeDecodeError: in Triton, this open() reads ASCII, and {path.name} has other bytes."
-        yield LETTERS.at(source.at(call), what, 'Add encoding="utf-8".')
+    if path is not None and is_own and is_text:
+        yield from _check_text(source, call, path, encoding)
     is_name = isinstance(source.follow(given), ast.Constant | ast.arg)
     if is_name and path is not None and not path.is_absolute() and "chdir" not in source.words:
         folders = [folder for folder in (source.path.parent, model.folder) if path.name and exists(folder / path)]
@@ -154,12 +172,40 @@ def _check_file(source: SourceFile, call: ast.Call, model: Model) -> Findings:
             yield RELATIVE.at(source.at(call), what, fix)
 
 
-def _has_letters(path: Path) -> bool:
-    """Whether a file of at most 16 MiB has bytes beyond ASCII."""
+def _check_text(source: SourceFile, call: ast.Call, path: Path, encoding: ast.expr | None) -> Findings:
+    """Find bytes of a file that are not in the encoding, or that are no JSON where the code reads JSON of one file."""
     try:
-        return not read_bytes(path).isascii()
-    except OSError:
-        return False
+        content = read_bytes(path)  # at most 16 MiB
+        text = content.decode("ascii" if encoding is None else ast.literal_eval(encoding))
+    except UnicodeDecodeError as error:
+        opened = "opens it as ASCII" if encoding is None else f"opens it as {error.encoding}"
+        what = f"UnicodeDecodeError: in Triton, this {opened}, and {path.name} has other bytes."
+        is_utf_8 = encoding is None and _is_utf_8(content)
+        fix = 'Add encoding="utf-8".' if is_utf_8 else f"Save {path.name} as UTF-8, and read it so."
+        yield LETTERS.at(source.at(call), what, fix)
+        return
+    except (OSError, ValueError, TypeError, LookupError):  # no file, or an encoding that is not a literal or not known
+        return
+    if path.suffix == ".json" and {"load", "loads"} & source.words and not _is_json(text.partition("\n")[0]):
+        try:
+            json.loads(text)
+        except ValueError as error:
+            yield UNREADABLE.at(
+                Place(path, getattr(error, "lineno", 1)), f"{type(error).__name__}: {error}.", "Correct it."
+            )
+
+
+def _is_utf_8(content: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        return bool(content.decode())
+    return False
+
+
+def _is_json(line: str) -> bool:
+    """Whether a file's first line is JSON for itself, as in files of one value a line."""
+    with suppress(ValueError):
+        return json.loads(line) is not None
+    return False
 
 
 def _find_path(source: SourceFile, node: ast.AST, model: Model) -> Path | None:
@@ -174,9 +220,9 @@ def _find_path(source: SourceFile, node: ast.AST, model: Model) -> Path | None:
     match source.follow(node):
         case ast.Constant(value=str(text)):
             return Path(text)
-        case ast.arg():
-            texts = source.find_texts(node)
-            return Path(texts[0]) if len(texts) == 1 else None
+        case ast.arg() as given:
+            passed = source.find_given(given)
+            return find(passed[0]) if len(passed) == 1 and passed[0] is not None else None
         case ast.Name(id="__file__"):
             return source.path
         case ast.Subscript(value=value, slice=ast.Constant(value=str(key))) if _find_kind(source, value) == "args":

@@ -103,22 +103,34 @@ class SourceFile:
                     return node
         return node
 
+    def binds_once(self, node: ast.Name) -> bool:
+        """Whether the statement around ``node`` alone binds this name in its function, which has no ``global``."""
+        function = self.function_of(node)
+        outer = (n for n in walk_within(function) if isinstance(n, ast.Global | ast.Nonlocal))
+        is_local = isinstance(function, Function) and not any(node.id in each.names for each in outer)
+        return is_local and self._bindings[function, node.id] == [self.parents[node]]
+
     def find_texts(self, node: ast.AST | None) -> list[str]:
         """Return the texts that an argument certainly takes, one after another: of a literal, a loop, or each call."""
         found: list[ast.AST | None] = []
         match node and self.follow(node):
             case ast.Constant(value=str(text)):
                 return [text]
-            case ast.arg() as given if isinstance(function := self.function_of(given), Function):
-                index = function.args.args.index(given) if given in function.args.args else 99
-                calls = [
-                    call for call in self.calls if self.name(call.func) in (function.name, f"self.{function.name}")
-                ]
-                found = [argument(c, index - self.name(c.func).startswith("self."), given.arg) for c in calls]
+            case ast.arg() as given:
+                found = [*self.find_given(given)]
             case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
                 listed = self.follow(iterable)
                 found = [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
         return [each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+
+    def find_given(self, given: ast.arg) -> list[ast.expr | None]:
+        """Return what each call in the file gives an argument of a function."""
+        function = self.function_of(given)
+        if not isinstance(function, Function):
+            return []
+        index = function.args.args.index(given) if given in function.args.args else 99
+        calls = [call for call in self.calls if self.name(call.func) in (function.name, f"self.{function.name}")]
+        return [argument(c, index - self.name(c.func).startswith("self."), given.arg) for c in calls]
 
     def is_passed(self, node: ast.AST) -> bool:
         """Whether ``node`` is the argument after ``self`` of a method."""
