@@ -10,7 +10,7 @@ IMPORTS = "import json\nfrom pathlib import Path\n\n"
 START = "    def execute(self, requests):\n"
 READ = 'pb_utils.get_input_tensor_by_name(request, "X").as_numpy()'
 ANSWER = 'pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))])'
-SENDING = MODEL.replace(
+SENDING = "import threading\n" + MODEL.replace(
     f"            responses.append({ANSWER})\n        return responses\n",
     f"""            sender = request.get_response_sender()
             sender.send({ANSWER}, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -127,6 +127,30 @@ PLANTS = (
             "",
             "parameters",
         ),
+        (
+            "unknown-attribute",
+            "parameters that are not asked for",
+            "            responses.a",
+            "            y = json.loads(request.parameters)\n            responses.a",
+            "",
+            "parameters",
+        ),
+        (
+            "unknown-attribute",
+            "a method in place of an array",
+            READ,
+            READ[:-2] + "\n            x.max()",
+            "",
+            "as_numpy",
+        ),
+        (
+            "wrong-arguments",
+            "a logger with arguments",
+            "            responses.a",
+            '            pb_utils.Logger.log_info("%s", 1)\n            responses.a',
+            "",
+            "log_info",
+        ),
         ("unknown-attribute", "a request asked for a tensor", READ, 'request.get_input("X")'),
         (
             "unknown-attribute",
@@ -145,7 +169,22 @@ PLANTS = (
             "",
             "sender.send(",
         ),
+        (
+            "wrong-answers",
+            "answers of a thread",
+            SENDING[SENDING.index("            sender.send") :],
+            """            threading.Thread(target=self.tell, args=(sender, x)).start()
+
+    def tell(self, sender, x):
+        for row in x:
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", row)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+            "",
+            "            sender.send(pb",
+        ),
         ("wrong-answers", "no end", ", flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL", "", "", "sender.send("),
+        ("wrong-arguments", "a tensor as an answer", f"send({ANSWER}", 'send(pb_utils.Tensor("Y", x)'),
         ("wrong-arguments", "a list of answers", f"send({ANSWER}", f"send([{ANSWER}]"),
         ("unknown-attribute", "a request as a sender", f"sender.send({ANSWER}", f"request.send({ANSWER}"),
         ("unknown-attribute", "a flag that is not there", "COMPLETE_FINAL", "COMPLETE_LAST"),
@@ -161,6 +200,22 @@ PLANTS = (
             "a call that is not awaited",
             "            responses.a",
             "            asked.async_exec()\n            responses.a",
+        ),
+        (
+            "wrong-call",
+            "a call that is read and not awaited",
+            "            responses.a",
+            "            got = asked.async_exec()\n            got.has_error()\n            responses.a",
+            "",
+            "async_exec",
+        ),
+        (
+            "wrong-call",
+            "a misspelt model of a table",
+            'model_name="left"',
+            'model_name={"a": "left", "b": "lefft"}[request.request_id()]',
+            "",
+            "asked =",
         ),
         ("wrong-call", "a misspelt model", 'model_name="left"', 'model_name="lefft"', "", "asked ="),
         ("wrong-call", "a version that is not there", "model_version=1", "model_version=7", "", "asked ="),

@@ -124,6 +124,14 @@ PLANTS = (
         ),
         (
             "wrong-answers",
+            "one request of those of a second loop",
+            RETURN,
+            "        for answer in responses:\n            responses.append(answer)\n            return responses\n",
+            "",
+            "            return responses",
+        ),
+        (
+            "wrong-answers",
             "a list that is kept",
             MODEL[MODEL.index("        responses = []") :],
             MODEL[MODEL.index("        for") :].replace("responses", "self.kept"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.page_plants import page
-from tests.support.planted import ENSEMBLE, Edit, Plant, changes
+from tests.support.planted import ENSEMBLE, Edit, Plant, change, changes
 
 ALL = "all/config.pbtxt"
 
@@ -23,6 +23,11 @@ CIRCLE = """  step [
       input_map { key: "X" value: "one" } output_map { key: "Y" value: "two" } },
 """
 
+TWO_OUTPUTS: dict[str, Edit] = {
+    "first/config.pbtxt": ("dynamic", 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'),
+    "first/1/model.py": ('"Y", x * np.float32(2))', '"Y", x * np.float32(2)), pb_utils.Tensor("Z", x)'),
+}
+
 PLANTS = (
     page("ensemble-backend", ALL, core="ensemble scheduling cannot be set"),
     page("ensemble-carries", ALL, core="instance group should not be specified"),
@@ -30,14 +35,15 @@ PLANTS = (
     page("tensor-written-twice", ALL, core="can appear in an output map only once"),
     page("ensemble-input-unused", ALL, line='"IN"', core="ensemble input 'IN' .* is not used"),
     page("ensemble-output-unwritten", ALL, line='"OUT"', core="ensemble output 'OUT' .* is not used"),
-    page(
-        "ensemble-tensor-unused",
+    page("ensemble-tensor-unused", ALL, TWO_OUTPUTS, core="is unused in ensemble"),
+    change(
         ALL,
-        {
-            "first/config.pbtxt": ("dynamic", 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'),
-            "first/1/model.py": ('"Y", x * np.float32(2))', '"Y", x * np.float32(2)), pb_utils.Tensor("Z", x)'),
-        },
-        core="is unused in ensemble",
+        "tensor-written-twice",
+        "a step that writes what the request gives",
+        '"first_y" }\n',
+        '"first_y" }\n      output_map { key: "Z" value: "IN" }\n',
+        line='key: "Z"',
+        good=TWO_OUTPUTS,
     ),
     page("output-read-inside", ALL),
     page("limit-side-by-side", at=ALL, line='model_name: "left"', target="embedded"),

@@ -23,7 +23,7 @@ instance_group [ { kind: KIND_CPU } ]
 
 
 @cache
-def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10, file: str = "") -> bytes:
+def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10, file: str = "", domain: str = "") -> bytes:
     """A graph of the inputs ids and mask and the output score, with a weight among the inputs, or in a ``file``."""
     onnx: Any = import_module("onnx")
     helper = onnx.helper
@@ -36,7 +36,7 @@ def graph(batch: int | str = "batch", opset: int = 21, ir: int = 10, file: str =
         weight.data_location = onnx.TensorProto.EXTERNAL
         weight.external_data.add(key="location", value=file)
     nodes = [
-        helper.make_node("Mul", ["ids", "mask"], ["kept"]),
+        helper.make_node("Mul", ["ids", "mask"], ["kept"], domain=domain),
         helper.make_node("Cast", ["kept"], ["floats"], to=single),
         helper.make_node("MatMul", ["floats", "weight"], ["score"]),
     ]
@@ -79,6 +79,7 @@ PLANTS = (
     Plant("a newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=22)}, GOOD, target="24.10"),
     Plant("a newer IR version", "onnx-version", FILE, "", {FILE: lambda: graph(ir=11)}, GOOD, target="25.07"),
     Plant("a much newer opset", "onnx-version", FILE, "", {FILE: lambda: graph(opset=99)}, GOOD, target="embedded"),
+    Plant("an operator of a library", "onnx-version", FILE, "", {FILE: lambda: graph(domain="my.ops")}, GOOD),
     Plant("weights that are not there", "model-file-missing", FILE, "", {"net/1/w.bin": None}, SPLIT),
     Plant("an empty folder", "model-file-missing", "net/1", "", {f"{FILE}/model.onnx": None, f"{FILE}/": ""}, INNER),
     Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),

@@ -211,7 +211,10 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
     (site / "numpy-1.26.4.dist-info/METADATA").write_text("Name: other\nVersion: 1\n")
     found = [f.what for f in look(environments, root) if f.rule.id == "environment-misfit"]
     assert "has no NumPy" in " ".join(found)
-    (site / "more.pth").write_text("/opt/packages\n")  # where NumPy may be
+    (folder / "bin/activate").write_text("export PYTHONPATH=/opt/packages\n")  # where NumPy may be
+    assert "environment-misfit" not in {f.rule.id for f in look(environments, root)}
+    (folder / "bin/activate").write_text("")
+    (site / "more.pth").write_text("/opt/packages\n")
     assert "environment-misfit" not in {f.rule.id for f in look(environments, root)}
 
 

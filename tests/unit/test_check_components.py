@@ -128,6 +128,8 @@ FILES = [
 ]
 
 CUT = chr(50) + "\0" * 7 + json.dumps({"a": {"dtype": "F32", "data_offsets": [0, 10]}}).ljust(50) + "7 bytes"
+LAYERS = json.dumps({f"model.layers.{n}.w": {"dtype": "F32", "data_offsets": [0, 0]} for n in (0, 2)})
+TWO = chr(len(LAYERS)) + "\0" * 7 + LAYERS
 INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 # Component; files of the weights folder, None if removed; the file of the finding; words of it; the line.
 WEIGHTS: list[tuple[str, Mapping[str, str | None], str, str, int]] = [
@@ -139,6 +141,8 @@ WEIGHTS: list[tuple[str, Mapping[str, str | None], str, str, int]] = [
     ("models/llm-hf", {"model.safetensors": "none"}, "model.safetensors", "does not begin as safetensors", 0),
     ("models/llm-hf", {"model.safetensors": CUT}, "model.safetensors", "it has 65 of its 68 bytes", 0),
     ("models/llm-hf", {"model.safetensors": "\2\0\0\0\0\0\0\0{x"}, "model.safetensors", "tensors is cut or damaged", 0),
+    ("models/llm-hf", {"model.safetensors": TWO, "config.json": '{"vocab_size": 9, "n_layer": 3}'}, "",
+     "lacks the weights of layer 1", 0),
     ("models/llm-hf", {"model.safetensors": None, "model.bin": "x"}, "", "weights only as pickles", 0),
     ("models/llm-hf", {"model-1.safetensors": "12345678{", "model.safetensors.index.json": INDEX}, "",
      "misses model-2.safetensors", 0),

@@ -109,6 +109,7 @@ def test_pictures_that_are_refused(file: bytes, said: str) -> None:
         ({"resize": "7"}, SMALL, "Parameter resize of model image is '7'; 8 x 8 pixels cannot be cut out of it"),
         ({"std": "[1, 0, 1]"}, SMALL, r"Parameter std .* nothing can be divided by 0"),
         ({"mean": "[1]"}, SMALL, "Parameter mean .* expected three numbers"),
+        ({"mean": "[124, 116, 104]"}, SMALL, "Parameter mean .* pixels are divided by 255 first"),
         ({"mean": "[]"}, SMALL, "Parameter mean .* expected three numbers"),
         ({"interpolation": "nearest"}, SMALL, "expected bilinear or bicubic"),
         ({}, {"PIXELS": (3, -1, -1)}, "does not declare the height and width of its pictures"),

@@ -29,6 +29,7 @@ VERSION = Rule("onnx-version", Severity.ERROR)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
 _FROM_1 = "FP32 UINT8 INT8 UINT16 INT16 INT32 INT64 STRING BOOL FP16 FP64 UINT32 UINT64"
+_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")  # of ONNX Runtime, or the beginning of one
 _NO_TENSOR = "no tensor"
 TYPES = {number: f"TYPE_{kind}" for number, kind in enumerate(_FROM_1.split(), 1)} | {16: "TYPE_BF16"}
 
@@ -59,6 +60,8 @@ def find(model: Model, repository: Repository) -> Findings:
         else:
             yield from _compare(model, read.graph)
             yield from _find_version(path, read, repository.target)
+            if not model.message.model_operations.op_library_filename:
+                yield from _find_custom(path, read)
             yield from _find_weights(path, read.graph)
 
 
@@ -74,6 +77,16 @@ def _find_version(path: Path, model: Any, target: Target | None) -> Findings:
         if version > limit and target.release <= NEWEST:
             what = f"Its {name} is {version}; {where} {limit}."
             yield VERSION.at(Place(path), what, f"Export it with at most {name} {limit}, or use a newer release.")
+
+
+def _find_custom(path: Path, model: Any) -> Findings:
+    """Find operators of a domain that ONNX Runtime does not have, and that are no functions of the file itself."""
+    own = {function.domain for function in model.functions}
+    domains = {node.domain for node in model.graph.node} - own
+    for domain in sorted(each for each in domains if not each.startswith(_DOMAINS) and each):
+        what = f"It has operators of {domain}, which ONNX Runtime does not have."
+        fix = 'Name the file that has them: model_operations { op_library_filename: "PATH" }'
+        yield VERSION.at(Place(path), what, fix)
 
 
 def _find_weights(path: Path, graph: Any) -> Findings:

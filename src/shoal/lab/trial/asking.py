@@ -85,7 +85,7 @@ class Asker:
             return
         given = count_rows(inputs)
         sizes = (len(b"".join(v.ravel())) if v.dtype == np.object_ else v.nbytes for v in inputs.values())
-        times = max(4, int(_BATCH_SECONDS / seconds))
+        times = max(5, int(_BATCH_SECONDS / seconds))  # fewer could be as many as the columns: what mixes them works
         rows = min(spec.max_batch_size, given * times, given * max(1, int(_BATCH_BYTES / max(1, sum(sizes)))))
         many = {key: repeat(value, rows) for key, value in inputs.items()}
         # again and again, since only requests that wait for one another become one batch

@@ -74,17 +74,18 @@ def _check_reads(source: SourceFile, node: ast.Subscript | ast.Call, model: Mode
         ):
             what = "TypeError: a parameter is a mapping, and its text is one of its values."
             yield PARAMETER.at(place, what, f'Write {ast.unparse(text)}["string_value"].')
-        case ast.Subscript(value=value, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
-            found = kind(value)
-            if found and _may_be_set(source, key):
-                return
-            if found == "args" and key not in _KEYS:
-                yield ARGS.at(place, f"KeyError: args has no '{key}'.", f"Known: {', '.join(_KEYS)}.")
-            elif found == "parameters" and key not in model.parameters and not model.is_model_folder:
-                what = f"KeyError: it reads the parameter '{key}', which {model.name} does not have."
-                yield PARAMETER.at(place, what, f'Add parameters {{ key: "{key}" value {{ string_value: "..." }} }}.')
-            elif found == "text":
-                yield ARGS.at(place, _TEXT, _PARSE)
+        case ast.Subscript(value=value, slice=part, ctx=ast.Load()) if found := kind(value):
+            for key in source.find_texts(part):
+                if _may_be_set(source, key):
+                    continue
+                if found == "args" and key not in _KEYS:
+                    yield ARGS.at(place, f"KeyError: args has no '{key}'.", f"Known: {', '.join(_KEYS)}.")
+                elif found.startswith("parameters") and key not in model.parameters and not model.is_model_folder:
+                    what = f"KeyError: it reads the parameter '{key}', which {model.name} does not have."
+                    fix = f'Add parameters {{ key: "{key}" value {{ string_value: "..." }} }}.'
+                    yield PARAMETER.at(place, what, fix)
+                elif found == "text":
+                    yield ARGS.at(place, _TEXT, _PARSE)
         case ast.Call(args=[text, *_]) if source.name(node.func) in _CONFIGS and kind(text) == "text":
             yield ARGS.at(place, _TEXT, _PARSE)
         case ast.Call(func=ast.Name(id="int" | "float" as name), args=[ast.Subscript(value=ast.Subscript() as read)]):
@@ -105,13 +106,14 @@ def _is_given(node: ast.AST, model: Model) -> bool:
 
 def _may_be_set(source: SourceFile, key: str) -> bool:
     """Whether the code itself may set a key of a mapping."""
-    stored = (node for node in source.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+    stored = [node for node in source.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    stored = [n for n in stored if isinstance(source.follow(n.value), ast.arg) or _find_kind(source, n.value)]
     is_stored = any(is_literal(node.slice, key) or not isinstance(node.slice, ast.Constant) for node in stored)
     return is_stored or bool(source.words & {"setdefault", "update"})
 
 
 def _find_kind(source: SourceFile, node: ast.AST) -> str:
-    """Return what an expression in ``initialize`` is: args, text, config or parameters; empty if unknown."""
+    """Return what an expression in ``initialize`` is: args, text, config, parameters (as texts); empty if unknown."""
     match source.follow(node):
         case ast.arg() as given if source.is_passed(given) and source.always_in(given, may_leave=True) == "initialize":
             return "args"
@@ -123,6 +125,8 @@ def _find_kind(source: SourceFile, node: ast.AST) -> str:
         ):
             found = _find_kind(source, value)
             return "parameters" if (found, key) == ("config", "parameters") else "parameter" * (found == "parameters")
+        case ast.DictComp(generators=[ast.comprehension(iter=ast.Call(func=ast.Attribute(value=value, attr="items")))]):
+            return "parameters as texts" if _find_kind(source, value) == "parameters" else ""
         case ast.Call(args=[text]) as call if source.name(call.func) == "json.loads":
             return "config" if _find_kind(source, text) == "text" else ""
     return ""

@@ -124,13 +124,21 @@ class SourceFile:
         return [each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)]
 
     def find_given(self, given: ast.arg) -> list[ast.expr | None]:
-        """Return what each call in the file gives an argument of a function."""
-        function = self.function_of(given)
-        if not isinstance(function, Function):
+        """Return what each call in the file gives an argument of a function, or of a lambda that has a name."""
+        function = self.parents[self.parents[given]]
+        if not isinstance(function, Function | ast.Lambda):
             return []
         index = function.args.args.index(given) if given in function.args.args else 99
-        calls = [call for call in self.calls if self.name(call.func) in (function.name, f"self.{function.name}")]
+        calls = self.find_calls(function)
         return [argument(c, index - self.name(c.func).startswith("self."), given.arg) for c in calls]
+
+    def find_calls(self, function: Function | ast.Lambda) -> list[ast.Call]:
+        """Return the calls of a function, or of a lambda that has a name, in the file."""
+        name = getattr(function, "name", "")
+        match self.parents[function]:
+            case ast.Assign(targets=[ast.Name(id=given)]):
+                name = given
+        return [call for call in self.calls if name and self.name(call.func) in (name, f"self.{name}")]
 
     def is_passed(self, node: ast.AST) -> bool:
         """Whether ``node`` is the argument after ``self`` of a method."""
@@ -149,6 +157,8 @@ class SourceFile:
             in_body = isinstance(node, ast.Try) and inner in node.body
             if inner is getattr(node, "test", None) or (in_try and in_body):
                 continue
+            if isinstance(node, ast.Lambda) and (calls := self.find_calls(node)):
+                return self.always_in(calls[0], may_leave=may_leave, in_try=in_try)
             if isinstance(node, _CONDITIONAL) or (isinstance(node, ast.With) and "suppress" in self.words):
                 return None
         leaves = (each.lineno for each in walk_within(node) if isinstance(each, _LEAVES))
