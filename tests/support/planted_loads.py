@@ -107,6 +107,12 @@ MISTAKES: Mapping[str, tuple[str, str, str]] = {
     "no_final": (DECOUPLED, stream("sender.send(response)"), "did not end its answer within"),
     "wrong_sender": (DECOUPLED, stream(f"request.send(response, {LAST})  # here"), "has no attribute 'send'"),
     "in_thread": (DECOUPLED, stream("threading.Thread(target=lambda: sender.end()).start()  # here"), "'end'"),
+    "labels": (CONFIG, y("x + [0.0, 0.0, 0.0][x.argmax(axis=1).max()]  # here"), "list index out of range"),
+    "columns": (
+        f"{CONFIG}dynamic_batching {{ max_queue_delay_microseconds: 300000 }}\n",
+        y("x / x.sum(axis=1).clip(1)  # here"),
+        "operands could not be broadcast",
+    ),
     "two_answers": (
         CONFIG,
         stream(f"sender.send(response)\nsender.send(response, {LAST})"),
