@@ -136,12 +136,15 @@ def _check_repeated(source: SourceFile, *, is_decoupled: bool) -> Findings:
         if not isinstance(call.func, ast.Attribute) or argument(call, 0, "response") is None:
             continue
         made = source.follow(call.func.value)
-        is_thread = isinstance(made, ast.arg) and {"Thread", "submit"} & source.words and "sender" in made.arg
+        is_thread = not is_decoupled and isinstance(made, ast.arg) and "sender" in made.arg
         is_sender = isinstance(made, ast.Call) and getattr(made.func, "attr", "") == "get_response_sender"
         if call.func.attr != "send" or not (is_sender or is_thread):
             continue
         loop, _ = _find_loop(source, call)
-        is_certain = is_thread or source.runs_in(call, may_leave=True, in_try=True) == "execute"
+        if is_thread:
+            is_certain = source.always_in(call, may_leave=True, in_try=True) is not None
+        else:
+            is_certain = source.runs_in(call, may_leave=True, in_try=True) == "execute"
         if not is_certain or not isinstance(loop, ast.For | ast.While) or made in ast.walk(loop):
             continue
         if any(isinstance(node, ast.Break | ast.Return) for node in loop.body):
