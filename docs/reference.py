@@ -40,7 +40,7 @@ def make_pages() -> dict[str, str]:
         "commands": "# Commands\n\n" + "\n".join(_write_commands(typer.main.get_command(app), "shoal")),
         "metrics": "# Metrics\n\n## The service\n\n"
         "`shoal serve` answers `/metrics` of its metrics port with these, and with Triton's own (`nv_...`). The values "
-        "of labels are in [Health and metrics](../serving.md#health-and-metrics).\n\n"
+        "of labels, a board for Grafana and alerts are in [Health and metrics](../serving.md#health-and-metrics).\n\n"
         + _table("metric", "labels", "meaning", rows=_find_metrics())
         + "\n## Components\n\nThese are among Triton's own. All have the labels `model` and `instance`; those by edge "
         "also have `edge` and `direction`.\n\n" + _table("metric", "meaning", rows=_find_metrics_of_components()),
