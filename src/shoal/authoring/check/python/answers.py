@@ -88,7 +88,7 @@ def _check_loop(source: SourceFile, execute: Function) -> Findings:
                 yield ANSWERS.at(source.at(leaves), what, "Return behind the loop.")
             made = [call for call in source.calls if source.name(call.func) == _RESPONSE]
             behind = execute.body[execute.body.index(loop) + 1 :] if loop in execute.body else []
-            if len(made) == 1 and any(made[0] in ast.walk(node) for node in behind) and len(loops) == 1:
+            if len(made) == 1 and any(made[0] in ast.walk(node) for node in behind):
                 yield ANSWERS.at(source.at(made[0]), what, "Make each response within the loop over the requests.")
 
 

@@ -138,7 +138,10 @@ class SourceFile:
         match self.parents[function]:
             case ast.Assign(targets=[ast.Name(id=given)]):
                 name = given
-        return [call for call in self.calls if name and self.name(call.func) in (name, f"self.{name}")]
+        return self._find_named(name) if name else []
+
+    def _find_named(self, name: str) -> list[ast.Call]:
+        return [call for call in self.calls if self.name(call.func) in (name, f"self.{name}")]
 
     def is_passed(self, node: ast.AST) -> bool:
         """Whether ``node`` is the argument after ``self`` of a method."""
@@ -174,7 +177,7 @@ class SourceFile:
         name = self.always_in(node, may_leave=may_leave, in_try=in_try)
         if name in ("", "initialize", "execute", "finalize", None) or not depth:
             return name
-        calls = (call for call in self.calls if self.name(call.func) in (name, f"self.{name}"))
+        calls = self._find_named(name)
         found = (self.runs_in(call, may_leave=may_leave, in_try=in_try, depth=depth - 1) for call in calls)
         return next((each for each in found if each is not None), None)
 
