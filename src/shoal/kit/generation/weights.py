@@ -146,22 +146,23 @@ def _list_tensors(path: Path, begins: bytes) -> set[str]:
     Raises:
         ArtifactError: it is not whole safetensors.
     """
+    if begins[8:9] != b"{":
+        raise _damaged(path, describe_bytes(begins) or "it does not begin as safetensors")
     size, length = path.stat().st_size, int.from_bytes(begins[:8], "little")
-    why = "" if begins[8:9] == b"{" else describe_bytes(begins) or "it does not begin as safetensors"
-    whole, tensors = 0, dict[str, Any]()
     try:
-        if not why:
-            with path.open("rb") as file:
-                tensors = json.loads(file.read(8 + min(length, size))[8:])
-            tensors.pop("__metadata__", None)
-            whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        with path.open("rb") as file:
+            tensors = json.loads(file.read(8 + min(length, size))[8:])
+        tensors.pop("__metadata__", None)
+        whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        why = "its list of tensors is cut or damaged"
+        raise _damaged(path, "its list of tensors is cut or damaged") from None
     if size < whole:
-        why = f"it has {size:,} of its {whole:,} bytes"
-    if why:
-        raise ArtifactError(f"{path} is not a file of weights: {why}.", _DOWNLOAD)
+        raise _damaged(path, f"it has {size:,} of its {whole:,} bytes")
     return {*tensors}
+
+
+def _damaged(path: Path, why: str) -> ArtifactError:
+    return ArtifactError(f"{path} is not a file of weights: {why}.", _DOWNLOAD)
 
 
 def _find_shards(folder: Path) -> tuple[str, ...]:
