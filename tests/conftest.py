@@ -36,9 +36,10 @@ pytest_plugins = [
 if find_spec("xdist"):
     pytest_plugins.append("tests.support.groups")
 if find_spec("hypothesis"):
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("shoal", deadline=None)  # an example may take long where other work uses the processor
+    # An example, and making one, may take long where other work uses the processor.
+    settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("shoal")
 
 

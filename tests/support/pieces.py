@@ -75,7 +75,7 @@ def ask(piece: Component, *inputs: Any) -> list[Array]:
     return [answer[tensor.name] for tensor in piece.context.spec.outputs]
 
 
-examples = settings(max_examples=50, deadline=None)
+examples = settings(max_examples=50)
 TRIO = tuple(TensorSpec(name, "TYPE_FP32", (-1,)) for name in "ABC")
 
 

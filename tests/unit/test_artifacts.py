@@ -89,7 +89,7 @@ def test_damaged_reports(artifacts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Treelite's, of a version that is newer
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_damaged_forest_reaches_treelite(small_forest: bytes, damaged: Path, data: st.DataObject) -> None:
     """Treelite ends the process on damaged files. If a flipped bit leaves a valid forest, Treelite accepts it too."""
@@ -104,7 +104,7 @@ def test_no_damaged_forest_reaches_treelite(small_forest: bytes, damaged: Path, 
         assert np.isfinite(scores).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_damaged_archive_gives_other_scores(small_archive: bytes, damaged: Path, data: st.DataObject) -> None:
     damaged.write_bytes(damage(small_archive, data))

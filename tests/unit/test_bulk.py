@@ -164,7 +164,7 @@ def test_other_rows_become_parquet_with_the_types_they_have(tmp_path: Path, infe
 CELL = st.text(st.characters(codec="utf-8"), max_size=12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=5))
 def test_csv_round_trips_any_text(
     rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory, scorer: Pipeline

@@ -185,7 +185,7 @@ def test_tables_that_teach_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     texts=st.lists(XML.filter(str.strip), min_size=2, max_size=6),
     first=st.integers(-10, 10).map(lambda number: number / 8),

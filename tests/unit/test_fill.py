@@ -196,7 +196,7 @@ def cases(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
     return "\n".join(draw(st.permutations(lines))), values
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_random_templates_are_filled_whole_or_left_alone(tmp_path: Path, case: tuple[str, dict[str, str]]) -> None:
     text, values = case

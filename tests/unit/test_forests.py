@@ -80,7 +80,7 @@ def test_missing_values_go_where_the_forest_sends_them(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[:, 0], forest.predict(rows), rtol=0, atol=1e-5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(width=32, allow_nan=False),

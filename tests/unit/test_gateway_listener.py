@@ -223,7 +223,7 @@ def test_an_answer_must_be_read() -> None:
         await read_head(reader)
         await asyncio.sleep(5)
         assert bench.num_open == 1
-        await asyncio.sleep(25)  # the client's kernel takes more at first
+        await asyncio.sleep(95)  # on a busy machine, the client's kernel takes more at first, bit by bit
         assert bench.num_open == 0
         writer.close()
 

@@ -162,7 +162,7 @@ def check_geometry(picture: str) -> Drawn:
     return drawn
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ensembles())
 def test_nothing_overlaps_and_every_line_ends_at_a_box(members: list[Member]) -> None:
     graph = draw_graph(members)

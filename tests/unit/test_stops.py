@@ -13,7 +13,7 @@ from shoal.kit.generation.completions import StopCutter
 from tests.conftest import Scale
 
 stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
-examples = settings(max_examples=300, deadline=None)
+examples = settings(max_examples=300)
 
 
 def find_end(text: str, stops: list[str]) -> int:

@@ -46,7 +46,7 @@ def tables(draw: st.DrawFn, kind: str) -> tuple[list[str], list[list[Any]]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_tables_round_trip(kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     columns, rows = data.draw(tables(kind))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kit.blocks import blend, normalise
@@ -35,7 +35,6 @@ LETTERS = {device: CodePoints.words(device) for device in (HOST, DEVICE)}
 STOP_WORDS, LISTED = ["a", "b"], ["c", "é", "bc"]
 CODERS = {device: DeviceCoder(Lexicon.build(STOP_WORDS, LISTED, device), device) for device in (HOST, DEVICE)}
 ON = pytest.mark.parametrize("device", [HOST, DEVICE], ids=["numpy", "torch"])
-UNHURRIED = settings(deadline=None)  # torch's first calls are slow
 WORD = st.text("abcé漢字0.!…-ก\U0001f41f", min_size=1, max_size=12)
 CLEAN = st.lists(st.lists(WORD, max_size=8).map(" ".join), min_size=1, max_size=5)
 
@@ -49,7 +48,6 @@ def tokens(texts: list[str]) -> list[str]:
 
 
 @ON
-@UNHURRIED
 @given(texts=CLEAN)
 def test_code_points(device: Device, texts: list[str]) -> None:
     batch = there(texts, device)
@@ -58,7 +56,6 @@ def test_code_points(device: Device, texts: list[str]) -> None:
 
 
 @ON
-@UNHURRIED
 @given(texts=CLEAN)
 def test_words_are_found(device: Device, texts: list[str]) -> None:
     expected = tokens(texts)
@@ -78,7 +75,6 @@ def test_long_words_are_found(device: Device, text: str, expected: bool) -> None
 
 
 @ON
-@UNHURRIED
 @given(texts=CLEAN)
 def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts: list[str]) -> None:
     host = Lexicon.build(STOP_WORDS, LISTED, Device())
